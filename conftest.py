@@ -1,0 +1,43 @@
+"""Strict JAX for every test. At the root, not in tests/, because the doctests in jaxspec/ are tests, too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; huggingface_hub reads this when it is imported
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_debug_key_reuse", True)
+
+# Compiling is most of the time that the tests take; a second run need not do it again. Tests that count
+# compilations are not misled: jax reports one whether or not this cache then provides the result.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    version = f"jax{jax.__version__}-py{sys.version_info.major}{sys.version_info.minor}"
+    jax.config.update("jax_compilation_cache_dir", str(home / "jaxspec-tests" / version))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# The same examples on every run and every machine; no deadline, since the first example of a test compiles.
+hypothesis.settings.register_profile("jaxspec", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("jaxspec")
+
+
+def pytest_report_header() -> str:
+    import jaxspec
+
+    return f"jax {jax.__version__} on {jax.default_backend()}; jaxspec from {Path(jaxspec.__file__).parent}"
+
+
+@pytest.fixture
+def standard_dtype_promotion():
+    """For tests that run an optax optimizer: Adam's bias correction is a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,0 +1,222 @@
+"""What passes cost, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
+
+Shapes: B batch, T step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxspec import buffers
+from jaxspec.base import Cache, LanguageModel, Model, Params, Prompt
+from jaxspec.decode import request
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Milliseconds per pass, one entry per repeat; the three were measured in turn.
+
+    Attributes:
+        gamma, batch: the verify pass feeds gamma + 1 tokens to each of `batch` rows.
+        target: one-token passes of the target.
+        verify: (gamma + 1)-token passes of the target.
+        draft: one-token passes of the drafter.
+
+    >>> cost = Cost(4, 1, np.array([10.0, 12.0]), verify=np.array([12.0, 14.4]), draft=np.array([1.0, 1.2]))
+    >>> cost.target_ms, round(cost.c, 2), round(cost.v, 2)
+    (11.0, 0.1, 1.2)
+    """
+
+    gamma: int
+    batch: int
+    target: np.ndarray
+    verify: np.ndarray
+    draft: np.ndarray
+
+    @property
+    def target_ms(self) -> float:
+        """Median of a one-token pass of the target."""
+        return float(np.median(self.target))
+
+    @property
+    def verify_ms(self) -> float:
+        """Median of the verify pass."""
+        return float(np.median(self.verify))
+
+    @property
+    def draft_ms(self) -> float:
+        """Median of a one-token pass of the drafter."""
+        return float(np.median(self.draft))
+
+    @property
+    def c(self) -> float:
+        """Median over the repeats of draft / target (neighbours in time share the load): 1.2 / 12 is 0.1."""
+        return float(np.median(self.draft / self.target))
+
+    @property
+    def v(self) -> float:
+        """Median over the repeats of verify / target: 14.4 / 12 is 1.2."""
+        return float(np.median(self.verify / self.target))
+
+
+def measure(
+    target: Model,
+    drafter: Model,
+    prompts: Sequence[str] | str | Prompt,
+    *,
+    gamma: int,
+    repeats: int = 5,
+    inner: int = 20,
+    max_new_tokens: int = 64,
+) -> Cost:
+    """Measures c and v on the device, at the batch of the prompts, at the length that prefill leaves.
+
+    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched
+    between passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last,
+    as greedy decoding does. Compiled and warmed up first; the three loops take turns.
+
+    Args:
+        target, drafter: two models with one vocabulary.
+        prompts: text, or token ids [batch, prompt].
+        gamma: guesses a round.
+        repeats: measurements of each pass, of which the medians count.
+        inner: passes per measurement.
+        max_new_tokens: sizes the caches, as in `jaxspec.generate`: a pass reads all of its cache.
+
+    Raises:
+        TypeError: the drafter is no Model.
+        ValueError: as `jaxspec.generate`; or repeats or inner < 1.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> cost = measure(model, model, prompt, gamma=4, repeats=2, inner=3)
+        >>> cost.batch, cost.c > 0, len(cost.verify)
+        (1, True, 2)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
+    """
+    if repeats < 1 or inner < 1:
+        raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
+    if not isinstance(drafter, Model):
+        raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
+    if gamma < 0:
+        raise ValueError(f"gamma is {gamma}: expected 0 or more guesses a round")
+    greedy: dict[str, Any] = dict(
+        accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None
+    )
+    prompt = request.encode(target, prompts)
+    job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
+    room = buffers.room(job.max_new_tokens, gamma)
+    loops = [
+        _loop(target, prompt, room, 1, inner),
+        _loop(target, prompt, room, gamma + 1, inner),
+        _loop(drafter, prompt, room, 1, inner),
+    ]
+    samples = take_turns(loops, repeats) / inner * 1e3
+    return Cost(gamma, len(prompt.length), *samples)
+
+
+def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """Seconds of each call [calls, repeats], in turn: a, b, c, a, b, c, ...; each waits for its result."""
+    seconds = np.zeros((len(calls), repeats))
+    for repeat in range(repeats):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            seconds[index, repeat] = time.perf_counter() - start
+    return seconds
+
+
+@functools.partial(jax.jit, static_argnames=("lm",), donate_argnames=("cache",))
+def passes(
+    lm: LanguageModel,
+    params: Params,
+    cache: Cache,
+    length: Int[Array, " B"],
+    tokens: Int[Array, "B T"],
+    inner: Int[Array, ""],
+) -> tuple[Int[Array, "B T"], Cache]:
+    """`inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
+
+    The number of passes is traced, so that to the compiler, too, this is a loop. The cache given is consumed.
+    """
+
+    def one(_, carry):
+        tokens, cache = carry
+        forward, cache = lm.extend(params, cache, tokens)
+        return jnp.argmax(forward.logits, axis=-1).astype(tokens.dtype), lm.rewind(cache, length)
+
+    return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
+
+
+def _loop(model: Model, prompt: Prompt, room: int, step: int, inner: int) -> Callable[[], object]:
+    """A call that makes `inner` passes over `step` tokens and waits for them; warmed up."""
+    lm, count = model.lm, jnp.asarray(inner, jnp.int32)
+    forward, cache = _prefill(lm, model.params, prompt, buffers.row_width(lm, prompt) + room)
+    length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
+    tokens = jnp.repeat(jnp.argmax(forward.logits, axis=-1).astype(jnp.int32), step, axis=1)
+
+    def call() -> None:
+        nonlocal cache
+        last, cache = passes(lm, model.params, cache, length, tokens, count)
+        last.block_until_ready()
+
+    call()
+    return call
+
+
+@functools.partial(jax.jit, static_argnames=("lm", "capacity"))
+def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int):
+    return lm.prefill(params, prompt, capacity)
+
+
+def environment() -> dict[str, Any]:
+    """What a number was measured on and with: goes with every number that is reported.
+
+    >>> environment().keys() >= {"command", "device", "cpus", "jax", "jaxspec"}
+    True
+    """
+    import jaxspec
+
+    device = jax.devices()[0]
+    return {
+        "jaxspec": jaxspec.__version__,
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.device_kind if device.platform != "cpu" else "cpu",
+        "devices": jax.device_count(),
+        "cpu": _cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,233 @@
+"""How good a pair is, on held-out data: the numbers of its model card.
+
+    python -m jaxspec.analysis.report --target debian-t5-base --draft debian-t5-small --data DIR --json OUT
+
+For both models the held-out loss per token, sacreBLEU of their translations and ROUGE-L of their synopses;
+for the pair the acceptance rate at temperatures 0 and 1 and the tokens per round of greedy decoding. DIR is a
+folder that `jaxspec.training.debian` has filled; the prompts are those that ship with jaxspec.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import jaxspec
+from jaxspec.analysis import acceptance, cost, quality
+from jaxspec.base import Model
+from jaxspec.decode import generate, request
+from jaxspec.nets.t5 import T5Config
+from jaxspec.training import data
+from jaxspec.training.jsonl import read_jsonl, write_text
+from jaxspec.training.loop import evaluate
+from jaxspec.training.losses import cross_entropy
+
+HELDOUT = Path(jaxspec.__file__).parent / "data" / "heldout"
+TASKS = {"translation": quality.bleu, "synopsis": quality.rouge_l}  # of a T5, and what its text is scored by
+GAMMAS = (1, 4, 7)
+BATCH = 16
+WIDTHS = ((32, 32), (64, 64), (112, 128))  # batch shapes of the held-out loss, source and target tokens
+TEXT_WIDTH = 128
+
+
+def report(
+    target: Model,
+    draft: Model,
+    folder: Path,
+    *,
+    rows: int = 300,
+    max_new_tokens: int = 128,
+    advance: Callable[[str, int], object] = lambda doing, rows: None,
+) -> dict[str, Any]:
+    """All numbers of a pair.
+
+    Args:
+        target, draft: two T5s or two GPTs with one tokenizer.
+        folder: where `t5.heldout.jsonl` or `gpt.heldout.jsonl` is.
+        rows: held-out prompts per task, at most 300.
+        max_new_tokens: most tokens to generate per prompt.
+        advance: called with what is being done and the number of rows done, for a progress bar.
+
+    Returns:
+        "environment", "target" and "draft" (name, parameters), "loss" by task and side in nats per token, and
+        "tasks", by task: rows, quality by side, alpha by temperature, and tokens per round by gamma.
+
+    Raises:
+        FileNotFoundError: the folder lacks the held-out data.
+        ImportError: the `train` extra is not installed.
+    """
+    tasks = _tasks(target)
+    if any(tasks.values()):
+        quality.check()
+    sides = {"target": target, "draft": draft}
+    found: dict[str, Any] = {"environment": cost.environment()}
+    for side, model in sides.items():
+        size = sum(x.size for x in jax.tree.leaves(model.params))
+        found[side] = {"name": model.name, "parameters": size, "dtype": model.config.dtype}
+    found["loss"] = {task: {} for task in tasks}
+    for task in tasks:
+        for side, model in sides.items():
+            found["loss"][task][side] = heldout_loss(model, folder, task)
+            advance(f"{task}: loss", 0)
+    found["tasks"] = {}
+    for task, score in tasks.items():
+        chosen = list(read_jsonl(HELDOUT / f"{task}.jsonl"))[:rows]
+        found["tasks"][task] = _of_task(task, score, chosen, target, draft, max_new_tokens, advance)
+    return found
+
+
+def heldout_loss(model: Model, folder: Path, task: str) -> float:
+    """Loss per token, in nats, over a task's held-out examples ("text": a language model's)."""
+    if task == "text":
+        width = min(TEXT_WIDTH, model.config.max_positions - 1)
+        examples = data.read_texts(folder / "gpt.heldout.jsonl", model.tokenizer, width)
+        shapes = data.buckets([(0, width)], tokens=2048)
+    else:
+        source, width = max(WIDTHS)
+        examples = data.read_pairs(folder / "t5.heldout.jsonl", model.tokenizer, [task], source, width)
+        shapes = data.buckets(WIDTHS, tokens=2048)
+    batches = data.Batches(examples, shapes, seed=0)
+    return evaluate(jax.jit(cross_entropy(model.config)), model.params, batches.once())
+
+
+def decode(
+    target: Model, prompts: Sequence[str], advance: Callable[[int], object], **options: Any
+) -> tuple[list[str], float]:
+    """Greedy texts of all prompts, in batches of one shape, and the tokens per round (0 if plain)."""
+    texts: list[str] = []
+    emitted, rounds = 0, 0
+    for group in acceptance.in_batches(request.encode(target, prompts), BATCH):
+        out = generate(target, group.prompt, **options)
+        texts += out.texts[: group.real]
+        emitted += int(np.sum(out.stats.emitted[: group.real] - 1))
+        rounds += int(np.sum(out.stats.rounds[: group.real]))
+        advance(group.real)
+    return texts, emitted / max(rounds, 1)
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The report for a screen."""
+    names = [
+        f"{found[side]['name']} ({found[side]['parameters'] / 1e6:.1f}M)" for side in ("target", "draft")
+    ]
+    view = Table("", *names, "pair", title="held-out")
+    for task, loss in found["loss"].items():
+        view.add_row(f"{task}: loss per token", f"{loss['target']:.3f}", f"{loss['draft']:.3f}", "")
+        rest = found["tasks"][task]
+        if "quality" in rest:
+            got = rest["quality"]
+            view.add_row(f"{task}: {got['metric']}", f"{got['target']:.1f}", f"{got['draft']:.1f}", "")
+        for temperature, alpha in rest["alpha"].items():
+            view.add_row(
+                f"{task}: alpha at temperature {temperature}",
+                "",
+                "",
+                f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f}",
+            )
+        for gamma, tokens in rest["tokens_per_round"].items():
+            view.add_row(f"{task}: tokens per round, gamma {gamma}", "", "", f"{tokens:.2f}")
+        view.add_row(
+            f"{task}: texts as plain decoding's", "", "", f"{rest['same_text']} of {rest['compared']}"
+        )
+    return view
+
+
+def steps(target: Model, rows: int) -> int:
+    """Rows that `report` will have done in the end."""
+    passes = len(GAMMAS) + 2 + 1  # rounds, the two temperatures, plain text of the target
+    return rows * sum(passes + (score is not None) for score in _tasks(target).values())
+
+
+def _tasks(target: Model) -> dict[str, Callable[..., float] | None]:
+    return dict(TASKS) if isinstance(target.config, T5Config) else {"text": None}
+
+
+def _of_task(
+    task: str,
+    score: Callable[..., float] | None,
+    chosen: Sequence[dict[str, str]],
+    target: Model,
+    draft: Model,
+    max_new_tokens: int,
+    advance: Callable[[str, int], object],
+) -> dict[str, Any]:
+    prompts, references = [row["input"] for row in chosen], [row["reference"] for row in chosen]
+    found: dict[str, Any] = {"rows": len(chosen)}
+
+    def doing(what: str) -> Callable[[int], object]:
+        return lambda rows: advance(f"{task}: {what}", rows)
+
+    plain, _ = decode(target, prompts, doing("target"), max_new_tokens=max_new_tokens)
+    if score is not None:
+        small, _ = decode(draft, prompts, doing("draft"), max_new_tokens=max_new_tokens)
+        metric = {"bleu": "sacreBLEU", "rouge_l": "ROUGE-L"}[score.__name__]
+        found["quality"] = {
+            "metric": metric,
+            "target": score(plain, references),
+            "draft": score(small, references),
+        }
+    found["alpha"] = {}
+    for temperature in (0, 1):
+        measured = acceptance.measure(
+            target,
+            draft,
+            prompts,
+            temperature=float(temperature),
+            max_new_tokens=max_new_tokens,
+            key=jax.random.key(0),
+            batch=BATCH,
+            advance=doing(f"alpha at temperature {temperature}"),
+        )
+        found["alpha"][str(temperature)] = {
+            "alpha": measured.alpha,
+            "stderr": measured.stderr,
+            "positions": measured.positions,
+        }
+    found["tokens_per_round"], same = {}, 0
+    for gamma in GAMMAS:
+        options = dict(drafter=draft, gamma=gamma, max_new_tokens=max_new_tokens)
+        texts, tokens = decode(target, prompts, doing(f"gamma {gamma}"), **options)
+        found["tokens_per_round"][str(gamma)] = tokens
+        same += sum(a == b for a, b in zip(texts, plain, strict=True))
+    return found | {"same_text": same, "compared": len(GAMMAS) * len(chosen)}
+
+
+def main(
+    target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
+    draft: Annotated[str, typer.Option(help="The smaller model.")],
+    data: Annotated[Path, typer.Option(help="Folder with the held-out data of `jaxspec.training.debian`.")],
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Also write the numbers to this file.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Held-out prompts per task.", min=1)] = 300,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", min=1)] = 128,
+) -> None:
+    """Measures a pair on held-out data and prints the numbers of its model card."""
+    big, small = jaxspec.load(target), jaxspec.load(draft)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("rows", total=steps(big, min(rows, 300)))
+        found = report(
+            big,
+            small,
+            data,
+            rows=rows,
+            max_new_tokens=new_tokens,
+            advance=lambda doing, done: bar.update(task, advance=done, description=doing),
+        )
+    Console().print(table(found))
+    if json_out is not None:
+        write_text(json_out, [json.dumps(found, indent=2), "\n"])
+
+
+if __name__ == "__main__":
+    typer.run(main)

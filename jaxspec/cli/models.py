@@ -1,0 +1,114 @@
+"""`jaxspec models`: what is shipped, and what each size of the networks takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.cli import render
+
+DTYPES = ("float32", "bfloat16")
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List the shipped checkpoints, and every size of the networks with the memory it takes.
+
+    A size is a network without weights: `jaxspec.nets` builds it, `jaxspec train` trains one like it. The
+    cache per token is what decoding keeps for each token of a row; an encoder-decoder keeps as much again
+    for each token of its prompt (cross-attention).
+    """
+    from jaxspec.nets import gpt, t5
+
+    with Console(stderr=True).status("counting"):
+        report = {
+            "shipped": shipped(),
+            "t5": [describe(name, config) for name, config in t5.SIZES.items()],
+            "gpt": [describe(name, config) for name, config in gpt.SIZES.items()],
+        }
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    out = Console(highlight=False)
+    out.print(
+        _shipped_table(report["shipped"])
+        if report["shipped"]
+        else "no checkpoints come with this installation"
+    )
+    out.print()
+    out.print(render.sizes_table("T5: encoder-decoders", report["t5"]))
+    out.print()
+    out.print(render.sizes_table("GPT: decoders", report["gpt"]))
+
+
+def shipped() -> list[dict[str, Any]]:
+    """The shipped checkpoints, from their manifests; no weights are read."""
+    from jaxspec.model import shipped as folders
+    from jaxspec.weights import orbax
+
+    rows = []
+    for name, folder in folders().items():
+        manifest = orbax.read_manifest(folder)
+        stored = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
+        rows.append(
+            {**describe(name, manifest.model), **stored, "about": manifest.about, "folder": str(folder)}
+        )
+    return rows
+
+
+def describe(name: str, config: Any) -> dict[str, Any]:
+    """Parameters, memory and cache of a network, without making it.
+
+    The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
+
+    >>> from jaxspec.nets.gpt import SIZES
+    >>> row = describe("gpt-6m", SIZES["gpt-6m"])
+    >>> row["parameters"], row["cache_bytes_per_token"]["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
+    (3939328, 4096)
+    """
+    import jax
+
+    from jaxspec.nets import gpt, t5
+    from jaxspec.weights.orbax import cast
+
+    net, stacks = (t5, ("encoder", "decoder")) if isinstance(config, t5.T5Config) else (gpt, ("",))
+    depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
+    shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
+    wide = jax.eval_shape(lambda: net.init(shallow, jax.random.key(0)))
+    trees = {"float32": wide, "bfloat16": jax.eval_shape(lambda params: cast(params, "bfloat16"), wide)}
+    times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
+
+    def sums(tree: Any, weigh: Any) -> int:
+        return sum(
+            times.get(part, 1) * sum(math.prod(x.shape) * weigh(x) for x in jax.tree.leaves(branch))
+            for part, branch in tree.items()
+        )
+
+    decoder_layers = getattr(config, "decoder_layers", None) or config.layers
+    numbers = 2 * decoder_layers * config.heads * config.head_dim  # keys and values
+    return {
+        "name": name,
+        "parameters": sums(wide, lambda x: 1),
+        "memory_bytes": {dtype: sums(tree, lambda x: x.dtype.itemsize) for dtype, tree in trees.items()},
+        "cache_bytes_per_token": {"float32": 4 * numbers, "bfloat16": 2 * numbers},
+        "config": dataclasses.asdict(config),
+    }
+
+
+def _shipped_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Shipped checkpoints", title_justify="left", title_style="bold", box=box.ROUNDED)
+    table.add_column("name", no_wrap=True)
+    for head in ("parameters", "stored as", "on disk", "cache per token,\nfloat32"):
+        table.add_column(head, justify="right", vertical="bottom")
+    for row in rows:
+        cells = [render.count(row["parameters"]), row["stored_as"], render.size(row["bytes"])]
+        table.add_row(row["name"], *cells, render.size(row["cache_bytes_per_token"]["float32"]))
+    return table

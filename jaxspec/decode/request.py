@@ -1,0 +1,202 @@
+"""From the front door's arguments to arrays: every check of user input, every message about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import accept as accept_rules
+from jaxspec import buffers, drafters, noise, warp
+from jaxspec.base import AcceptRule, Decoder, Drafter, Keys, LanguageModel, Model, Prompt, Request, Weights
+from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.speculative import speculative
+
+
+class Job(NamedTuple):
+    """Everything that `loop.run` and `loop.start` take."""
+
+    decoder: Decoder
+    keys: Keys
+    weights: Weights
+    prompt: Prompt
+    request: Request
+    max_new_tokens: int  # the output buffer: a bucket at least as large as any row's limit
+
+
+def prepare(
+    target: Model,
+    prompts: Sequence[str] | str | Prompt,
+    *,
+    drafter: Model | Drafter | None,
+    gamma: int,
+    accept: AcceptRule | None,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    max_new_tokens: Any,
+    key: Any,
+    eos_ids: Sequence[int] | None,
+) -> Job:
+    """Checks and converts; see `generate` for the arguments and the errors."""
+    if not isinstance(target, Model):
+        raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
+    if not isinstance(gamma, int) or gamma < 0:
+        raise ValueError(f"gamma is {gamma!r}: expected an integer, 0 (plain decoding) or more")
+    prompt = encode(target, prompts)
+    batch = prompt.tokens.shape[0]
+    limit = _per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
+    if limit.min() < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
+    temperatures, warping, controls = _sampling(temperature, top_k, top_p, batch, target.lm.vocab_size)
+    if key is None:
+        if np.any(temperatures > 0):
+            raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
+        key = jax.random.key(0)  # nothing is drawn at temperature 0
+    ids = _real_ids(target)
+    if ids is not None and ids < target.lm.vocab_size:
+        warping = warp.only(warping, ids)
+    weights, decoder = _decoder(target, drafter, gamma, accept, warping)
+    _check_positions(target.lm, "the target", prompt, int(limit.max()))
+    if isinstance(drafter, Model) and decoder.gamma:
+        _check_positions(drafter.lm, "the drafter", prompt, int(limit.max()))
+    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids))
+    keys = noise.row_keys(key, batch)
+    return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
+
+
+def encode(target: Model, prompts: Sequence[str] | str | Prompt) -> Prompt:
+    """Strings, or a Prompt of token ids, as a checked Prompt in a bucket."""
+    if isinstance(prompts, Prompt):
+        _check_ids(prompts, target.lm.vocab_size)
+        width = buffers.bucket(prompts.tokens.shape[1])
+        tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
+        return Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if target.tokenizer is None:
+        raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"prompt {index} is a {type(text).__name__}: expected text, or one jaxspec.Prompt for all")
+        if not text.strip():
+            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+    return buffers.pad(target.tokenizer(texts)["input_ids"] if texts else [])
+
+
+def _check_ids(prompt: Prompt, vocab: int) -> None:
+    tokens, length = np.asarray(prompt.tokens), np.asarray(prompt.length)
+    if tokens.ndim != 2 or length.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"got prompt tokens of shape {tokens.shape} and lengths of shape {length.shape}: expected [batch, prompt] "
+            "and [batch]"
+        )
+    if tokens.shape[0] == 0:
+        raise ValueError("got no prompts: expected at least one")
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"prompt tokens have dtype {tokens.dtype}: expected integers")
+    for index, (row, n) in enumerate(zip(tokens, length, strict=True)):
+        if n < 1:
+            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+        if n > len(row):
+            raise ValueError(f"prompt {index} has length {n}, but its row holds {len(row)} tokens")
+        outside = row[:n][(row[:n] < 0) | (row[:n] >= vocab)]
+        if outside.size:
+            raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
+
+
+def _sampling(temperature: Any, top_k: Any, top_p: Any, batch: int, vocab: int):
+    temperatures = _per_row(temperature, batch, "temperature", np.float32)
+    if not np.all(temperatures >= 0) or np.any(np.isinf(temperatures)):
+        raise ValueError(f"temperature is {temperature!r}: expected 0 (greedy) or a positive number")
+    ks = _per_row(vocab if top_k is None else top_k, batch, "top_k", np.int32)
+    if ks.min() < 1:
+        raise ValueError(f"top_k is {top_k!r}: expected at least 1, or None to keep every token")
+    ps = _per_row(1.0 if top_p is None else top_p, batch, "top_p", np.float32)
+    if not np.all((ps > 0) & (ps <= 1)):
+        raise ValueError(f"top_p is {top_p!r}: expected a number in (0, 1], or None to keep every token")
+    controls = warp.Controls(jnp.asarray(temperatures), jnp.asarray(ks), jnp.asarray(ps))
+    if np.ndim(temperature) == 0 and temperatures[0] == 0:
+        return temperatures, warp.greedy(), controls
+    bound = None if top_k is None else min(vocab, 1 << (int(ks.max()) - 1).bit_length())
+    return temperatures, warp.sampling(bound, top_p is not None), controls
+
+
+def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept: AcceptRule | None, warping):
+    if drafter is None or gamma == 0:
+        return Weights(target.params), autoregressive(target.lm, warping)
+    rule = accept_rules.rejection() if accept is None else accept
+    if isinstance(drafter, Drafter):
+        return Weights(target.params), speculative(target.lm, drafter, rule, warping, gamma)
+    if not isinstance(drafter, Model):
+        raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
+    _check_pair(target, drafter)
+    made = speculative(target.lm, drafters.model(drafter.lm), rule, warping, gamma)
+    return Weights(target.params, drafter.params), made
+
+
+def _check_pair(target: Model, draft: Model) -> None:
+    if (target.lm.start_token is None) != (draft.lm.start_token is None):
+        kinds = ["an encoder-decoder" if m.lm.start_token is not None else "decoder-only" for m in (target, draft)]
+        raise ValueError(f"the target is {kinds[0]} and the drafter {kinds[1]}: both must be of one kind")
+    if target.tokenizer is None or draft.tokenizer is None:
+        if target.lm.vocab_size != draft.lm.vocab_size:
+            raise ValueError(
+                f"the target has {target.lm.vocab_size} token ids and the drafter {draft.lm.vocab_size}, and without "
+                "two tokenizers there is no telling whether the ids they share mean the same"
+            )
+        return
+    first = first_difference(target.tokenizer, draft.tokenizer)
+    if first is not None:
+        index, ours, theirs = first
+        raise ValueError(
+            f"target and drafter have different tokenizers: id {index} is {ours!r} for the target and {theirs!r} for "
+            "the drafter. A drafter must share its target's vocabulary"
+        )
+
+
+def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
+    """The first token id below both sizes that two tokenizers do not agree on, and what each calls it."""
+    if ours is theirs:
+        return None
+    count = min(len(ours), len(theirs))
+    pairs = zip(ours.convert_ids_to_tokens(range(count)), theirs.convert_ids_to_tokens(range(count)), strict=True)
+    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> None:
+    longest = int(np.max(np.asarray(prompt.length)))
+    if lm.start_token is not None:
+        if lm.max_prompt is not None and longest > lm.max_prompt:
+            raise ValueError(f"a prompt has {longest} tokens, but {who} reads at most {lm.max_prompt}")
+        longest = 1
+    if lm.max_positions is not None and longest + new > lm.max_positions:
+        raise ValueError(
+            f"a prompt of {longest} tokens and {new} new ones need {longest + new} positions, but {who} has "
+            f"{lm.max_positions}: shorten the prompt or lower max_new_tokens"
+        )
+
+
+def _real_ids(target: Model) -> int | None:
+    return None if target.tokenizer is None else len(target.tokenizer)
+
+
+def _eos(target: Model, eos_ids: Sequence[int] | None):
+    if eos_ids is None:
+        known = None if target.tokenizer is None else target.tokenizer.eos_token_id
+        eos_ids = [] if known is None else [known]
+    for token in eos_ids:
+        if not 0 <= token < target.lm.vocab_size:
+            raise ValueError(f"eos_ids has {token}: expected ids from 0 to {target.lm.vocab_size - 1}")
+    return jnp.asarray(list(eos_ids) or [-1], jnp.int32)
+
+
+def _per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in ("iuf" if np.issubdtype(dtype, np.floating) else "iu"):
+        raise ValueError(f"{name} is {value!r}: expected a number, or one per prompt")
+    if array.shape not in ((), (batch,)):
+        raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected a number, or one per prompt")
+    return np.broadcast_to(array.astype(dtype), (batch,))

@@ -1,0 +1,115 @@
+"""What every decoder does around its passes: starts rows, commits tokens, ends rows, counts."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxspec import buffers, noise
+from jaxspec.base import (
+    Cache,
+    DecodeState,
+    Draft,
+    Forward,
+    Keys,
+    LanguageModel,
+    Law,
+    Prompt,
+    Request,
+    RoundInfo,
+    Stats,
+    Verdict,
+)
+
+
+def begin(
+    keys: Keys, lm: LanguageModel, prompt: Prompt, request: Request, room: int, prefilled: tuple[Forward, Cache], law: Law
+) -> DecodeState:
+    """The state after prefill: every row with its first new token, drawn from `law` of prefill's own logits.
+
+    Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
+    """
+    forward, cache = prefilled
+    batch = prompt.tokens.shape[0]
+    if lm.start_token is None:
+        row, start = prompt.tokens, prompt.length
+    else:
+        row, start = jnp.full((batch, 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length)
+    zero = jnp.zeros_like(start)
+    state = DecodeState(
+        tokens=jnp.pad(row, ((0, 0), (0, room))),
+        length=start,
+        cache=cache,
+        drafter=None,
+        start=start,
+        request=request,
+        done=zero > 0,
+        failed=zero > 0,
+        stats=Stats(zero, zero, zero, zero),
+    )
+    return commit(state, sample(keys, start, law)[:, None], zero + 1, not_finite(forward))[0]
+
+
+def sample(keys: Keys, position: Int[Array, " B"], law: Law) -> Int[Array, " B"]:
+    """The token that plain sampling puts at a position."""
+    if law.log_probs is None:
+        return law.tokens[:, 0]
+    return noise.categorical(noise.at(keys, position, noise.Purpose.TOKEN), law.log_probs[:, 0])
+
+
+def not_finite(forward: Forward) -> Bool[Array, " B"]:
+    """Rows whose logits hold NaN or +inf, or nothing but -inf, at any position."""
+    return jnp.logical_not(jnp.all(jnp.isfinite(jnp.max(forward.logits, axis=-1)), axis=-1))
+
+
+def verdict_tokens(draft: Draft, verdict: Verdict) -> Int[Array, "B step"]:
+    """The kept guesses and the token after them: guesses [x y z], 1 kept, next t: [x t . .]."""
+    slot = jnp.arange(draft.tokens.shape[1] + 1, dtype=verdict.num_accepted.dtype)[None, :]
+    guesses = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    return jnp.where(slot < verdict.num_accepted[:, None], guesses, verdict.next_token[:, None])
+
+
+def commit(
+    state: DecodeState, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"]
+) -> tuple[DecodeState, Int[Array, " B"]]:
+    """Appends up to `count` of the new tokens of each live row, ends rows, and says how many tokens were kept.
+
+    A row ends behind its first end token or at its limit; a `bad` row ends with nothing and is marked as failed.
+    """
+    request, live = state.request, jnp.logical_not(state.done)
+    room = request.limit - (state.length - state.start)
+    kept, ended = buffers.count_kept(new, count, room, request.eos)
+    kept = jnp.where(jnp.logical_and(live, jnp.logical_not(bad)), kept, 0)
+    failed = jnp.logical_or(state.failed, jnp.logical_and(live, bad))
+    state = state._replace(
+        tokens=buffers.append(state.tokens, state.length, new),
+        length=state.length + kept,
+        done=jnp.logical_or(jnp.logical_or(state.done, ended), failed),
+        failed=failed,
+        stats=state.stats._replace(emitted=state.stats.emitted + kept),
+    )
+    return state, kept
+
+
+def count(state: DecodeState, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]):
+    """Adds one round to the statistics of the rows that were live in it, and reports it."""
+    drafted = jnp.where(live, draft.length, 0)
+    accepted = jnp.where(live, verdict.num_accepted, 0)
+    stats = state.stats._replace(
+        rounds=state.stats.rounds + live.astype(jnp.int32),
+        drafted=state.stats.drafted + drafted,
+        accepted=state.stats.accepted + jnp.minimum(accepted, kept),
+    )
+    return state._replace(stats=stats), RoundInfo(draft.tokens, drafted, accepted, kept)
+
+
+def last_token(state: DecodeState) -> Int[Array, "B 1"]:
+    """The last committed token of each row: the first to be fed."""
+    return buffers.window(state.tokens, state.length - 1, 1)
+
+
+def no_draft(length: Int[Array, " B"]) -> Draft:
+    """A draft of no tokens."""
+    return Draft(jnp.zeros((length.shape[0], 0), jnp.int32), None, jnp.zeros_like(length))
+
+

@@ -1,0 +1,73 @@
+"""The drafter of the paper: a smaller language model, one token at a time (arXiv 2211.17192, Algorithm 1)."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec import buffers, noise
+from jaxspec.base import Draft, Drafter, Forward, Keys, LanguageModel, Params, Prompt, ToLaw, Verdict
+
+
+@functools.cache
+def model(lm: LanguageModel) -> Drafter:
+    """Drafts gamma tokens from `lm`, in a `lax.scan`, sampling from its own law (the argmax if that is greedy).
+
+    Its state is its cache. After a round in which every guess was accepted the cache lacks two committed tokens (the
+    last guess was never fed, and the bonus token came from the target), otherwise one; so every round begins by
+    reading the last two committed tokens again, from wherever the last round left off. With committed [a b c d e]:
+    rewind to 3 tokens, feed [d e], draw x1; feed x1, draw x2; and so on. gamma guesses cost gamma passes.
+    """
+
+    def init(params: Params, prompt: Prompt, room: int, forward: Forward):
+        del forward
+        _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
+        return cache
+
+    def propose(
+        keys: Keys, params: Params, cache, context: Prompt, gamma: int, to_law: ToLaw
+    ) -> tuple[Draft, object]:
+        keys = noise.at(keys, context.length, noise.Purpose.DRAFT)
+        last_two = buffers.window(context.tokens, context.length - 2, 2)
+        cache = lm.rewind(cache, context.length - 2)
+        forward, cache = lm.extend(params, cache, _known(lm, last_two))
+        first, first_law = draw(keys, 0, forward.logits[:, -1:], to_law)
+
+        def guess(carry, i: Int[Array, ""]):
+            cache, token = carry
+            forward, cache = lm.extend(params, cache, _known(lm, token[:, None]))
+            token, log_probs = draw(keys, i, forward.logits, to_law)
+            return (cache, token), (token, log_probs)
+
+        (cache, _), (rest, rest_laws) = jax.lax.scan(guess, (cache, first), jnp.arange(1, gamma))
+        tokens = jnp.concatenate([first[None], rest]).T
+        log_probs = None
+        if first_law is not None:
+            log_probs = jnp.concatenate([first_law[None], rest_laws]).transpose(1, 0, 2)
+        return Draft(tokens, log_probs, jnp.full_like(context.length, gamma)), cache
+
+    def commit(params: Params, cache, context: Prompt, verdict: Verdict, forward: Forward):
+        del params, context, verdict, forward
+        return cache  # the next round rewinds it
+
+    return Drafter(init, propose, commit, lm)
+
+
+def draw(
+    keys: Keys, index: int | Int[Array, ""], logits: Float[Array, "B 1 V"], to_law: ToLaw
+) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
+    """Guess number `index` of a round, and the log probabilities that it was drawn from (None: a point mass)."""
+    law = to_law(logits)
+    if law.log_probs is None:
+        return law.tokens[:, 0], None
+    log_probs = law.log_probs[:, 0]
+    fresh = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
+    return noise.categorical(fresh, log_probs), log_probs
+
+
+def _known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Ids that the drafter lacks (the target's vocabulary is larger) read as its last one."""
+    return jnp.minimum(tokens, lm.vocab_size - 1)

@@ -1,0 +1,142 @@
+"""Multi-head attention over a key-value cache, and the feed-forward block: what every network here is made of.
+
+Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimension, M model dimension.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
+
+
+class Attention(nn.Module):
+    """Projections and the softmax between them; what is attended to is the caller's business.
+
+    Attributes:
+        heads, kv_heads: query heads, and key-value heads that groups of them share.
+        head_dim, dim: per-head and model dimension.
+        scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
+        use_bias: whether the four projections have biases.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dim: int
+    scale: float = 1.0
+    use_bias: bool = False
+    init_scale: float = 1.0
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        def dense(features: int, scale: float):
+            init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal")
+            return nn.Dense(features, use_bias=self.use_bias, dtype=self.dtype, kernel_init=init)
+
+        query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
+        self.query = dense(self.heads * self.head_dim, query_scale)
+        self.key = dense(self.kv_heads * self.head_dim, self.init_scale)
+        self.value = dense(self.kv_heads * self.head_dim, self.init_scale)
+        self.out = dense(self.dim, self.init_scale)
+
+    def keys_values(self, x: Float[Array, "B T M"]) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
+        """Keys and values of `x`, in the cache's layout."""
+        return self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T M"],
+        keys: Float[Array, "B K S D"],
+        values: Float[Array, "B K S D"],
+        mask: Bool[Array, "#B 1 T S"],
+        bias: Float[Array, "#B #H T S"] | None = None,
+    ) -> Float[Array, "B T M"]:
+        """Attends from `x` to the keys and values that `mask` allows; `bias` is added to the scores.
+
+        Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
+        """
+        B, T, _ = x.shape
+        group = self.heads // self.kv_heads
+        query = self._split(self.query(x), self.heads)
+        query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
+        scores = jnp.einsum("bktd,bksd->bkts", query, keys, preferred_element_type=jnp.float32)
+        scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale
+        if bias is not None:
+            scores = scores + bias
+        scores = jnp.where(mask, scores, MASKED)
+        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        weights = weights.reshape(B, self.kv_heads, group * T, keys.shape[2])
+        mixed = jnp.einsum("bkts,bksd->bktd", weights, values)
+        mixed = mixed.reshape(B, self.heads, T, self.head_dim).transpose(0, 2, 1, 3)
+        return self.out(mixed.reshape(B, T, self.heads * self.head_dim))
+
+    def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
+        return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)
+
+
+class FeedForward(nn.Module):
+    """Two or, when gated, three projections: `out(act(wi(x)))` or `out(act(gate(x)) * wi(x))`."""
+
+    dim: int
+    hidden: int
+    activation: str
+    gated: bool = False
+    use_bias: bool = False
+    init_scale: float = 1.0
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        def dense(features: int, name: str):
+            init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal")
+            return nn.Dense(features, use_bias=self.use_bias, dtype=self.dtype, kernel_init=init, name=name)
+
+        act = {"relu": jax.nn.relu, "gelu": lambda y: jax.nn.gelu(y, approximate=True)}[self.activation]
+        hidden = act(dense(self.hidden, "gate" if self.gated else "wi")(x))
+        if self.gated:
+            hidden = hidden * dense(self.hidden, "wi")(x)
+        return dense(self.dim, "out")(hidden)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation in float32, without mean or bias (T5's layer norm)."""
+
+    epsilon: float = 1e-6
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        return (wide * scale[None, None, :]).astype(self.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Normalisation to mean 0 and variance 1 in float32, with scale and bias."""
+
+    epsilon: float = 1e-5
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        return (wide * scale[None, None, :] + bias[None, None, :]).astype(self.dtype)
+
+
+def tied_head(embedding: nn.Embed, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+    """The embedding as output head.
+
+    In training the transpose is kept apart from the product, so that the gradient is x^T dlogits, and not
+    dlogits^T x: transposing dlogits was measured at a sixth of a training step on CPU.
+    """
+    table = embedding.embedding.astype(x.dtype).T
+    return x @ (jax.lax.optimization_barrier(table) if training else table)

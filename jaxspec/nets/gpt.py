@@ -1,0 +1,155 @@
+"""The paper's GPT-like decoder (arXiv 2211.17192, section 4): pre-norm, GELU, learned positions, tied head.
+
+Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import cache as kv
+from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.nets.attention import Attention, FeedForward, LayerNorm, tied_head
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT.
+
+    Attributes:
+        vocab_size, dim, ff_dim, layers, heads: as they say; a head has dim / heads dimensions.
+        max_positions: rows of the position table: the longest row it can hold.
+        dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    layers: int
+    heads: int
+    max_positions: int = 1024
+    dtype: str = "float32"
+
+    @property
+    def head_dim(self) -> int:
+        """64 for the 97M model: 768 / 12."""
+        return self.dim // self.heads
+
+
+SIZES = {  # section 4.1 of the paper, trained on lm1b with 8k tokens
+    "gpt-97m": GPTConfig(8192, 768, 3072, 12, 12),
+    "gpt-6m": GPTConfig(8192, 256, 1024, 2, 4),
+}
+
+
+class GPTLayer(nn.Module):
+    config: GPTConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.attention_norm, self.ff_norm = (LayerNorm(dtype=dtype) for _ in range(2))
+        scale = c.head_dim**-0.5
+        self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, scale, use_bias=True, dtype=dtype)
+        self.ff = FeedForward(c.dim, c.ff_dim, "gelu", use_bias=True, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "B T M"], store, mask):
+        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+        y = self.attention_norm(x)
+        keys, values = store(*self.attention.keys_values(y))
+        x = x + self.attention(y, keys, values, mask)
+        return x + self.ff(self.ff_norm(x)), keys, values
+
+
+class GPT(nn.Module):
+    """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
+
+    config: GPTConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        init = nn.initializers.normal(0.02)
+        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        self.position = nn.Embed(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
+        self.layers = [GPTLayer(c) for _ in range(c.layers)]
+        self.norm = LayerNorm(dtype=dtype)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of each position of whole rows."""
+        position = jnp.arange(tokens.shape[1])
+        visible = (position[None, :] <= position[:, None])[None, None]
+        x = self.embedding(tokens) + self.position(position)[None]
+        for layer in self.layers:
+            x, _, _ = layer(x, lambda k, v: (k, v), visible)
+        return self._forward(x, training=True).logits
+
+    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
+        """Reads whole prompts; the head reads each row's last token only."""
+        c, batch = self.config, prompt.tokens.shape[0]
+        cache = kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+        x, cache = self._trunk(cache, prompt.tokens, None)
+        last = jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
+        return self._forward(last), cache._replace(length=prompt.length)
+
+    def extend(
+        self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+    ) -> tuple[Forward, kv.KVCache]:
+        """Feeds `tokens` at each row's own length."""
+        x, cache = self._trunk(cache, tokens, tree)
+        return self._forward(x), cache
+
+    def _trunk(self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None):
+        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
+        mask = kv.mask(length, step, capacity, tree)[:, None]
+        position = jnp.clip(kv.positions(length, step, tree), 0, self.config.max_positions - 1)
+        x = self.embedding(tokens) + self.position(position)
+        keys, values = [], []
+        for i, layer in enumerate(self.layers):
+
+            def store(k, v, i=i):
+                return kv.write(cache.keys[i], k, length), kv.write(cache.values[i], v, length)
+
+            x, k, v = layer(x, store, mask)
+            keys.append(k)
+            values.append(v)
+        return x, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
+
+    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+        x = self.norm(x)
+        return Forward(tied_head(self.embedding, x, training).astype(jnp.float32), x)
+
+
+def language_model(config: GPTConfig) -> LanguageModel:
+    """A GPT as pure functions of (params, ...), for `jaxspec.decode`.
+
+    >>> import jax
+    >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+    >>> lm = language_model(config)
+    >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
+    >>> forward.logits.shape, cache.length.tolist()
+    ((2, 1, 32), [5, 3])
+    """
+    return _language_model(config)
+
+
+@functools.cache
+def _language_model(config: GPTConfig) -> LanguageModel:
+    module = GPT(config)
+
+    def prefill(params, prompt, capacity):
+        return module.apply({"params": params}, prompt, capacity, method="prefill")
+
+    def extend(params, cache, tokens, tree=None):
+        return module.apply({"params": params}, cache, tokens, tree, method="extend")
+
+    return LanguageModel(prefill, extend, kv.rewind, config.vocab_size, max_positions=config.max_positions)
+
+
+def init(config: GPTConfig, key: Key[Array, ""]) -> Params:
+    """Random parameters, initialised as GPT-2's are."""
+    return GPT(config).init(key, jnp.zeros((1, 2), jnp.int32))["params"]

@@ -1,0 +1,309 @@
+"""T5 (Raffel et al., arXiv 1910.10683) and T5 v1.1: encoder-decoders with relative position biases.
+
+v1.1 has a gated GELU feed-forward and its own output head; 1.0 has a ReLU one and reuses the embedding, scaled by
+dim ** -0.5, as its head. Cross-attention keys and values are computed once, in prefill. Attention is not scaled (the
+initialisation is), there are no biases, and normalisation is RMS.
+
+Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension, M model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec import cache as kv
+from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.nets.attention import Attention, FeedForward, RMSNorm, tied_head
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """The shape of a T5.
+
+    Attributes:
+        vocab_size: rows of the embedding (and columns of the head).
+        dim, ff_dim, heads, head_dim: model, feed-forward, and attention sizes.
+        encoder_layers, decoder_layers: depth of either side.
+        activation, gated: "gelu" and True for v1.1, "relu" and False for 1.0.
+        tied_head: whether the head is the embedding, scaled by dim ** -0.5 (1.0), or a matrix of its own (v1.1).
+        buckets, max_distance: of the relative position biases.
+        start_token: what the decoder's row begins with (T5 uses its padding id).
+        max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
+        dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    heads: int
+    head_dim: int
+    encoder_layers: int
+    decoder_layers: int
+    activation: str = "gelu"
+    gated: bool = True
+    tied_head: bool = False
+    buckets: int = 32
+    max_distance: int = 128
+    start_token: int = 0
+    max_positions: int | None = None
+    dtype: str = "float32"
+
+
+def _v11(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:
+    return T5Config(32128, dim, ff_dim, heads, 64, layers, layers)
+
+
+def _v10(dim: int, ff_dim: int, heads: int, head_dim: int, layers: int) -> T5Config:
+    return T5Config(32128, dim, ff_dim, heads, head_dim, layers, layers, "relu", gated=False, tied_head=True)
+
+
+SIZES = {  # the models of the paper's tables (v1.1) and their 1.0 ancestors
+    "t5-v1_1-small": _v11(512, 1024, 6, 8),
+    "t5-v1_1-base": _v11(768, 2048, 12, 12),
+    "t5-v1_1-large": _v11(1024, 2816, 16, 24),
+    "t5-v1_1-xl": _v11(2048, 5120, 32, 24),
+    "t5-v1_1-xxl": _v11(4096, 10240, 64, 24),
+    "t5-small": _v10(512, 2048, 8, 64, 6),
+    "t5-base": _v10(768, 3072, 12, 64, 12),
+    "t5-large": _v10(1024, 4096, 16, 64, 24),
+    "t5-3b": _v10(1024, 16384, 32, 128, 24),
+    "t5-11b": _v10(1024, 65536, 128, 128, 24),
+}
+
+
+def relative_bucket(
+    distance: Int[Array, "*shape"], buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "*shape"]:
+    """The bias bucket of `distance` = key position - query position: exact when near, logarithmic when far.
+
+    >>> relative_bucket(jnp.array([0, -1, -200]), 32, 128, bidirectional=False).tolist()
+    [0, 1, 31]
+    """
+    base = jnp.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        base = jnp.where(distance > 0, buckets, 0).astype(distance.dtype)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = buckets // 2
+    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / jnp.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).astype(distance.dtype)
+    return base + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """One learned bias per head and bucket of distance, shared by all layers of a stack."""
+
+    heads: int
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, "H *shape"]:
+        table = self.param("table", nn.initializers.normal(0.1), (self.buckets, self.heads), jnp.float32)
+        bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
+        return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
+
+
+class EncoderLayer(nn.Module):
+    config: T5Config
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.attention_norm, self.ff_norm = RMSNorm(dtype=dtype), RMSNorm(dtype=dtype)
+        self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
+        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "B P M"], mask: Bool[Array, "B 1 P P"], bias: Float[Array, "1 H P P"]):
+        y = self.attention_norm(x)
+        x = x + self.attention(y, *self.attention.keys_values(y), mask, bias)
+        return x + self.ff(self.ff_norm(x))
+
+
+class DecoderLayer(nn.Module):
+    config: T5Config
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.attention_norm, self.cross_norm, self.ff_norm = (RMSNorm(dtype=dtype) for _ in range(3))
+        self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
+        self.cross = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
+        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
+
+    def cross_keys_values(self, encoded: Float[Array, "B P M"]):
+        return self.cross.keys_values(encoded)
+
+    def __call__(self, x: Float[Array, "B T M"], store, mask, bias, cross_keys, cross_values, cross_mask):
+        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+        y = self.attention_norm(x)
+        keys, values = store(*self.attention.keys_values(y))
+        x = x + self.attention(y, keys, values, mask, bias)
+        x = x + self.cross(self.cross_norm(x), cross_keys, cross_values, cross_mask)
+        return x + self.ff(self.ff_norm(x)), keys, values
+
+
+class T5Cache(NamedTuple):
+    """The decoder's cache, and what prefill computed once.
+
+    Attributes:
+        decoder: self-attention keys and values.
+        cross_keys, cross_values: per decoder layer, of the encoded prompt.
+        cross_mask: which encoder positions are real.
+        bias: relative biases by distance, laid out so that the biases of one query are a contiguous slice.
+    """
+
+    decoder: kv.KVCache
+    cross_keys: tuple[Float[Array, "B H P D"], ...]
+    cross_values: tuple[Float[Array, "B H P D"], ...]
+    cross_mask: Bool[Array, "B 1 1 P"]
+    bias: Float[Array, "H distances"]
+
+
+class T5(nn.Module):
+    """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
+
+    config: T5Config
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.3))
+        self.encoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=True)
+        self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
+        self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]
+        self.decoder = [DecoderLayer(c) for _ in range(c.decoder_layers)]
+        self.encoder_norm, self.decoder_norm = RMSNorm(dtype=dtype), RMSNorm(dtype=dtype)
+        if not c.tied_head:
+            self.head = nn.Dense(c.vocab_size, use_bias=False, dtype=dtype)
+
+    def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of each decoder position, given the decoder's inputs (start token first)."""
+        encoded, mask = self.encode(prompt)
+        position = jnp.arange(tokens.shape[1])
+        distance = position[None, :] - position[:, None]
+        bias = self.decoder_bias(distance)[None]
+        visible = (distance <= 0)[None, None]
+        x = self.embedding(tokens)
+        for layer in self.decoder:
+            cross = layer.cross_keys_values(encoded)
+            x, _, _ = layer(x, lambda k, v: (k, v), visible, bias, *cross, mask)
+        return self._forward(x, training=True).logits
+
+    def encode(self, prompt: Prompt) -> tuple[Float[Array, "B P M"], Bool[Array, "B 1 1 P"]]:
+        """The encoder's output, and which of its positions are real."""
+        position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
+        mask = (position[None, :] < prompt.length[:, None])[:, None, None, :]
+        bias = self.encoder_bias(position[None, :] - position[:, None])[None]
+        x = self.embedding(prompt.tokens)
+        for layer in self.encoder:
+            x = layer(x, mask, bias)
+        return self.encoder_norm(x), mask
+
+    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, T5Cache]:
+        """Encodes, computes every layer's cross-attention keys and values, and feeds the start token."""
+        c, batch = self.config, prompt.tokens.shape[0]
+        encoded, mask = self.encode(prompt)
+        cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
+        # Entry j belongs to distance j - (capacity - 1): the query at position i, over keys 0..S-1, reads the slice
+        # that begins at S - 1 - i. Distances above 0 (the future) are masked whatever their bias.
+        distance = jnp.arange(2 * capacity, dtype=jnp.int32) - (capacity - 1)
+        empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+        bias = self.decoder_bias(distance)
+        made = T5Cache(empty, tuple(k for k, _ in cross), tuple(v for _, v in cross), mask, bias)
+        return self.extend(made, jnp.full((batch, 1), c.start_token, jnp.int32))
+
+    def extend(
+        self, cache: T5Cache, tokens: Int[Array, "B T"], tree: Tree | None = None
+    ) -> tuple[Forward, T5Cache]:
+        """Feeds `tokens` at each row's own length."""
+        length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
+        mask = kv.mask(length, step, capacity, tree)[:, None]
+        bias = _biases(cache.bias, length, step, capacity, tree)
+        x = self.embedding(tokens)
+        keys, values = [], []
+        for i, layer in enumerate(self.decoder):
+            def store(k, v, i=i):
+                return (
+                    kv.write(cache.decoder.keys[i], k, length),
+                    kv.write(cache.decoder.values[i], v, length),
+                )
+
+            x, k, v = layer(x, store, mask, bias, cache.cross_keys[i], cache.cross_values[i], cache.cross_mask)
+            keys.append(k)
+            values.append(v)
+        grown = kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
+        return self._forward(x), cache._replace(decoder=grown)
+
+    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+        x = self.decoder_norm(x)
+        if self.config.tied_head:
+            logits = tied_head(self.embedding, x * jnp.asarray(self.config.dim**-0.5, x.dtype), training)
+        else:
+            logits = self.head(x)
+        return Forward(logits.astype(jnp.float32), x)
+
+
+def _biases(
+    by_distance: Float[Array, "H distances"], length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None
+) -> Float[Array, "B H T S"]:
+    """The bias between each fed token and each cache entry."""
+    query = kv.positions(length, step, tree)
+    start = jnp.asarray(capacity - 1, query.dtype) - query
+    if tree is None:  # entry s is position s, so a query's biases are one contiguous slice
+
+        def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
+            return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
+
+        return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
+    slot = jnp.arange(capacity, dtype=query.dtype)[None, :]
+    node = jnp.clip(slot - length[:, None], 0, step - 1)
+    key = jnp.where(slot < length[:, None], slot, length[:, None] + tree.depth.astype(query.dtype)[node])
+    index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
+    return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
+
+
+def language_model(config: T5Config) -> LanguageModel:
+    """A T5 as pure functions of (params, ...), for `jaxspec.decode`.
+
+    >>> import jax, jaxspec
+    >>> config = T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    >>> lm = language_model(config)
+    >>> params = init(config, jax.random.key(0))
+    >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> forward, cache = lm.prefill(params, prompt, capacity=8)
+    >>> forward.logits.shape, cache.decoder.length.tolist()
+    ((2, 1, 32), [1, 1])
+    """
+    return _language_model(config)
+
+
+@functools.cache
+def _language_model(config: T5Config) -> LanguageModel:
+    module = T5(config)
+
+    def prefill(params, prompt, capacity):
+        return module.apply({"params": params}, prompt, capacity, method="prefill")
+
+    def extend(params, cache, tokens, tree=None):
+        return module.apply({"params": params}, cache, tokens, tree, method="extend")
+
+    def rewind(cache, length, path=None):
+        return cache._replace(decoder=kv.rewind(cache.decoder, length, path))
+
+    return LanguageModel(
+        prefill, extend, rewind, config.vocab_size, config.start_token, config.max_positions, config.max_positions
+    )
+
+
+def init(config: T5Config, key: Key[Array, ""]) -> Params:
+    """Random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
+    prompt = Prompt(jnp.zeros((1, 2), jnp.int32), jnp.full((1,), 2, jnp.int32))
+    return T5(config).init(key, prompt, jnp.zeros((1, 2), jnp.int32))["params"]

@@ -1,0 +1,75 @@
+"""Randomness addressed by (row, position), so that text depends on the key, the row and the position alone.
+
+A row key is `fold_in(key, row)`: adding rows never changes the earlier ones. Within a row, every draw is keyed by a
+position, which only grows, and by a purpose; so each draw of each round is fresh and independent of all others,
+whatever else is in the batch, however it is padded and wherever it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.base import Keys
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; draws for different purposes at one position are independent."""
+
+    TOKEN = 0  # plain sampling of the token at a position
+    DRAFT = 1  # a drafter's guesses
+    COIN = 2  # accept or reject
+    RESIDUAL = 3  # the token after the accepted ones
+
+
+def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
+    """One key per row: `fold_in(key, row)`, or the caller's own array of keys.
+
+    Raises:
+        ValueError: an array of keys whose length is not the batch's.
+
+    >>> row_keys(jax.random.key(0), 3).shape
+    (3,)
+    """
+    if key.ndim == 0:
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+    if key.shape != (batch,):
+        raise ValueError(f"got keys of shape {key.shape} for {batch} prompts: give one key, or one key per prompt")
+    return key
+
+
+def at(keys: Keys, position: Int[Array, " batch"], purpose: Purpose) -> Keys:
+    """The key of each row's draw at a position."""
+
+    def one(key: Key[Array, ""], at: Int[Array, ""]) -> Key[Array, ""]:
+        return jax.random.fold_in(jax.random.fold_in(key, at), int(purpose))
+
+    return jax.vmap(one)(keys, position)
+
+
+def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
+    """`count` independent draws from [0, 1) per row. Not a function of `count`: draw i is the same for any count.
+
+    >>> keys = row_keys(jax.random.key(0), 2)
+    >>> bool((uniform(keys, 3)[:, :2] == uniform(keys, 2)).all())
+    True
+    """
+
+    def one(key: Key[Array, ""]) -> Float[Array, " count"]:
+        return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(count))
+
+    return jax.vmap(one)(keys)
+
+
+def categorical(keys: Keys, log_probs: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+    """One draw per row by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
+
+    >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> categorical(row_keys(jax.random.key(0), 2), log_probs).tolist()
+    [1, 2]
+    """
+    gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
+    return jnp.argmax(log_probs + gumbel, axis=-1).astype(jnp.int32)

@@ -1,0 +1,148 @@
+"""models/*.toml into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+
+CONFIGS = {"t5": T5Config, "gpt": GPTConfig}
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message says which key and what was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What to train on.
+
+    Attributes:
+        train, heldout: JSON-lines files, relative to the data folder.
+        tokenizer: a tokenizer folder, relative to the data folder.
+        shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
+        tasks: which of the file's tasks to use (empty for a language model).
+        repeat: how often each of the tasks counts in an epoch (empty: once each).
+    """
+
+    train: str
+    heldout: str
+    tokenizer: str
+    shapes: tuple[tuple[int, int], ...]
+    tasks: tuple[str, ...] = ()
+    repeat: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """How to train.
+
+    Attributes:
+        steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
+        learning_rate: peak rate of AdamW.
+        warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
+        weight_decay, clip: decoupled weight decay; global norm to clip gradients to.
+        seed: of initialisation and data order.
+        evaluate_every, save_every: steps between held-out losses, and between checkpoints.
+        init: a checkpoint to start from instead of random parameters.
+    """
+
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    warmup: int = 100
+    decay: float = 0.3
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    evaluate_every: int = 250
+    save_every: int = 250
+    init: str = ""
+
+    def __post_init__(self):
+        if self.steps < 1 or self.batch_tokens < 1:
+            got = f"{self.steps}, {self.batch_tokens}"
+            raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A model and how it is made. `model` is the configuration of its family."""
+
+    name: str
+    family: str
+    model: Any
+    data: Data
+    train: Train
+    licence: str = ""
+    about: str = ""
+
+
+def load(path: str | Path) -> Recipe:
+    """Reads a recipe.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no recipe at {path}: expected a .toml file, such as models/debian-t5-base.toml")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    return parse(table, str(path))
+
+
+def parse(table: dict[str, Any], where: str = "recipe") -> Recipe:
+    """A recipe from the tables of its TOML file."""
+    family = table.get("family")
+    if family not in CONFIGS:
+        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted(CONFIGS)}")
+    table = dict(table)
+    for key, kind in (("model", CONFIGS[family]), ("data", Data), ("train", Train)):
+        if key in table:
+            table[key] = build(kind, table[key], f"{where}: [{key}]")
+    return build(Recipe, table, where)
+
+
+def build(kind: type, table: dict[str, Any], where: str) -> Any:
+    """A frozen dataclass from a table, or a RecipeError that names the key at fault."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"{where} must be a table, got {table!r}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    for key in table:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            raise RecipeError(f"{where} has an unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+    for name, field in fields.items():
+        if name not in table and field.default is dataclasses.MISSING:
+            raise RecipeError(f"{where} lacks the key {name!r}")
+    return kind(**{key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()})
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return value if value is None else _convert(value, args[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise RecipeError(f"{where} must be a list, got {value!r}")
+        inner = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
+        if len(inner) != len(value):
+            raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
+        return tuple(_convert(item, kind, where) for item, kind in zip(value, inner, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise RecipeError(f"{where} must be of type {hint.__name__}, got {value!r}")
+    return value

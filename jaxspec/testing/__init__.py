@@ -1,0 +1,17 @@
+"""Proving a decoder exact: language models with known laws, and the exact law of what a decoder emits.
+
+`certify` is the one call: how far the law of a decoder's tokens is from plain sampling's, with no Monte Carlo in it.
+"""
+
+from jaxspec.testing.enumerate import certify, decoder_law, total_variation
+from jaxspec.testing.tables import SequenceLaw, plain_law, table_model, table_model_from
+
+__all__ = [
+    "SequenceLaw",
+    "certify",
+    "decoder_law",
+    "plain_law",
+    "table_model",
+    "table_model_from",
+    "total_variation",
+]

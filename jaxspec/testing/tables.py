@@ -1,0 +1,232 @@
+"""Language models whose law is a table, and the law of the sequences that plain sampling draws from a model.
+
+Axis letters as in `base.py`; O is the order of a table (how many tokens of the row it looks at), N a number of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import buffers
+from jaxspec.base import Forward, LanguageModel, Law, Model, Prompt, Tree, Warp
+
+SequenceLaw = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
+
+
+class TableConfig(NamedTuple):
+    """What kind of table a table model's parameters are.
+
+    Attributes:
+        vocab: number of token ids.
+        order: how many tokens of the row the next one depends on.
+        encoder: whether it is an encoder-decoder, which knows its prompt by the sum of its tokens modulo vocab.
+    """
+
+    vocab: int
+    order: int
+    encoder: bool
+
+
+class TableCache(NamedTuple):
+    """The tokens of each row, how many there are, and what the encoder read (0 without one)."""
+
+    tokens: Int[Array, "batch capacity"]
+    length: Int[Array, " batch"]
+    topic: Int[Array, " batch"]
+
+
+def table_model(
+    key: Key[Array, ""], vocab: int, order: int = 2, *, sharpness: float = 1.0, encoder: bool = False
+) -> Model:
+    """A model whose next token depends on the last `order` tokens of its row, through a random table.
+
+    It keeps its row in a cache as a real network does: with prefill, extend (token trees included) and rewind at
+    each row's own length, garbage behind it. A row that outgrows the cache gets NaN logits, not a clamped write.
+
+    Args:
+        key: of the table.
+        vocab: number of token ids.
+        order: how many tokens it looks back; those before the beginning of the row count as token 0.
+        sharpness: standard deviation of the logits; 0 is the uniform law, 10 nearly deterministic.
+        encoder: an encoder-decoder (start token 0) whose law also depends on the sum of the prompt modulo `vocab`.
+
+    Example:
+        >>> model = table_model(jax.random.key(0), vocab=3, order=2)
+        >>> prompt = Prompt(jnp.array([[1, 2, 1, 0], [1, 2, 0, 0]]), jnp.array([3, 2]))
+        >>> forward, cache = model.lm.prefill(model.params, prompt, capacity=6)
+        >>> bool((forward.logits[0, 0] == model.params[2, 1]).all()), cache.length.tolist()
+        (True, [3, 2])
+    """
+    shape = (vocab,) * (order + int(encoder) + 1)
+    return table_model_from(sharpness * jax.random.normal(key, shape, jnp.float32), encoder=encoder)
+
+
+def table_model_from(table: Float[Array, "..."], *, encoder: bool = False) -> Model:
+    """A model with a given table of logits; see `table_model`.
+
+    Args:
+        table: `table[t2, t1]` [V] are the logits of what follows the tokens t2 t1; as many axes before the last as
+            the order, and with `encoder` one more in front, for the prompt's sum. -inf is probability 0. A table [V] is
+            a model that looks at nothing.
+        encoder: see `table_model`.
+
+    Raises:
+        ValueError: axes of different sizes.
+
+    Example:
+        >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+        >>> toy.config
+        TableConfig(vocab=3, order=0, encoder=False)
+    """
+    table = jnp.asarray(table, jnp.float32)
+    if table.ndim < 1 + int(encoder) or len(set(table.shape)) != 1:
+        raise ValueError(f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]")
+    config = TableConfig(table.shape[-1], table.ndim - 1 - int(encoder), encoder)
+    return Model(_language_model(config), table, None, config, f"table-{config.vocab}")
+
+
+@functools.cache
+def _language_model(config: TableConfig) -> LanguageModel:
+    vocab, order, encoder = config
+
+    def read(table: Array, cache: TableCache, offset: Int[Array, "T O"]) -> Forward:
+        """What follows each of T tokens; `offset`, from the row's length, says where the O last of them are."""
+        slot = cache.length[:, None, None] + offset[None]  # B T O
+        flat = jnp.maximum(slot, 0).reshape(slot.shape[0], -1)
+        known = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
+        context = jnp.where(slot >= 0, known, 0)
+        index = jnp.broadcast_to(cache.topic[:, None], slot.shape[:2])
+        for token in range(order):
+            index = index * vocab + context[:, :, token]
+        logits = table.reshape(-1, vocab)[index]
+        return Forward(logits, index[..., None].astype(jnp.float32))
+
+    def prefill(table: Array, prompt: Prompt, capacity: int) -> tuple[Forward, TableCache]:
+        row, length, topic = prompt.tokens, prompt.length, jnp.zeros_like(prompt.length)
+        if encoder:
+            real = jnp.arange(row.shape[1], dtype=length.dtype)[None, :] < length[:, None]
+            topic = jnp.sum(jnp.where(real, row, 0), axis=1).astype(length.dtype) % vocab
+            row, length = jnp.zeros_like(row[:, :1]), jnp.ones_like(length)
+        if capacity < row.shape[1]:
+            raise ValueError(f"capacity is {capacity}: too small for a row of {row.shape[1]} tokens")
+        cache = TableCache(jnp.pad(row, ((0, 0), (0, capacity - row.shape[1]))), length, topic)
+        return read(table, cache, jnp.arange(-order, 0, dtype=jnp.int32)[None]), cache
+
+    def extend(
+        table: Array, cache: TableCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+    ) -> tuple[Forward, TableCache]:
+        step, capacity = tokens.shape[1], cache.tokens.shape[1]
+        written = cache._replace(tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype)))
+        forward = read(table, written, _look_back(step, order, tree))
+        fits = (cache.length + step <= capacity)[:, None, None]
+        forward = forward._replace(logits=jnp.where(fits, forward.logits, jnp.nan))
+        return forward, written._replace(length=cache.length + step)
+
+    def rewind(
+        cache: TableCache, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None
+    ) -> TableCache:
+        if path is None:
+            return cache._replace(length=length)
+        kept = jnp.take_along_axis(cache.tokens, path, axis=1)
+        return cache._replace(tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length)
+
+    return LanguageModel(prefill, extend, rewind, vocab, start_token=0 if encoder else None)
+
+
+def _look_back(step: int, order: int, tree: Tree | None) -> Int[Array, "T O"]:
+    """Where the last `order` tokens of each fed token's path lie, counted from the row's length; oldest first.
+
+    A chain of three, order 2: [[-1 0], [0 1], [1 2]]. A root with two children, order 2: [[-1 0], [0 1], [0 2]].
+    """
+    node = jnp.arange(step, dtype=jnp.int32)
+    depth = node if tree is None else tree.depth.astype(jnp.int32)
+    ancestors = node[:, None] >= node[None, :] if tree is None else tree.ancestors
+    wanted = depth[:, None] - jnp.arange(order - 1, -1, -1, dtype=jnp.int32)[None, :]
+    on_path = jnp.logical_and(ancestors[:, None, :], depth[None, None, :] == wanted[:, :, None])  # T O T
+    return jnp.where(wanted >= 0, jnp.argmax(on_path, axis=-1).astype(jnp.int32), wanted)
+
+
+def plain_law(
+    target: Model, prompt: Prompt, warp: Warp, controls: Any, steps: int, eos: Sequence[int] = ()
+) -> SequenceLaw:
+    """The law of the first `steps` tokens that plain sampling gives: the product of the next-token laws.
+
+    For a table model the logits are read off the table, in numpy, without its prefill and extend; for any other model
+    each sequence is fed in one pass, so that no cache is ever rewound. Probabilities are multiplied in float64.
+
+    Args:
+        target: a model with few enough tokens: every sequence is visited.
+        prompt: one row.
+        warp, controls: what `jaxspec.warp` makes of logits; the controls have one row.
+        steps: tokens.
+        eos: tokens that end a sequence; such sequences are shorter tuples.
+
+    Example:
+        >>> from jaxspec.warp import Controls, sampling
+        >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+        >>> one = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+        >>> law = plain_law(toy, Prompt(jnp.array([[0]]), jnp.array([1])), sampling(), one, steps=2, eos=(2,))
+        >>> {tokens: round(p, 3) for tokens, p in law.items() if tokens[0] != 1}
+        {(2,): 0.2, (0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1}
+    """
+    vocab = target.lm.vocab_size
+    every = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
+    read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
+    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(every), axis=0), controls)
+    next_probs = _probabilities(_jitted(warp)(one_each, read(target, prompt, every)), vocab)
+    place = vocab ** np.arange(steps - 1)[::-1]
+
+    ended: SequenceLaw = {}
+    live: SequenceLaw = {(): 1.0}
+    for done in range(steps):
+        probs = {x: next_probs[int(np.dot(x, place[:done])), done] for x in live}  # of x continued by zeros
+        longer = {(*x, t): p * float(q) for x, p in live.items() for t, q in enumerate(probs[x]) if q > 0}
+        ended |= {x: p for x, p in longer.items() if x[-1] in eos}
+        live = {x: p for x, p in longer.items() if x[-1] not in eos}
+    return ended | live
+
+
+@functools.cache
+def _jitted(warp: Warp):
+    return jax.jit(warp)
+
+
+def _probabilities(law: Law, vocab: int) -> Float[np.ndarray, "N T V"]:
+    if law.log_probs is None:
+        return np.eye(vocab)[np.asarray(law.tokens)]
+    probs = np.exp(np.asarray(law.log_probs, np.float64))
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+
+def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
+    """What follows the prompt and 0, 1, ... of the new tokens, straight from the table."""
+    _, order, encoder = target.config
+    table, read = np.asarray(target.params), np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
+    table = table[read.sum() % table.shape[0]] if encoder else table
+    row = np.zeros(1, np.int32) if encoder else read
+    rows = np.concatenate([np.tile(np.append(np.zeros(order, np.int32), row), (len(new), 1)), new], axis=1)
+    ends = np.arange(new.shape[1] + 1) + order + row.size
+    context = tuple(rows[:, ends - back] for back in range(order, 0, -1))
+    return np.broadcast_to(table[context], (len(new), len(ends), table.shape[-1]))
+
+
+def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
+    """The same of any model, from one prefill and one extend."""
+    many = Prompt(*(np.repeat(np.asarray(x), len(new), axis=0) for x in prompt))
+    return np.asarray(_network(target.lm, target.params, many, new), np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("lm",))
+def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
+    first, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + new.shape[1])
+    if new.shape[1] == 0:
+        return first.logits
+    return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)

@@ -1,0 +1,152 @@
+"""Token rows into batches: a few fixed shapes, an order that depends on (seed, step) alone, so a run resumes exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Example(NamedTuple):
+    """Token ids of one training example; a language model has no source."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+class Batch(NamedTuple):
+    """Right-padded examples as arrays [batch, length]; for a language model the source has width 0."""
+
+    source: np.ndarray
+    source_length: np.ndarray
+    target: np.ndarray
+    target_length: np.ndarray
+
+
+class Bucket(NamedTuple):
+    """A batch shape: at most `source` and `target` tokens, `rows` examples."""
+
+    source: int
+    target: int
+    rows: int
+
+
+def read_pairs(path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int) -> list[Example]:
+    """Examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut)."""
+    rows = [row for row in _read(path) if row["task"] in tasks]
+    if not rows:
+        raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
+    sources = tokenizer([row["input"] for row in rows])["input_ids"]
+    targets = tokenizer([row["output"] for row in rows])["input_ids"]
+    end = tokenizer.eos_token_id
+    examples = []
+    for source, target in zip(sources, targets, strict=True):
+        if len(target) > max_target:
+            continue
+        if len(source) > max_source:
+            source = [*source[: max_source - 1], end]
+        examples.append(Example(np.array(source, np.int32), np.array(target, np.int32)))
+    return examples
+
+
+def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
+    """Documents from JSON lines with `text`, each begun and ended with the end token, cut into rows."""
+    end, empty = tokenizer.eos_token_id, np.zeros((0,), np.int32)
+    texts = [row["text"] for row in _read(path)]
+    if not texts:
+        raise ValueError(f"{path} is empty")
+    examples = []
+    for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+        row = np.array([end, *ids, end], np.int32)
+        starts = range(0, max(1, len(row) - 1), max_target)
+        examples += [Example(empty, row[i : i + max_target + 1]) for i in starts]
+    return [example for example in examples if len(example.target) > 8]
+
+
+def _read(path: Path) -> list[dict]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no training data at {path}: `jaxspec train --help` says how it is made")
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:
+    """Batch shapes of about `tokens` tokens each, source and target counted alike.
+
+    >>> buckets([(16, 16), (0, 64)], tokens=1024)
+    [Bucket(source=16, target=16, rows=32), Bucket(source=0, target=64, rows=16)]
+    """
+    return [Bucket(source, target, max(1, tokens // (source + target))) for source, target in widths]
+
+
+def _assign(examples: Sequence[Example], shapes: Sequence[Bucket]) -> list[np.ndarray]:
+    """For each shape, the indices of the examples for which it is the smallest that fits."""
+    order = sorted(range(len(shapes)), key=lambda i: shapes[i].source + shapes[i].target)
+    chosen: list[list[int]] = [[] for _ in shapes]
+    for index, example in enumerate(examples):
+        for i in order:
+            if len(example.source) <= shapes[i].source and len(example.target) <= shapes[i].target:
+                chosen[i].append(index)
+                break
+        else:
+            longest = (len(example.source), len(example.target))
+            raise ValueError(f"an example of {longest} tokens fits none of the batch shapes {list(shapes)}")
+    return [np.array(indices, np.int64) for indices in chosen]
+
+
+class Batches:
+    """An endless sequence of batches; `batches.at(step)` depends on the examples, the seed and the step alone.
+
+    Each epoch visits every example once, in a new order, in batches of one shape each. A shape that is short of rows
+    at the end of its epoch fills up from its own beginning.
+    """
+
+    def __init__(self, examples: Sequence[Example], shapes: Sequence[Bucket], seed: int):
+        self.examples, self.shapes, self.seed = examples, shapes, seed
+        self.members = _assign(examples, shapes)
+        self.per_epoch = sum(-(-len(m) // s.rows) for m, s in zip(self.members, shapes, strict=True))
+        self._epoch, self._plan = -1, []
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._plan = epoch, self._plan_epoch(epoch)
+        bucket, rows = self._plan[index]
+        return collate([self.examples[i] for i in rows], self.shapes[bucket])
+
+    def once(self) -> Iterator[Batch]:
+        """Every example once (the fill-up rows of a shape's last batch have no real tokens), for evaluation."""
+        for members, shape in zip(self.members, self.shapes, strict=True):
+            for start in range(0, len(members), shape.rows):
+                yield collate([self.examples[i] for i in members[start : start + shape.rows]], shape)
+
+    def _plan_epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        random = np.random.default_rng([self.seed, epoch])
+        plan = []
+        for bucket, (members, shape) in enumerate(zip(self.members, self.shapes, strict=True)):
+            if len(members):
+                order = random.permutation(members)
+                count = -(-len(order) // shape.rows)
+                plan += [(bucket, rows) for rows in np.resize(order, (count, shape.rows))]
+        random.shuffle(plan)
+        return plan
+
+
+def collate(examples: Sequence[Example], shape: Bucket) -> Batch:
+    """Pads examples to a batch shape; missing rows have length 0. A language model's target is one token wider."""
+    width = shape.target + (shape.source == 0)
+    batch = Batch(
+        np.zeros((shape.rows, shape.source), np.int32),
+        np.zeros((shape.rows,), np.int32),
+        np.zeros((shape.rows, width), np.int32),
+        np.zeros((shape.rows,), np.int32),
+    )
+    for row, example in enumerate(examples):
+        batch.source[row, : len(example.source)] = example.source
+        batch.target[row, : len(example.target)] = example.target
+        batch.source_length[row], batch.target_length[row] = len(example.source), len(example.target)
+    return batch

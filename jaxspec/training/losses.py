@@ -1,0 +1,56 @@
+"""Losses as functions of (params, batch) that return a sum over tokens and the number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxspec.base import Prompt
+from jaxspec.nets.gpt import GPT, GPTConfig
+from jaxspec.nets.t5 import T5, T5Config
+from jaxspec.training.data import Batch
+
+
+class LossFunction(Protocol):
+    def __call__(self, params: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The summed loss in nats, and over how many tokens."""
+        ...
+
+
+def logits_and_labels(config: T5Config | GPTConfig) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
+    """For a family, (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
+
+    def t5(params: Any, batch: Batch):
+        labels = jnp.asarray(batch.target)
+        inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
+        prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
+        return T5(config).apply({"params": params}, prompt, inputs), labels, _real(labels, batch.target_length)
+
+    def gpt(params: Any, batch: Batch):
+        rows = jnp.asarray(batch.target)
+        logits = GPT(config).apply({"params": params}, rows[:, :-1])
+        return logits, rows[:, 1:], _real(rows[:, 1:], batch.target_length - 1)
+
+    return t5 if isinstance(config, T5Config) else gpt
+
+
+def cross_entropy(config: T5Config | GPTConfig) -> LossFunction:
+    """Teacher-forced negative log likelihood of the targets."""
+    run = logits_and_labels(config)
+
+    def loss(params, batch):
+        logits, labels, real = run(params, batch)
+        # A comparison instead of a gather: its gradient is no scatter, and fuses with the softmax's.
+        is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
+        picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+        return jnp.sum((jax.nn.logsumexp(logits, axis=-1) - picked) * real), jnp.sum(real)
+
+    return loss
+
+
+def _real(labels: Array, length: Array) -> Float[Array, "batch step"]:
+    return (jnp.arange(labels.shape[1])[None, :] < jnp.asarray(length)[:, None]).astype(jnp.float32)

@@ -1,0 +1,64 @@
+"""From a recipe to a trained checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import transformers
+
+from jaxspec.nets import gpt, t5
+from jaxspec.recipes import Recipe
+from jaxspec.training import data, optimizer
+from jaxspec.training.loop import fit
+from jaxspec.training.losses import cross_entropy
+
+HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
+
+
+def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> dict[str, list[data.Example]]:
+    """The examples of each task of a recipe (of the one task "text" for a language model)."""
+    source = max(s for s, _ in recipe.data.shapes)
+    target = max(t for _, t in recipe.data.shapes)
+    if recipe.family == "gpt":
+        return {"text": data.read_texts(folder / file, tokenizer, target)}
+    return {task: data.read_pairs(folder / file, tokenizer, [task], source, target) for task in recipe.data.tasks}
+
+
+def batches(recipe: Recipe, folder: Path, tokenizer) -> tuple[data.Batches, data.Batches]:
+    """Training and held-out batches."""
+    shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
+    repeats = recipe.data.repeat or (1,) * max(1, len(recipe.data.tasks))
+    train = examples(recipe, folder, tokenizer, recipe.data.train)
+    repeated = [e for task, repeat in zip(train.values(), repeats, strict=True) for _ in range(repeat) for e in task]
+    held = examples(recipe, folder, tokenizer, recipe.data.heldout)
+    few = [e for task in held.values() for e in task[:: max(1, len(task) // HELDOUT_EXAMPLES)]]
+    return data.Batches(repeated, shapes, recipe.train.seed), data.Batches(few, shapes, recipe.train.seed)
+
+
+def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True):
+    """Trains a recipe's model on the data in `folder`, keeping its state in `work`.
+
+    Returns:
+        The parameters and the held-out loss per token in nats.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / recipe.data.tokenizer)
+    training, heldout = batches(recipe, folder, tokenizer)
+    net = t5 if recipe.family == "t5" else gpt
+    params = net.init(recipe.model, jax.random.key(recipe.train.seed))
+    count = sum(x.size for x in jax.tree.leaves(params))
+    log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
+    return fit(
+        params,
+        cross_entropy(recipe.model),
+        optimizer.make(recipe.train),
+        training,
+        heldout,
+        work,
+        steps=recipe.train.steps,
+        evaluate_every=recipe.train.evaluate_every,
+        save_every=recipe.train.save_every,
+        log=log,
+        progress=progress,
+    )

@@ -1,0 +1,220 @@
+"""alpha against its definition, position by position, on models whose laws are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import warp as warps
+from jaxspec.analysis import acceptance
+from jaxspec.analysis.acceptance import Acceptance, measure
+from jaxspec.base import Model, Prompt
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing.tables import plain_law
+
+VOCAB = 6
+PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
+TARGET = table_model(jax.random.key(1), VOCAB)
+DRAFT = table_model(jax.random.key(2), VOCAB)
+
+
+class Words:
+    """As much of a tokenizer as decoding needs: one id ends a row, the last two ids pad the vocabulary."""
+
+    eos_token_id = 3
+
+    def __len__(self) -> int:
+        return VOCAB - 2
+
+    def convert_ids_to_tokens(self, ids) -> list[str]:
+        return [f"w{i}" for i in ids]
+
+    def decode(self, tokens, skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, tokens))
+
+
+def law_after(model: Model, row: list[int], temperature: float, top_k: int | None = None) -> np.ndarray:
+    """The warped law of what follows a row (order 2), from the table itself, in float64."""
+    logits = np.asarray(model.params, np.float64)[row[-2] if len(row) > 1 else 0, row[-1]]
+    if temperature == 0:
+        return np.eye(len(logits))[np.argmax(logits)]
+    logits = logits / temperature
+    if top_k is not None:
+        logits = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf)
+    probs = np.exp(logits - logits.max())
+    return probs / probs.sum()
+
+
+def by_definition(temperature: float, top_k: int | None, steps: int, key) -> tuple[list[float], int]:
+    """Row sums of sum_x min(p, q) over the text that plain decoding gives, and the number of positions."""
+    options = dict(temperature=temperature, top_k=top_k, max_new_tokens=steps, key=key)
+    text = jaxspec.generate(TARGET, PROMPT, **options)
+    sums = []
+    for row, length in enumerate(PROMPT.length.tolist()):
+        seen = PROMPT.tokens[row, :length].tolist()
+        total = 0.0
+        for token in text.tokens[row, : text.lengths[row]].tolist():
+            p, q = (law_after(model, seen, temperature, top_k) for model in (TARGET, DRAFT))
+            total += np.minimum(p, q).sum()
+            seen.append(token)
+        sums.append(total)
+    return sums, int(text.lengths.sum())
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, None), (1.0, None), (0.7, 3)])
+def test_alpha_is_the_mean_overlap_of_the_two_laws(temperature, top_k):
+    key = jax.random.key(5)
+    options = dict(temperature=temperature, top_k=top_k, max_new_tokens=20, key=key)
+    measured = measure(TARGET, DRAFT, PROMPT, **options)
+    sums, positions = by_definition(temperature, top_k, 20, key)
+    assert measured.positions == positions == 60
+    np.testing.assert_allclose(measured.sums, sums, rtol=1e-5)
+    assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
+    assert 0.05 < measured.alpha < 0.95
+
+
+def test_one_token_is_measured_on_prefill_alone():
+    measured = measure(TARGET, DRAFT, PROMPT, temperature=1.0, max_new_tokens=1, key=jax.random.key(0))
+    rows = [PROMPT.tokens[row, :length].tolist() for row, length in enumerate(PROMPT.length.tolist())]
+    expected = [np.minimum(law_after(TARGET, row, 1.0), law_after(DRAFT, row, 1.0)).sum() for row in rows]
+    np.testing.assert_allclose(measured.sums, expected, rtol=1e-5)
+
+
+def test_alpha_is_what_speculative_sampling_accepts():
+    """With one guess a round every trial is seen, so the share accepted is alpha, within the noise."""
+    rows = 64
+    prompt = Prompt(jnp.tile(PROMPT.tokens[:1], (rows, 1)), jnp.tile(PROMPT.length[:1], rows))
+    options = dict(temperature=1.0, max_new_tokens=48)
+    out = jaxspec.generate(TARGET, prompt, drafter=DRAFT, gamma=1, key=jax.random.key(1), **options)
+    share = out.stats.accepted.sum() / out.stats.drafted.sum()
+    measured = measure(TARGET, DRAFT, prompt, key=jax.random.key(2), batch=rows, **options)
+    assert abs(share - measured.alpha) < 0.05
+    assert measured.stderr < 0.01
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_that_equals_its_target(temperature):
+    measured = measure(
+        TARGET, TARGET, PROMPT, temperature=temperature, max_new_tokens=12, key=jax.random.key(0)
+    )
+    assert measured.alpha == pytest.approx(1.0, abs=1e-6)
+    assert measured.stderr < 1e-6
+
+
+def test_laws_without_common_support():
+    even, odd = (table_model_from(jnp.where(jnp.arange(4) % 2 == r, 0.0, -jnp.inf)) for r in (0, 1))
+    measured = measure(even, odd, PROMPT, temperature=1.0, max_new_tokens=4, key=jax.random.key(0))
+    assert measured.alpha == 0.0
+
+
+def test_the_result_does_not_depend_on_the_batch():
+    options = dict(temperature=1.0, max_new_tokens=10, key=jax.random.key(3))
+    all_at_once, one_by_one = (measure(TARGET, DRAFT, PROMPT, batch=batch, **options) for batch in (16, 2))
+    np.testing.assert_allclose(all_at_once.sums, one_by_one.sums, rtol=1e-6)
+    np.testing.assert_array_equal(all_at_once.counts, one_by_one.counts)
+
+
+def test_all_batches_share_one_program():
+    target, seen = table_model(jax.random.key(1), VOCAB + 1), []
+    lm = target.lm
+
+    def prefill(params, prompt, capacity):
+        seen.append(prompt.tokens.shape)
+        return lm.prefill(params, prompt, capacity)
+
+    counting = target._replace(lm=lm._replace(prefill=prefill))
+    prompt = Prompt(jnp.ones((7, 2), jnp.int32), jnp.full(7, 2))
+    rows_done = []
+    draft = table_model(jax.random.key(2), VOCAB + 1)
+    measured = measure(counting, draft, prompt, max_new_tokens=4, batch=3, advance=rows_done.append)
+    assert measured.positions == 28 and rows_done == [3, 3, 1]
+    assert len(seen) == 2  # generation, and the teacher-forced pass: each traced once
+
+
+def test_positions_behind_an_end_token_do_not_count_and_padded_ids_have_no_mass():
+    target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
+    options = dict(temperature=1.0, max_new_tokens=16, key=jax.random.key(7))
+    text = jaxspec.generate(target, PROMPT, **options)
+    assert text.lengths.min() < 16  # some row ends early
+    measured = measure(target, draft, PROMPT, **options)
+    np.testing.assert_array_equal(measured.counts, text.lengths)
+    real = slice(0, VOCAB - 2)
+    for row, length in enumerate(PROMPT.length.tolist()):
+        seen, total = PROMPT.tokens[row, :length].tolist(), 0.0
+        for token in text.tokens[row, : text.lengths[row]].tolist():
+            p, q = (law_after(model, seen, 1.0)[real] for model in (target, draft))
+            total += np.minimum(p / p.sum(), q / q.sum()).sum()
+            seen.append(token)
+        assert measured.sums[row] == pytest.approx(total, rel=1e-5)
+
+
+def test_a_drafter_with_fewer_ids():
+    """Ids that the drafter lacks have q = 0 and read as its last one."""
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.5, 0.5])
+    target, draft = (table_model_from(jnp.log(jnp.asarray(x, jnp.float32))) for x in (p, q))
+
+    class Two(Words):
+        def __len__(self):
+            return 2
+
+    class Four(Words):
+        def __len__(self):
+            return 4
+
+    target, draft = target._replace(tokenizer=Four()), draft._replace(tokenizer=Two())
+    prompt = Prompt(jnp.array([[2, 3]], jnp.int32), jnp.array([2], jnp.int32))
+    measured = measure(target, draft, prompt, temperature=1.0, max_new_tokens=3, key=jax.random.key(0))
+    assert measured.alpha == pytest.approx(0.1 + 0.2, rel=1e-5)
+
+
+def test_teacher_forcing_is_the_law_of_plain_sampling():
+    """The product of the teacher-forced laws along a text is the text's probability."""
+    tokens = jnp.array([[4, 2, 0]], jnp.int32)
+    prompt = Prompt(jnp.array([[3, 1]], jnp.int32), jnp.array([2], jnp.int32))
+    logits = acceptance.teacher_forced(TARGET.lm, TARGET.params, prompt, tokens)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
+    one = warps.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
+    law = plain_law(TARGET, prompt, warps.sampling(), one, steps=3)
+    assert float(jnp.exp(picked.sum())) == pytest.approx(law[4, 2, 0], rel=1e-5)
+
+
+T5 = T5Config(11, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+GPT = GPTConfig(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
+
+
+@pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
+def test_networks(net, config):
+    target, draft = (Model(net.language_model(config), net.init(config, jax.random.key(i))) for i in (0, 1))
+    options = dict(temperature=1.0, max_new_tokens=6, key=jax.random.key(0))
+    assert measure(target, target, PROMPT, **options).alpha == pytest.approx(1.0, abs=1e-5)
+    assert 0.0 < measure(target, draft, PROMPT, **options).alpha < 1.0
+
+
+def test_standard_error_against_the_spread_of_repetitions():
+    random, rows, alphas, errors = np.random.default_rng(0), 50, [], []
+    for _ in range(400):
+        counts = random.integers(1, 40, rows)
+        sums = counts * random.beta(4, 2, rows)  # positions of a row go together
+        measured = Acceptance(sums, counts)
+        alphas.append(measured.alpha)
+        errors.append(measured.stderr)
+    assert np.mean(errors) == pytest.approx(np.std(alphas), rel=0.1)
+
+
+def test_standard_error_of_a_single_row_is_unknown():
+    assert np.isnan(Acceptance(np.array([3.0]), np.array([4])).stderr)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="drafter is a Drafter: expected"):
+        measure(TARGET, jaxspec.drafters.model(DRAFT.lm), PROMPT)
+    with pytest.raises(ValueError, match="key is required"):
+        measure(TARGET, DRAFT, PROMPT, temperature=1.0)
+    with pytest.raises(ValueError, match="batch is 0"):
+        measure(TARGET, DRAFT, PROMPT, batch=0)
+    with pytest.raises(ValueError, match="6 token ids and the drafter 5"):
+        measure(TARGET, table_model(jax.random.key(0), 5), PROMPT)

@@ -1,0 +1,118 @@
+"""What is timed is what is claimed: so many passes over so many tokens at one length."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.analysis import cost
+from jaxspec.analysis.cost import Cost, measure, passes, take_turns
+from jaxspec.base import Forward, LanguageModel, Model, Prompt
+from jaxspec.testing import table_model
+
+PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
+VOCAB = 5
+
+
+def counting_model(seen: list) -> Model:
+    """A model that counts its passes in its cache, and answers with the count (modulo the vocabulary)."""
+
+    def prefill(params, prompt, capacity):
+        seen.append(("prefill", prompt.tokens.shape, capacity))
+        batch = prompt.tokens.shape[0]
+        logits = jnp.zeros((batch, 1, VOCAB))
+        return Forward(logits, logits), {"length": prompt.length, "passes": jnp.zeros((), jnp.int32)}
+
+    def extend(params, cache, tokens, tree=None):
+        seen.append(("extend", tokens.shape))
+        count = cache["passes"] + 1
+        logits = jnp.broadcast_to(jax.nn.one_hot(count % VOCAB, VOCAB), (*tokens.shape, VOCAB)) * params
+        return Forward(logits, logits), {"length": cache["length"] + tokens.shape[1], "passes": count}
+
+    def rewind(cache, length, path=None):
+        return cache | {"length": length}
+
+    return Model(LanguageModel(prefill, extend, rewind, VOCAB), jnp.ones(()), name="counting")
+
+
+@pytest.mark.parametrize("inner", [1, 7])
+@pytest.mark.parametrize("step", [1, 4])
+def test_the_loop_makes_every_pass_and_uses_it(inner, step):
+    seen = []
+    model = counting_model(seen)
+    _, cache = model.lm.prefill(model.params, PROMPT, 16)
+    tokens, cache = passes(
+        model.lm, model.params, cache, PROMPT.length, jnp.zeros((2, step), jnp.int32), jnp.asarray(inner)
+    )
+    assert int(cache["passes"]) == inner
+    assert cache["length"].tolist() == PROMPT.length.tolist()
+    assert tokens.tolist() == [[inner % VOCAB] * step] * 2
+    assert ("extend", (2, step)) in seen
+
+
+def test_the_number_of_passes_is_traced():
+    seen = []
+    lm = counting_model(seen).lm
+    for inner in (2, 5):
+        _, cache = lm.prefill(jnp.ones(()), PROMPT, 16)
+        passes(lm, jnp.ones(()), cache, PROMPT.length, jnp.zeros((2, 1), jnp.int32), jnp.asarray(inner))
+    assert [what for what, *_ in seen].count("extend") == 1
+
+
+def test_each_pass_is_measured_at_its_own_width_and_the_real_capacity():
+    seen_target, seen_draft = [], []
+    target, draft = counting_model(seen_target), counting_model(seen_draft)
+    found = measure(target, draft, PROMPT, gamma=3, repeats=2, inner=2, max_new_tokens=20)
+    widths = {entry[1] for entry in seen_target if entry[0] == "extend"}
+    assert widths == {(2, 1), (2, 4)}
+    assert {entry[1] for entry in seen_draft if entry[0] == "extend"} == {(2, 1)}
+    # the prompt's bucket of 16, the bucket of 20 new tokens, and gamma + 1 more, as `generate` makes it
+    assert {entry[2] for entry in seen_target if entry[0] == "prefill"} == {16 + 32 + 3 + 1}
+    assert (found.gamma, found.batch) == (3, 2)
+
+
+def test_figures_are_positive_and_complete():
+    model = table_model(jax.random.key(1), VOCAB)
+    found = measure(model, table_model(jax.random.key(2), VOCAB), PROMPT, gamma=2, repeats=3, inner=2)
+    for samples in (found.target, found.verify, found.draft):
+        assert samples.shape == (3,) and (samples > 0).all()
+    assert min(found.target_ms, found.verify_ms, found.draft_ms, found.c, found.v) > 0
+
+
+def test_encoder_decoders_are_measured_behind_their_start_token():
+    model = table_model(jax.random.key(1), VOCAB, encoder=True)
+    found = measure(model, model, PROMPT, gamma=0, repeats=1, inner=1)
+    assert found.v > 0
+
+
+def test_medians_and_ratios():
+    found = Cost(7, 1, np.array([10.0, 20.0, 30.0]), np.array([12.0, 30.0, 33.0]), np.array([1.0, 4.0, 3.0]))
+    assert (found.target_ms, found.verify_ms, found.draft_ms) == (20.0, 30.0, 3.0)
+    assert found.c == pytest.approx(0.1)  # of 0.1, 0.2, 0.1: each repeat is compared with its own neighbours
+    assert found.v == pytest.approx(1.2)
+
+
+def test_calls_take_turns():
+    order = []
+    seconds = take_turns([lambda: order.append("a"), lambda: order.append("b")], repeats=3)
+    assert order == ["a", "b"] * 3
+    assert seconds.shape == (2, 3) and (seconds >= 0).all()
+
+
+def test_bad_arguments():
+    model = table_model(jax.random.key(1), VOCAB)
+    with pytest.raises(ValueError, match="repeats is 0"):
+        measure(model, model, PROMPT, gamma=1, repeats=0)
+    with pytest.raises(ValueError, match="inner is 0"):
+        measure(model, model, PROMPT, gamma=1, inner=0)
+    with pytest.raises(ValueError, match="gamma is -1"):
+        measure(model, model, PROMPT, gamma=-1)
+    with pytest.raises(TypeError, match="drafter is a Drafter"):
+        measure(model, jaxspec.drafters.model(model.lm), PROMPT, gamma=1)
+
+
+def test_the_environment_names_what_a_number_depends_on():
+    about = cost.environment()
+    assert about["jax"] == jax.__version__ and about["jaxspec"] == jaxspec.__version__
+    assert about["device"] and about["cpus"] >= 1 and about["command"]

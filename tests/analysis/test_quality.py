@@ -1,0 +1,151 @@
+"""BLEU and ROUGE-L on texts whose scores can be told by hand, and the report over a tiny pair."""
+
+import builtins
+import json
+import math
+import sys
+
+import jax
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec.analysis import quality, report
+from jaxspec.base import Model
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+
+
+def test_bleu_of_a_perfect_and_of_a_worthless_translation():
+    references = ["Das ist ein kleiner Test für uns.", "Der Hund schläft heute im Garten."]
+    assert quality.bleu(references, references) == pytest.approx(100.0)
+    assert quality.bleu(["foo bar", "baz"], references) < 2
+
+
+def test_bleu_by_hand():
+    """Five words of six: precisions 5/6, 3/5, 2/4, 1/3 and no brevity penalty."""
+    score = quality.bleu(["a b c d x f"], ["a b c d e f"])
+    assert score == pytest.approx(100 * math.prod([5 / 6, 3 / 5, 2 / 4, 1 / 3]) ** 0.25, rel=1e-3)
+
+
+def test_rouge_l_by_hand():
+    assert quality.rouge_l(["a b c"], ["a b c"]) == pytest.approx(100.0)
+    assert quality.rouge_l(["x"], ["a b c"]) == 0.0
+    # the longest common subsequence is "b d": precision 2/3, recall 2/4; the mean with a perfect row
+    assert quality.rouge_l(["b x d", "e"], ["a b c d", "e"]) == pytest.approx((100 * 4 / 7 + 100) / 2)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="2 hypotheses and 1 references"):
+        quality.bleu(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="0 hypotheses"):
+        quality.rouge_l([], [])
+    with pytest.raises(ValueError, match="got one text"):
+        quality.bleu("a", "a")
+
+
+@pytest.mark.parametrize(("package", "call"), [("sacrebleu", quality.bleu), ("rouge_score", quality.rouge_l)])
+def test_without_the_extra(monkeypatch, package, call):
+    real = builtins.__import__
+
+    def refusing(name, *rest, **more):
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r'pip install "jaxspec-decoding\[train\]"'):
+        call(["a"], ["a"])
+    with pytest.raises(ImportError, match=package.replace("_", "-")):
+        quality.check()
+
+
+WORDS = ["<pad>", "</s>", "<unk>", "Das", "ist", "ein", "Haus", "a", "house", "is"]
+T5 = T5Config(len(WORDS), dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+GPT = GPTConfig(len(WORDS), dim=16, ff_dim=16, layers=1, heads=2, max_positions=640)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=False, **special)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data folder with a few held-out examples."""
+    pair = {"input": "a house", "output": "ein Haus", "package": "x"}
+    rows = [json.dumps(pair | {"task": task}) for task in ("translation", "synopsis")]
+    (tmp_path / "t5.heldout.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "gpt.heldout.jsonl").write_text(
+        json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n"
+    )
+    return tmp_path
+
+
+def pair(net, config, tokenizer) -> tuple[Model, Model]:
+    made = [net.init(config, jax.random.key(seed)) for seed in (0, 1)]
+    lm = net.language_model(config)
+    return Model(lm, made[0], tokenizer, config, "big"), Model(lm, made[1], tokenizer, config, "small")
+
+
+def test_report_of_a_translating_pair(folder, tokenizer):
+    target, draft = pair(t5, T5, tokenizer)
+    done = []
+    found = report.report(
+        target, draft, folder, rows=3, max_new_tokens=6, advance=lambda _, n: done.append(n)
+    )
+    assert sum(done) == report.steps(target, 3)
+    assert found["target"]["name"] == "big" and found["draft"]["parameters"] == found["target"]["parameters"]
+    for task, metric in (("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")):
+        assert found["loss"][task]["target"] == pytest.approx(math.log(len(WORDS)), abs=2.0)
+        results = found["tasks"][task]
+        assert results["rows"] == 3 and results["quality"]["metric"] == metric
+        assert results["same_text"] == results["compared"] == 9
+        assert list(results["tokens_per_round"]) == ["1", "4", "7"]
+        assert all(1 <= tokens <= int(gamma) + 1 for gamma, tokens in results["tokens_per_round"].items())
+        assert all(0 <= alpha["alpha"] <= 1 for alpha in results["alpha"].values())
+    assert json.loads(json.dumps(found))["environment"]["jax"] == jax.__version__
+
+
+def test_report_of_a_language_model_pair(folder, tokenizer):
+    target, _ = pair(gpt, GPT, tokenizer)
+    found = report.report(target, target, folder, rows=2, max_new_tokens=6)
+    assert list(found["tasks"]) == ["text"] and "quality" not in found["tasks"]["text"]
+    assert found["tasks"]["text"]["alpha"]["1"]["alpha"] == pytest.approx(1.0, abs=1e-5)
+    assert found["loss"]["text"]["target"] == found["loss"]["text"]["draft"]
+
+
+def test_report_as_a_command(folder, tokenizer, tmp_path, monkeypatch):
+    import typer
+
+    models_by_name = dict(zip(("big", "small"), pair(t5, T5, tokenizer), strict=True))
+    monkeypatch.setattr(jaxspec, "load", models_by_name.get, raising=False)
+    app = typer.Typer()
+    app.command()(report.main)
+    arguments = [
+        "--target",
+        "big",
+        "--draft",
+        "small",
+        "--data",
+        str(folder),
+        "--rows",
+        "2",
+        "--new-tokens",
+        "4",
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    assert (
+        "translation: sacreBLEU" in result.output and "synopsis: tokens per round, gamma 7" in result.output
+    )
+    assert json.loads((tmp_path / "out.json").read_text())["tasks"]["translation"]["rows"] == 2

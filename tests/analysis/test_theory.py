@@ -1,0 +1,145 @@
+"""The formulas against the paper's printed numbers, and against what they are about."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.analysis.theory import expected_tokens, improvement, operations, optimal_gamma
+
+ALPHAS = st.floats(0.0, 1.0)
+GAMMAS = st.integers(0, 30)
+
+TABLE_1 = [  # alpha, gamma, operations, speed
+    (0.6, 2, 1.53, 1.96),
+    (0.7, 3, 1.58, 2.53),
+    (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69),
+    (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+]
+TABLE_4 = [  # gamma, alpha, c, the column EXP
+    (7, 0.75, 0.02, 3.2),
+    (7, 0.80, 0.04, 3.3),
+    (7, 0.82, 0.11, 2.5),
+    (7, 0.62, 0.02, 2.3),
+    (5, 0.68, 0.04, 2.4),
+    (3, 0.71, 0.11, 2.0),
+    (5, 0.65, 0.02, 2.4),
+    (5, 0.73, 0.04, 2.6),
+    (3, 0.74, 0.11, 2.0),
+    (5, 0.53, 0.02, 1.9),
+    (3, 0.55, 0.04, 1.8),
+    (3, 0.56, 0.11, 1.6),
+]
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "work", "speed"), TABLE_1)
+def test_table_1(alpha, gamma, work, speed):
+    assert round(float(operations(alpha, gamma, 0.0)), 2) == work
+    assert round(float(improvement(alpha, gamma, 0.0)), 2) == speed
+
+
+@pytest.mark.parametrize(("gamma", "alpha", "c", "printed"), TABLE_4)
+def test_table_4(gamma, alpha, c, printed):
+    """The paper computed from alpha and c before it rounded them to two digits, so the printed result must lie
+    in the range that the rounding leaves (nine of the twelve also follow from the rounded ones)."""
+    least, most = improvement([alpha - 0.005, alpha + 0.005], gamma, [c + 0.005, c - 0.005])
+    assert least - 0.05 <= printed <= most + 0.05
+
+
+def test_table_4_from_the_rounded_alpha_and_c():
+    gamma, alpha, c, printed = (np.array(column) for column in zip(*TABLE_4, strict=True))
+    assert (improvement(alpha, gamma, c).round(1) == printed).sum() == 9
+
+
+def test_other_printed_numbers():
+    assert improvement([0.75, 0.8, 0.87], 8, 0.015).round(1).tolist() == [3.3, 3.9, 4.9]  # A.5, lenience
+    assert round(float(improvement(0.2, 3, 0.0)), 2) == 1.25  # 3.6, a bigram model
+
+
+def test_figure_2():
+    """The curves meet at one token where nothing is accepted, and end at gamma + 1 where everything is."""
+    gammas = np.array([1, 3, 5, 7, 10])
+    assert expected_tokens(0.0, gammas).tolist() == [1.0] * 5
+    assert expected_tokens(1.0, gammas).tolist() == [2.0, 4.0, 6.0, 8.0, 11.0]
+    assert expected_tokens([0.0, 0.5, 0.9], np.inf) == pytest.approx([1.0, 2.0, 10.0])
+
+
+@given(ALPHAS, GAMMAS)
+def test_expected_tokens_is_the_mean_of_a_capped_geometric_variable(alpha, gamma):
+    accepted = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]  # exactly n of gamma guesses
+    assert sum(accepted) == pytest.approx(1.0)
+    mean = sum((n + 1) * probability for n, probability in enumerate(accepted))
+    assert expected_tokens(alpha, gamma) == pytest.approx(mean, rel=1e-9)
+
+
+@given(st.floats(0.0, 1e-12), GAMMAS)
+def test_expected_tokens_is_accurate_beside_one(nothing, gamma):
+    assert expected_tokens(1.0 - nothing, gamma) == pytest.approx(gamma + 1, rel=1e-9)
+
+
+@given(ALPHAS, GAMMAS, st.floats(0.0, 1.0), st.floats(1.0, 5.0))
+def test_improvement_is_tokens_over_cost(alpha, gamma, c, v):
+    assert improvement(alpha, gamma, c, v) == pytest.approx(expected_tokens(alpha, gamma) / (gamma * c + v))
+    assert improvement(alpha, gamma, c, v) <= improvement(alpha, gamma, c) * (1 + 1e-12)
+
+
+@given(ALPHAS, st.floats(0.0, 1.0))
+def test_corollary_3_9(alpha, c):
+    assert improvement(alpha, 1, c) == pytest.approx((1 + alpha) / (1 + c))
+
+
+@given(ALPHAS, GAMMAS, st.floats(0.0, 1.0))
+def test_operations_never_fall_below_those_of_plain_decoding(alpha, gamma, c_hat):
+    work = operations(alpha, gamma, c_hat)
+    assert work >= 1 - 1e-12
+    assert work == pytest.approx((gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma))
+
+
+def test_everything_broadcasts():
+    assert expected_tokens(np.full((3, 1), 0.5), np.arange(4)).shape == (3, 4)
+    assert improvement(0.5, np.arange(4), np.full((2, 1), 0.1)).shape == (2, 4)
+    assert optimal_gamma(np.full((3, 1), 0.5), [0.1, 0.2]).shape == (3, 2)
+
+
+@pytest.mark.parametrize(("alpha", "c"), list(itertools.product([0.0, 0.3, 0.75, 0.95], [0.01, 0.1, 0.9])))
+@pytest.mark.parametrize("slope", [0.0, 0.05, 0.4])
+def test_optimal_gamma_against_trying_them_all(alpha, c, slope):
+    def v(gamma: int) -> float:
+        return 1 + slope * gamma
+
+    speeds = [float(improvement(alpha, gamma, c, v(gamma))) for gamma in range(21)]
+    best = speeds.index(max(speeds))
+    assert optimal_gamma(alpha, c, v, most=20) == best
+    assert optimal_gamma(alpha, c, [v(gamma) for gamma in range(21)]) == best
+
+
+def test_optimal_gamma_at_its_ends():
+    assert optimal_gamma(0.2, 0.2) == 0  # Corollary 3.9: alpha must exceed c
+    assert optimal_gamma(0.21, 0.2) == 1
+    assert optimal_gamma(1.0, 0.01, most=12) == 12
+    assert optimal_gamma(0.9, 0.0, v=2.0, most=0) == 0
+    assert (
+        optimal_gamma(0.5, 0.0, v=3.0) == 0
+    )  # no compute to spare: plain decoding, whose pass costs 1 and not v
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: expected_tokens(1.5, 3), "alpha is 1.5: expected 0 to 1"),
+        (lambda: expected_tokens([0.5, np.nan], 3), "alpha is .*nan.*: expected 0 to 1"),
+        (lambda: expected_tokens(0.5, -1), "gamma is -1: expected 0 or more"),
+        (lambda: improvement(0.5, 1, -0.1), "c is -0.1"),
+        (lambda: improvement(0.5, 1, 0.1, -1.0), "v is -1.0"),
+        (lambda: operations(0.5, 1, -0.1), "c_hat is -0.1"),
+        (lambda: optimal_gamma(0.5, 0.1, most=-1), "most is -1"),
+        (lambda: optimal_gamma(0.5, 0.1, v=[1.0, 1.1], most=4), "v has entries up to gamma 1"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,111 @@
+"""Speculative sampling emits the target's law: proved, not sampled, for every sequence of the first tokens."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.base import Draft, Drafter, Model, Prompt
+from jaxspec.testing import certify, table_model, table_model_from
+from jaxspec.warp import Controls, greedy, sampling
+
+EXACT = 1e-5
+TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
+SMALL, LARGE = table_model(jax.random.key(3), 2), table_model(jax.random.key(4), 5)
+TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
+EVERYTHING = sampling(3, True)  # one program for all of these
+CONTROLS = {
+    "plain": Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1)),
+    "temperature 0.7": Controls(jnp.array([0.7]), jnp.array([3]), jnp.ones(1)),
+    "temperature 0": Controls(jnp.zeros(1), jnp.array([3]), jnp.ones(1)),
+    "top-k": Controls(jnp.ones(1), jnp.array([2]), jnp.ones(1)),
+    "top-p": Controls(jnp.ones(1), jnp.array([3]), jnp.array([0.7])),
+    "all": Controls(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
+}
+
+
+def check(target, drafter, gamma, controls="plain", **options):
+    options = dict(prompt=PROMPT, warp=EVERYTHING, steps=4) | options
+    off = certify(target, drafter=drafter, gamma=gamma, controls=CONTROLS[controls], **options)
+    assert off < EXACT
+
+
+def proposes(guess, ragged):
+    """A deterministic drafter of guess(last token, i) for i < gamma: all of them, or sometimes fewer, even none."""
+
+    def propose(keys, params, state, context, gamma, to_law):
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        length = (context.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(context.length, gamma)
+        return Draft(guess(last, jnp.arange(gamma, dtype=last.dtype)[None, :]), None, length), state
+
+    return Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+
+
+@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_another_model_drafts(gamma, controls):
+    check(TARGET, DRAFT, gamma, controls)
+
+
+@pytest.mark.parametrize("eos", [(2,), (0, 1)])
+def test_a_round_with_an_end_token_inside(eos):
+    check(TARGET, DRAFT, 3, eos=eos)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_prompts(length):
+    check(TARGET, DRAFT, 2, prompt=PROMPT._replace(length=jnp.array([length])))
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_the_target_drafts_for_itself(gamma):
+    check(TARGET, TARGET, gamma, "temperature 0.7")
+
+
+@pytest.mark.parametrize("controls", ["plain", "top-k"])
+@pytest.mark.parametrize("draft", [SMALL, LARGE], ids=["smaller", "larger"])
+def test_the_drafter_has_another_vocabulary(draft, controls):
+    check(TARGET, draft, 2, controls)
+
+
+def test_a_deterministic_drafter_with_drafts_of_any_length():
+    check(TARGET, proposes(lambda last, step: (last + 1 + step) % 3, ragged=True), 3, warp=sampling())
+
+
+def test_a_drafter_that_always_proposes_one_token():
+    check(TOY, proposes(lambda last, step: 1 + 0 * (last + step), ragged=False), 2, warp=sampling())
+
+
+def test_laws_without_a_common_token():
+    nothing = -jnp.inf
+    target = table_model_from(TARGET.params.at[..., 2].set(nothing))
+    draft = table_model_from(jnp.zeros((3, 3, 3)).at[..., :2].set(nothing))
+    check(target, draft, 2)
+    check(target, target, 2)
+
+
+def test_nearly_deterministic_laws():
+    check(table_model(jax.random.key(5), 3, sharpness=8.0), table_model(jax.random.key(6), 3, sharpness=8.0), 2)
+
+
+def test_greedy():
+    for draft in (DRAFT, TARGET):
+        assert certify(TARGET, drafter=draft, gamma=3, prompt=PROMPT, warp=greedy(), steps=6) == 0
+
+
+def test_an_encoder_decoder():
+    target, draft = (table_model(jax.random.key(seed), 3, encoder=True) for seed in (7, 8))
+    for length in (2, 3):
+        check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), warp=sampling())
+
+
+def test_a_network_with_a_cache():
+    gpt = pytest.importorskip("jaxspec.nets.gpt")
+    config = gpt.GPTConfig(vocab_size=3, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: gpt.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
+    check(Model(gpt.language_model(config), params), DRAFT, 2, warp=sampling())

@@ -1,0 +1,103 @@
+"""The GPT against transformers' GPT-2, and its cache against its own full pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.base import Prompt, Tree
+from jaxspec.nets import gpt
+
+CONFIG = gpt.GPTConfig(61, dim=32, ff_dim=64, layers=2, heads=4, max_positions=16)
+TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 61)
+
+
+def params_of(config, seed=0):
+    params = gpt.init(config, jax.random.key(seed))
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
+
+
+def test_cache_equals_full_pass():
+    lm, params = gpt.language_model(CONFIG), params_of(CONFIG)
+    full = gpt.GPT(CONFIG).apply({"params": params}, TOKENS)
+    prompt = Prompt(TOKENS[:, :5], jnp.array([5, 3]))
+    forward, cache = lm.prefill(params, prompt, capacity=9)
+    np.testing.assert_allclose(forward.logits[:, 0], jnp.stack([full[0, 4], full[1, 2]]), atol=2e-5)
+    fed = jnp.stack([TOKENS[0, 5:8], TOKENS[1, 3:6]])
+    forward, cache = lm.extend(params, cache, fed)
+    np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 5:8], full[1, 3:6]]), atol=2e-5)
+    cache = lm.rewind(cache, jnp.array([6, 4]))
+    forward, _ = lm.extend(params, cache, jnp.stack([TOKENS[0, 6:9], TOKENS[1, 4:7]]))  # row 0 ends at capacity
+    np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:9], full[1, 4:7]]), atol=2e-5)
+
+
+def test_tree_equals_its_paths():
+    lm, params = gpt.language_model(CONFIG), params_of(CONFIG)
+    _, cache = lm.prefill(params, Prompt(TOKENS[:, :4], jnp.array([4, 2])), capacity=10)
+    tree = Tree(jnp.array([0, 1, 1]), jnp.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
+    nodes = jnp.array([[7, 8, 9], [10, 11, 12]])
+    forward, _ = lm.extend(params, cache, nodes, tree)
+    for path in ([0, 1], [0, 2]):
+        chain, _ = lm.extend(params, cache, nodes[:, jnp.array(path)])
+        np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
+
+
+def test_bfloat16_gives_float32_logits():
+    config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
+    forward, cache = gpt.language_model(config).prefill(params_of(config), Prompt(TOKENS, jnp.array([9, 9])), 12)
+    assert forward.logits.dtype == jnp.float32
+    assert cache.keys[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("name", "millions"), [("gpt-97m", 97), ("gpt-6m", 6)])
+def test_the_papers_sizes(name, millions):
+    """With 8k tokens, as the paper trains them; the paper's counts leave out the embeddings of the larger one."""
+    shapes = jax.eval_shape(lambda key: gpt.init(gpt.SIZES[name], key), jax.random.key(0))
+    matrices = sum(x.size for name, x in shapes.items() for x in jax.tree.leaves(x))
+    assert matrices / 1e6 == pytest.approx(millions, rel=0.4)
+
+
+@pytest.mark.slow
+def test_parity_with_transformers():
+    """Our GPT is GPT-2: float32 logits with the same weights."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peer = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=61, n_embd=32, n_inner=64, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.normal_(0.0, 0.2)
+    ours = gpt.GPT(CONFIG).apply({"params": from_peer(peer.state_dict())}, TOKENS)
+    with torch.no_grad():
+        theirs = peer(torch.tensor(np.array(TOKENS))).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+
+
+def from_peer(state):
+    """Our parameter tree from transformers' GPT-2 weights (whose linear layers are stored [in, out])."""
+    weights = {name.removeprefix("transformer."): jnp.array(value.numpy()) for name, value in state.items()}
+
+    def linear(name, part=slice(None)):
+        return {"kernel": weights[f"{name}.weight"][:, part], "bias": weights[f"{name}.bias"][part]}
+
+    def norm(name):
+        return {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}
+
+    params = {
+        "embedding": {"embedding": weights["wte.weight"]},
+        "position": {"embedding": weights["wpe.weight"]},
+        "norm": norm("ln_f"),
+    }
+    for i in range(CONFIG.layers):
+        third = [slice(j * CONFIG.dim, (j + 1) * CONFIG.dim) for j in range(3)]
+        attention = {n: linear(f"h.{i}.attn.c_attn", s) for n, s in zip(("query", "key", "value"), third, strict=True)}
+        params[f"layers_{i}"] = {
+            "attention_norm": norm(f"h.{i}.ln_1"),
+            "attention": attention | {"out": linear(f"h.{i}.attn.c_proj")},
+            "ff_norm": norm(f"h.{i}.ln_2"),
+            "ff": {"wi": linear(f"h.{i}.mlp.c_fc"), "out": linear(f"h.{i}.mlp.c_proj")},
+        }
+    return params

@@ -1,0 +1,195 @@
+"""T5 against transformers' PyTorch implementation, and its cache against its own full pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.base import Prompt, Tree
+from jaxspec.nets import t5
+
+V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
+V10 = t5.T5Config(
+    61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True
+)
+PROMPT = Prompt(jnp.array([[5, 6, 7, 8, 9, 1], [4, 3, 1, 0, 0, 0]]), jnp.array([6, 3]))
+TOKENS = jnp.array([[0, 11, 12, 13, 14, 15, 16], [0, 21, 22, 23, 24, 25, 26]])
+
+
+@pytest.fixture(params=[V11, V10], ids=["v1.1", "1.0"])
+def config(request):
+    return request.param
+
+
+def params_of(config, seed=0):
+    return t5.init(config, jax.random.key(seed))
+
+
+def test_cache_equals_full_pass(config):
+    """Fed in ragged pieces through the cache, every position says what the full pass says."""
+    lm, params = t5.language_model(config), params_of(config)
+    full = t5.T5(config).apply({"params": params}, PROMPT, TOKENS)
+    forward, cache = lm.prefill(params, PROMPT, capacity=9)
+    np.testing.assert_allclose(forward.logits, full[:, :1], atol=2e-5)
+    forward, cache = lm.extend(params, cache, TOKENS[:, 1:4])
+    np.testing.assert_allclose(forward.logits, full[:, 1:4], atol=2e-5)
+    cache = lm.rewind(cache, jnp.array([2, 4]))  # row 0 goes two tokens back, row 1 stays
+    fed = jnp.stack([TOKENS[0, 2:5], TOKENS[1, 4:7]])
+    forward, _ = lm.extend(params, cache, fed)
+    np.testing.assert_allclose(forward.logits[0], full[0, 2:5], atol=2e-5)
+    np.testing.assert_allclose(forward.logits[1], full[1, 4:7], atol=2e-5)
+
+
+def test_padding_of_the_prompt_has_no_effect(config):
+    lm, params = t5.language_model(config), params_of(config)
+    wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 10)), constant_values=17), PROMPT.length)
+    a, _ = lm.prefill(params, PROMPT, 4)
+    b, _ = lm.prefill(params, wide, 4)
+    np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
+
+
+def test_garbage_behind_the_length_is_masked(config):
+    """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
+    lm, params = t5.language_model(config), params_of(config)
+    _, cache = lm.prefill(params, PROMPT, capacity=4)
+    clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
+    real = (jnp.arange(4) < 1)[None, None, :, None]
+    poisoned = cache._replace(
+        decoder=cache.decoder._replace(
+            keys=tuple(jnp.where(real, k, jnp.nan) for k in cache.decoder.keys),
+            values=tuple(jnp.where(real, v, 1e30) for v in cache.decoder.values),
+        )
+    )
+    forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
+    np.testing.assert_array_equal(forward.logits, clean.logits)
+
+
+def test_tree_equals_its_paths(config):
+    """Two branches fed in one pass: each node says what its own path says; the kept path's cache is a chain's."""
+    lm, params = t5.language_model(config), params_of(config)
+    _, cache = lm.prefill(params, PROMPT, capacity=12)
+    _, cache = lm.extend(params, cache, TOKENS[:, 1:2])
+    # root - a - c, and root - b - d, laid out root a b c d
+    ancestors = jnp.array(
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], bool
+    )
+    tree = Tree(jnp.array([0, 1, 1, 2, 2]), ancestors)
+    nodes = jnp.array([[30, 31, 32, 33, 34], [40, 41, 42, 43, 44]])
+    forward, grown = lm.extend(params, cache, nodes, tree)
+    for path in ([0, 1, 3], [0, 2, 4]):
+        chain, chain_cache = lm.extend(params, cache, nodes[:, jnp.array(path)])
+        np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
+    slots = jnp.broadcast_to(2 + jnp.array(path)[None], (2, 3))
+    kept = lm.rewind(grown, jnp.array([5, 5]), slots)
+    after, _ = lm.extend(params, kept, TOKENS[:, 5:7])
+    expected, _ = lm.extend(params, chain_cache, TOKENS[:, 5:7])
+    np.testing.assert_allclose(after.logits, expected.logits, atol=2e-5)
+
+
+def test_bfloat16_gives_float32_logits():
+    config = t5.T5Config(61, 32, 48, 4, 8, 1, 1, dtype="bfloat16")
+    forward, cache = t5.language_model(config).prefill(params_of(config), PROMPT, 4)
+    assert forward.logits.dtype == jnp.float32
+    assert cache.decoder.keys[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [  # counted from the models that transformers builds from the published configurations
+        ("t5-v1_1-small", 76_961_152),
+        ("t5-v1_1-base", 247_577_856),
+        ("t5-v1_1-large", 783_150_080),
+        ("t5-v1_1-xl", 2_849_757_184),
+        ("t5-v1_1-xxl", 11_135_332_352),
+        ("t5-small", 60_506_624),
+        ("t5-base", 222_903_552),
+        ("t5-large", 737_668_096),
+        ("t5-11b", 11_307_321_344),
+    ],
+)
+def test_published_sizes(name, count):
+    """Instantiated abstractly: no memory."""
+    shapes = jax.eval_shape(lambda key: t5.init(t5.SIZES[name], key), jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == count
+
+
+@pytest.mark.slow
+def test_parity_with_transformers(config):
+    """Float32 logits of transformers' T5 with the same weights, for both versions."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peer = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=config.vocab_size,
+            d_model=config.dim,
+            d_kv=config.head_dim,
+            d_ff=config.ff_dim,
+            num_layers=config.encoder_layers,
+            num_decoder_layers=config.decoder_layers,
+            num_heads=config.heads,
+            feed_forward_proj="gated-gelu" if config.gated else "relu",
+            tie_word_embeddings=config.tied_head,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.normal_(0.0, 0.15)
+    params = from_peer({k: v.detach().numpy() for k, v in peer.state_dict().items()}, config)
+    ours = t5.T5(config).apply({"params": params}, PROMPT, TOKENS)
+    real = np.arange(6)[None] < np.asarray(PROMPT.length)[:, None]
+    with torch.no_grad():
+        theirs = peer(
+            input_ids=torch.tensor(np.array(PROMPT.tokens)),
+            attention_mask=torch.tensor(real.astype(np.int64)),
+            decoder_input_ids=torch.tensor(np.array(TOKENS)),
+        ).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+
+
+def from_peer(weights, config):
+    """Our parameter tree from transformers' T5 weights."""
+
+    def attention(prefix):
+        return {
+            ours: {"kernel": jnp.array(weights[f"{prefix}.{theirs}.weight"].T)}
+            for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o"))
+        }
+
+    def feed_forward(prefix):
+        names = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
+        return {n: {"kernel": jnp.array(weights[f"{prefix}.DenseReluDense.{m}.weight"].T)} for n, m in names.items()}
+
+    def norm(name):
+        return {"scale": jnp.array(weights[f"{name}.weight"])}
+
+    params = {
+        "embedding": {"embedding": jnp.array(weights["shared.weight"])},
+        "encoder_norm": norm("encoder.final_layer_norm"),
+        "decoder_norm": norm("decoder.final_layer_norm"),
+    }
+    for side in ("encoder", "decoder"):
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        params[f"{side}_bias"] = {"table": jnp.array(weights[bias])}
+    for i in range(config.encoder_layers):
+        at = f"encoder.block.{i}.layer"
+        params[f"encoder_{i}"] = {
+            "attention_norm": norm(f"{at}.0.layer_norm"),
+            "attention": attention(f"{at}.0.SelfAttention"),
+            "ff_norm": norm(f"{at}.1.layer_norm"),
+            "ff": feed_forward(f"{at}.1"),
+        }
+    for i in range(config.decoder_layers):
+        at = f"decoder.block.{i}.layer"
+        params[f"decoder_{i}"] = {
+            "attention_norm": norm(f"{at}.0.layer_norm"),
+            "attention": attention(f"{at}.0.SelfAttention"),
+            "cross_norm": norm(f"{at}.1.layer_norm"),
+            "cross": attention(f"{at}.1.EncDecAttention"),
+            "ff_norm": norm(f"{at}.2.layer_norm"),
+            "ff": feed_forward(f"{at}.2"),
+        }
+    if not config.tied_head:
+        params["head"] = {"kernel": jnp.array(weights["lm_head.weight"].T)}
+    return params

@@ -1,0 +1,90 @@
+"""Widening changes the cost of a model and nothing that it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.base import Model, Prompt
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.nets.widen import widen
+from jaxspec.testing import table_model
+
+CONFIGS = {
+    "t5-v1_1": T5Config(40, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=2, decoder_layers=2),
+    "t5-1_0": T5Config(40, 16, 24, 2, 8, 2, 2, activation="relu", gated=False, tied_head=True),
+    "gpt": GPTConfig(40, dim=16, ff_dim=24, layers=2, heads=2, max_positions=64),
+}
+PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
+
+
+def model(name: str) -> Model:
+    """Random parameters, biases included."""
+    config = CONFIGS[name]
+    net = gpt if isinstance(config, GPTConfig) else t5
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * random.standard_normal(x.shape).astype(x.dtype),
+                          net.init(config, jax.random.key(0)))  # fmt: skip
+    return Model(net.language_model(config), params, None, config, name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_text_and_logits(name):
+    small = model(name)
+    wide = widen(small, 100)
+    assert wide.config.ff_dim == 100 and wide.name == name
+    ours, theirs = (m.lm.prefill(m.params, PROMPT, 8)[0].logits for m in (wide, small))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    text, expected = (jaxspec.generate(m, PROMPT, max_new_tokens=24) for m in (wide, small))
+    np.testing.assert_array_equal(text.tokens, expected.tokens)
+    assert len(np.unique(text.tokens)) > 2  # more than one token over and over
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_feed_forward_block_grows_and_nothing_else(name):
+    small = model(name)
+    wide = widen(small, 100)
+    sizes = {}
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(wide.params), jax.tree.leaves(small.params), strict=True
+    ):
+        names = [entry.key for entry in path]
+        if "ff" in names and names[-2:] != ["out", "bias"]:
+            assert 100 in x.shape and 24 in y.shape
+            assert x.dtype == y.dtype
+            sizes[names[0]] = sizes.get(names[0], 0) + x.size - y.size
+        else:
+            np.testing.assert_array_equal(x, y)
+    assert len(sizes) == {"t5-v1_1": 4, "t5-1_0": 4, "gpt": 2}[name]
+    matrices = 3 if name == "t5-v1_1" else 2
+    biases = 1 if name == "gpt" else 0
+    assert set(sizes.values()) == {76 * (16 * matrices + biases)}
+
+
+def test_the_parameters_have_the_shapes_of_a_model_of_that_size():
+    wide = widen(model("gpt"), 100)
+    fresh = jax.eval_shape(lambda: gpt.init(wide.config, jax.random.key(0)))
+    assert jax.tree.map(jnp.shape, wide.params) == jax.tree.map(lambda x: x.shape, fresh)
+
+
+def test_bfloat16_stays_bfloat16():
+    small = model("t5-v1_1")
+    wide = widen(small._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), small.params)), 32)
+    assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(wide.params))
+
+
+def test_widening_to_its_own_size_changes_nothing():
+    small = model("gpt")
+    same = widen(small, 24)
+    assert same.config == small.config
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), same.params, small.params))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="ff_dim is 8: expected at least the model's own, 24"):
+        widen(model("gpt"), 8)
+    with pytest.raises(TypeError, match="got one with a TableConfig"):
+        widen(table_model(jax.random.key(0), 3), 8)

@@ -1,0 +1,149 @@
+"""Loading by path and by name, in either dtype, and the errors on the way."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from jaxspec import model
+from jaxspec.base import Prompt
+from jaxspec.model import Model, load, shipped
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import orbax
+from jaxspec.weights.orbax import CheckpointError
+
+WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
+T5 = T5Config(len(WORDS), dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+GPT = GPTConfig(16, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)  # more ids than words
+PROMPT = Prompt(jnp.array([[3, 4, 5, 1]], jnp.int32), jnp.array([4], jnp.int32))
+
+
+def save_model(folder: Path, net, config, family: str, tokenizer: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
+    orbax.save(folder, params, config, tokenizer, name=folder.name, family=family, dtype="float32", about={})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder of checkpoints: tiny-t5 and tiny-gpt."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = root / "tokenizer"
+    tokenizer.mkdir()
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tokenizer / "tokenizer.json"))
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(config))
+    save_model(root / "checkpoints" / "tiny-t5", t5, T5, "t5", tokenizer)
+    save_model(root / "checkpoints" / "tiny-gpt", gpt, GPT, "gpt", tokenizer)
+    return root / "checkpoints"
+
+
+@pytest.fixture
+def shipping(folder, monkeypatch, tmp_path):
+    """As if the checkpoints were shipped, in a folder that is not below the working directory."""
+    monkeypatch.setattr(model, "SHIPPED", (tmp_path / "none", folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "config"), [("tiny-t5", T5), ("tiny-gpt", GPT)])
+def test_load_gives_a_model_that_runs(folder, name, config):
+    loaded = load(str(folder / name))
+    assert isinstance(loaded, Model)
+    assert (loaded.name, loaded.config) == (name, config)
+    assert loaded.lm.vocab_size == config.vocab_size
+    assert loaded.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+    assert loaded.tokenizer.decode([7, 9]) == "a cat"
+    assert loaded.tokenizer.eos_token_id == 1
+    forward, _ = jax.eval_shape(functools.partial(loaded.lm.prefill, capacity=8), loaded.params, PROMPT)
+    assert forward.logits.shape == (1, 1, config.vocab_size)
+
+
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-gpt"])
+def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
+    """Casting matrices beforehand saves memory and changes no bit; what is not a matrix stays float32."""
+    wide, narrow = load(folder / name), load(folder / name, dtype="bfloat16")
+    assert (wide.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
+    types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in orbax._by_path(narrow.params).items()}
+    assert types["kernel"] == types["embedding"] == "bfloat16"
+    assert types["scale"] == "float32"
+    prefill = jax.jit(functools.partial(narrow.lm.prefill, capacity=8))
+    with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself
+        (forward, cache), (expected, _) = prefill(narrow.params, PROMPT), prefill(wide.params, PROMPT)
+    assert forward.logits.dtype == jnp.float32
+    assert (forward.logits == expected.logits).all()
+    assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16
+
+
+def test_unknown_dtype(folder):
+    with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16'\)"):
+        load(folder / "tiny-t5", dtype="float16")
+
+
+def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):
+    assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": shipping / "tiny-t5"}
+    for source in ("tiny-gpt", "checkpoints/tiny-gpt", "./checkpoints/tiny-gpt/", "../checkpoints/tiny-gpt"):
+        assert model._find(source) == model._find(Path(source)) == shipping / "tiny-gpt"
+    assert load("tiny-gpt").name == "tiny-gpt"
+
+
+def test_working_directory_goes_before_package_and_package_before_checkout(shipping, tmp_path, monkeypatch):
+    packaged = tmp_path / "package"
+    shutil.copytree(shipping / "tiny-t5", packaged / "tiny-t5")
+    monkeypatch.setattr(model, "SHIPPED", (packaged, shipping))
+    assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": packaged / "tiny-t5"}
+    shutil.copytree(shipping / "tiny-t5", tmp_path / "tiny-t5")
+    assert model._find("tiny-t5").resolve() == tmp_path / "tiny-t5"
+
+
+@pytest.mark.parametrize("source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"])
+def test_any_other_path_that_is_not_there_is_an_error(shipping, source):
+    """A mistyped path must not load other weights that happen to have the same name."""
+    with pytest.raises(CheckpointError, match=rf"no checkpoint at {source}: did you mean 'tiny-t5'\?"):
+        load(source)
+
+
+def test_unknown_name_lists_the_shipped_ones(shipping):
+    with pytest.raises(CheckpointError, match=r"at tiny-t6: did you mean 'tiny-t5'\?.*\(tiny-gpt, tiny-t5\)"):
+        load("tiny-t6")
+    with pytest.raises(CheckpointError, match=r"at some where\. Expected a folder with a manifest\.toml"):
+        load("some where")
+
+
+def test_nothing_shipped(monkeypatch, tmp_path):
+    monkeypatch.setattr(model, "SHIPPED", (tmp_path,))
+    with pytest.raises(CheckpointError, match=r"\(none in this installation\)"):
+        load("tiny-t5")
+
+
+def test_hugging_face_models_are_refused_by_name(shipping, tmp_path):
+    with pytest.raises(CheckpointError, match=r"google/t5-v1_1-small.* hub: this version .* reads its own"):
+        load("google/t5-v1_1-small")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is a Hugging Face model .* reads its own checkpoints only"):
+        load(tmp_path / "hf")
+
+
+def test_a_folder_without_a_manifest(tmp_path):
+    with pytest.raises(CheckpointError, match=r"it has no manifest\.toml"):
+        load(tmp_path)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
+    small = GPTConfig(8, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+    save_model(tmp_path / "small", gpt, small, "gpt", folder / "tiny-gpt")
+    with pytest.raises(CheckpointError, match="the tokenizer has 10 ids, but the model only 8"):
+        load(tmp_path / "small")

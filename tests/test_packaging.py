@@ -1,0 +1,191 @@
+"""What is shipped, and which way the arrows between rooms point."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import jaxspec
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests run against a wheel
+PAIR = ("debian-t5-base", "debian-t5-small")
+CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
+
+CORE = {"base", "noise", "cache", "buffers", "warp"}
+DECODING = CORE | {"accept", "drafters", "decode"}
+MODELS = {"nets", "recipes", "weights", "model"}
+ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
+    "base": set(),
+    "noise": {"base"},
+    "cache": {"base"},
+    "buffers": {"base"},
+    "warp": {"base"},
+    "accept": CORE,
+    "drafters": CORE,
+    "decode": CORE | {"accept", "drafters"},
+    "testing": DECODING,
+    "nets": CORE,
+    "sharding": CORE,
+    "recipes": {"nets"},
+    "weights": CORE | {"nets", "recipes", "sharding"},
+    "model": CORE | {"nets", "recipes", "weights", "sharding"},
+    "training": DECODING | MODELS | {"sharding"},
+    "analysis": DECODING | MODELS | {"sharding"},
+    "cli": DECODING | MODELS | {"sharding", "training", "analysis", "front door"},
+    "front door": DECODING | MODELS,  # jaxspec/__init__.py
+}
+NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
+
+
+def room_of(path: Path) -> str:
+    """The room a file of the package belongs to: decode/loop.py -> decode, base.py -> base."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "front door" if first == "__init__" else first
+
+
+def imported_rooms(source: str) -> set[str]:
+    """The rooms that a file imports, at its top or inside functions."""
+    rooms = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports here are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "jaxspec":
+                rooms.add(parts[1] if parts[1:] and parts[1] in ARROWS else "front door")
+    return rooms
+
+
+@pytest.mark.parametrize(
+    ("line", "rooms"),
+    [
+        ("from jaxspec import cache as kv", {"cache"}),
+        ("from jaxspec.decode.loop import run", {"decode"}),
+        ("import jaxspec.nets.t5, jax", {"nets"}),
+        ("from jaxspec import load", {"front door"}),
+        ("import jaxspec", {"front door"}),
+        ("def f():\n    from jaxspec import accept, noise", {"accept", "noise"}),
+        ("from jaxspeculative import cache", set()),
+    ],
+)
+def test_finds_imports(line: str, rooms: set[str]):
+    assert imported_rooms(line) == rooms
+
+
+def test_arrows_between_rooms_point_downwards():
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert {room_of(file) for file in files} <= set(ARROWS), "a room without a row in ARROWS"
+    upwards = {}
+    for file in files:
+        room = room_of(file)
+        wrong = imported_rooms(file.read_text(encoding="utf-8")) - ARROWS[room] - {room}
+        if wrong:
+            upwards[str(file.relative_to(PACKAGE))] = sorted(wrong)
+    assert upwards == {}
+
+
+def test_table_of_arrows_has_no_cycle():
+    done: set[str] = set()
+    while done < set(ARROWS):
+        ready = {room for room, below in ARROWS.items() if below <= done} - done
+        assert ready, f"a cycle among {sorted(set(ARROWS) - done)}"
+        done |= ready
+
+
+def test_decoding_core_imports_no_flax(tmp_path: Path):
+    files = [file for file in sorted(PACKAGE.rglob("*.py")) if room_of(file) in NEEDS_NO_FLAX]
+    paths = [file.relative_to(PACKAGE.parent).with_suffix("") for file in files]
+    names = {".".join(path.parts).removesuffix(".__init__") for path in paths}
+    assert {f"jaxspec.{room}" for room in NEEDS_NO_FLAX} <= names
+    script = f"import sys, {', '.join(sorted(names))}; print('flax' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["False"], run.stderr
+
+
+def test_weights_stay_small():
+    size = sum(file.stat().st_size for file in (ROOT / "checkpoints").rglob("*") if file.is_file())
+    assert size <= CHECKPOINT_LIMIT
+
+
+def build(target: str, source: Path, out: Path) -> Path:
+    """Builds the "wheel" or the "sdist" of a source tree with hatchling alone: no network needed."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    run = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory):
+    absent = [name for name in PAIR if not (ROOT / "checkpoints" / name).is_dir()]
+    if absent:
+        pytest.skip(f"checkpoints/ lacks {absent}")
+    with zipfile.ZipFile(build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))) as archive:
+        yield archive
+
+
+def relative_files(folder: Path, pattern: str = "**/*") -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.glob(pattern) if file.is_file()}
+
+
+@pytest.mark.slow
+def test_wheel_is_the_package_and_its_metadata_only(wheel: zipfile.ZipFile):
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    (metadata,) = top - {"jaxspec"}
+    assert metadata == f"jaxspec_decoding-{jaxspec.__version__}.dist-info"
+    scripts = wheel.read(f"{metadata}/entry_points.txt").decode()
+    assert "jaxspec = jaxspec.cli.main:app" in scripts
+    assert f"{metadata}/licenses/LICENSE" in wheel.namelist()
+
+
+@pytest.mark.slow
+def test_wheel_carries_what_it_needs_away_from_a_checkout(wheel: zipfile.ZipFile):
+    names = set(wheel.namelist())
+    modules = {f"jaxspec/{file}" for file in relative_files(ROOT / "jaxspec", "**/*.py")}
+    assert modules <= names
+    prompts = relative_files(ROOT / "jaxspec" / "data" / "heldout")
+    assert "translation.jsonl" in prompts
+    assert {f"jaxspec/data/heldout/{file}" for file in prompts} <= names
+
+    recipes = {name.removeprefix("jaxspec/data/recipes/") for name in names if "/data/recipes/" in name}
+    assert recipes == relative_files(ROOT / "models", "*.toml")
+    assert {f"{name}.toml" for name in PAIR} <= recipes
+
+    prefix = "jaxspec/data/checkpoints/"
+    assert {name.split("/")[3] for name in names if name.startswith(prefix)} == set(PAIR)
+    for pair in PAIR:
+        files = relative_files(ROOT / "checkpoints" / pair)
+        assert "manifest.toml" in files and any(file.startswith("params/") for file in files)
+        assert {f"{prefix}{pair}/{file}" for file in files} <= names
+
+
+@pytest.mark.slow
+def test_wheel_of_the_sdist_is_the_wheel(wheel: zipfile.ZipFile, tmp_path: Path):
+    sdist = build("sdist", ROOT, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as again:
+        assert set(again.namelist()) == set(wheel.namelist())
+
+
+def test_no_dependency_is_unbounded_below():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [d for d in project["dependencies"] if ">=" not in d] == []
+    assert "torch" not in " ".join(project["dependencies"])

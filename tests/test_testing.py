@@ -1,0 +1,224 @@
+"""The certificate's own correctness: table models behave as caches must, laws are laws, and wrong rules are caught."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import noise
+from jaxspec.accept import rejection
+from jaxspec.accept.rejection import count_accepted, residual
+from jaxspec.base import Draft, Drafter, Prompt, Tree, Verdict, Weights
+from jaxspec.decode import autoregressive, speculative
+from jaxspec.drafters import model as model_drafter
+from jaxspec.testing import certify, decoder_law, plain_law, table_model, table_model_from, total_variation
+from jaxspec.warp import Controls, greedy, sampling
+
+TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3)
+TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
+
+
+def proposes(token):
+    """A drafter that always guesses one token, with certainty."""
+
+    def propose(keys, params, state, context, gamma, to_law):
+        guesses = jnp.full((context.length.shape[0], gamma), token, jnp.int32)
+        return Draft(guesses, None, jnp.full_like(context.length, gamma)), state
+
+    return Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+
+
+# --- table models
+
+
+def jitted(model):
+    prefill, extend, rewind, *_ = model.lm
+    return jax.jit(prefill, static_argnums=2), jax.jit(extend), jax.jit(rewind), model.params
+
+
+@pytest.mark.parametrize(("order", "encoder"), [(0, False), (2, False), (3, False), (1, True)])
+def test_extend_at_ragged_lengths_agrees_with_the_table(order, encoder):
+    prefill, extend, rewind, table = jitted(table_model(jax.random.key(3), 3, order, encoder=encoder))
+    prompt = Prompt(jnp.array([[2, 1, 2, 1], [1, 2, 0, 0]]), jnp.array([4, 2]))
+    forward, cache = prefill(table, prompt, 10)
+    _, cache = extend(table, cache, jnp.array([[1, 1, 2], [2, 2, 1]]))  # to be forgotten, row by row
+    cache = rewind(cache, cache.length - jnp.array([1, 3]))
+    forward, cache = extend(table, cache, jnp.array([[0, 2], [1, 0]]))
+    topic = [6 % 3, 3 % 3]
+    rows = [[0], [0]] if encoder else [[2, 1, 2, 1], [1, 2]]
+    rows = [rows[0] + [1, 1, 0, 2], rows[1] + [1, 0]]
+    for at, (row, which) in enumerate(zip(rows, topic, strict=True)):
+        for back in range(2):
+            context = ([0] * order + row[: len(row) - 1 + back])[::-1][:order][::-1]
+            expected = np.asarray(table)[tuple([which] * encoder + context)]
+            np.testing.assert_array_equal(forward.logits[at, back], expected)
+    assert cache.length.tolist() == [len(row) for row in rows]
+
+
+def test_tree_nodes_see_their_own_path_and_rewind_keeps_it():
+    prefill, extend, rewind, table = jitted(TARGET)
+    _, cache = prefill(table, PROMPT, 9)  # 1 0 2; then a root 1 with the children 0 and 2, and 1 below the 2
+    tree = Tree(jnp.array([0, 1, 1, 2]), jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]) > 0)
+    forward, cache = extend(table, cache, jnp.array([[1, 0, 2, 1]]), tree)
+    for node, context in enumerate([(2, 1), (1, 0), (1, 2), (2, 1)]):
+        np.testing.assert_array_equal(forward.logits[0, node], table[context])
+    cache = rewind(cache, jnp.array([6]), jnp.array([[3, 5, 6]]))
+    assert cache.tokens[0, :6].tolist() == [1, 0, 2, 1, 2, 1]
+    np.testing.assert_array_equal(extend(table, cache, jnp.array([[0]]))[0].logits[0, 0], table[1, 0])
+
+
+def test_a_row_that_outgrows_its_cache_is_not_clamped_silently():
+    prefill, extend, rewind, table = jitted(TARGET)
+    _, cache = prefill(table, PROMPT, 5)
+    assert jnp.isfinite(extend(table, cache, jnp.array([[1, 1]]))[0].logits).all()
+    assert jnp.isnan(extend(table, cache, jnp.array([[1, 1, 1]]))[0].logits).all()
+    with pytest.raises(ValueError, match="capacity is 2"):
+        prefill(table, PROMPT, 2)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\)"):
+        table_model_from(jnp.zeros((3, 2)))
+
+
+def test_models_of_one_kind_share_their_functions_so_that_programs_are_shared():
+    assert TARGET.lm == DRAFT.lm and TARGET.lm != TOY.lm
+
+
+# --- laws
+
+
+def test_plain_law_by_hand():
+    law = plain_law(TOY, PROMPT, sampling(), PLAIN, 2, eos=(2,))
+    expected = {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (1, 0): 0.15, (1, 1): 0.09, (1, 2): 0.06, (2,): 0.2}
+    assert law.keys() == expected.keys() and total_variation(law, expected) < 1e-7
+    assert plain_law(TOY, PROMPT, greedy(), None, 3) == {(0, 0, 0): 1.0}
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_plain_law_is_a_law_and_the_same_when_the_table_is_read_as_a_network(encoder):
+    model = table_model(jax.random.key(4), 3, encoder=encoder)
+    law = plain_law(model, PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4, eos=(1,))
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    other = plain_law(
+        model._replace(config=None), PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4, eos=(1,)
+    )
+    assert total_variation(law, other) < 1e-12
+
+
+def test_total_variation():
+    assert total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.25, (2,): 0.75}) == 0.75
+    assert total_variation({}, {}) == 0
+
+
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_plain_decoding_is_exact(eos):
+    assert certify(TARGET, prompt=PROMPT, steps=4, eos=eos) < 1e-6
+
+
+def test_merging_and_a_limit_past_the_last_step_change_nothing():
+    decoder = speculative(TARGET.lm, model_drafter(DRAFT.lm), rejection(), sampling(), 1)
+    request = Weights(TARGET.params, DRAFT.params), PROMPT, PLAIN
+    merged, whole = (decoder_law(decoder, *request, steps=3, limit=8, merge=merge) for merge in (True, False))
+    assert sum(whole.values()) == pytest.approx(1, abs=1e-9) and total_variation(merged, whole) < 1e-7
+    assert total_variation(merged, plain_law(TARGET, PROMPT, sampling(), PLAIN, 3)) < 1e-6
+
+
+def test_a_coin_may_decide_several_things():
+    def rule(keys, position, draft, target):
+        coin = noise.uniform(keys, 1)
+        count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(jnp.int32)  # 3, 2, 1 and 0 a quarter each
+        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
+
+    decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 3)
+    law = decoder_law(decoder, Weights(TOY.params), PROMPT, PLAIN, steps=2)
+    p = np.array([0.5, 0.3, 0.2])
+    second = 0.25 * p + 0.75 * np.eye(3)[1]
+    assert total_variation(law, {(a, b): p[a] * second[b] for a in range(3) for b in range(3)}) < 1e-6
+
+
+# --- what is wrong is caught
+
+
+def resamples_from_p(keys, position, draft, target):
+    verdict = rejection()(keys, position, draft, target)
+    return verdict._replace(next_token=noise.categorical(keys, target.log_probs[:, 0]))
+
+
+def bonus_from_the_wrong_row(keys, position, draft, target):
+    coins = noise.uniform(keys, draft.tokens.shape[1])
+    p, q = (jnp.exp(x) for x in (target.log_probs, draft.log_probs))
+    p_x, q_x = (jnp.take_along_axis(x, draft.tokens[..., None], axis=-1)[..., 0] for x in (p[:, :-1], q))
+    count = count_accepted(coins * q_x < p_x, draft.length)
+    at = jnp.minimum(count, draft.tokens.shape[1] - 1)[:, None, None]  # one too early if all were accepted
+    p, q = (jnp.take_along_axis(x, at, axis=1)[:, 0] for x in (p, q))
+    q = jnp.where((count < draft.length)[:, None], q, 0.0)
+    return Verdict(count, noise.categorical(keys, jnp.log(residual(p, q))))
+
+
+def argmax_scored_with_its_softmax():
+    right = model_drafter(DRAFT.lm)
+
+    def propose(keys, params, state, context, gamma, to_law):
+        draft, state = right.propose(keys, params, state, context, gamma, to_law)
+        return draft._replace(tokens=jnp.argmax(draft.log_probs, axis=-1).astype(jnp.int32)), state
+
+    return right._replace(propose=propose)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "accept"),
+    [
+        (DRAFT, resamples_from_p),
+        (DRAFT, bonus_from_the_wrong_row),
+        (argmax_scored_with_its_softmax(), rejection()),
+    ],
+    ids=["resampling from p", "bonus from the wrong row", "argmax scored with its softmax"],
+)
+def test_a_wrong_decoder_is_caught(drafter, accept):
+    off = certify(TARGET, drafter=drafter, draft_params=DRAFT.params, accept=accept, gamma=1, prompt=PROMPT, steps=3)
+    assert off > 1e-2
+
+
+# --- what cannot be enumerated is refused
+
+
+def test_noise_from_elsewhere_is_refused():
+    def rule(keys, position, draft, target):
+        return Verdict(jnp.zeros_like(position), jax.vmap(lambda k: jax.random.randint(k, (), 0, 3))(keys))
+
+    with pytest.raises(ValueError, match="depends on its keys"):
+        certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=2)
+
+
+def test_a_state_that_rows_share_is_refused():
+    def propose(keys, params, state, context, gamma, to_law):
+        return Draft(jnp.ones((context.length.shape[0], gamma), jnp.int32), None, context.length), state + 1
+
+    counting = Drafter(lambda *_: jnp.zeros((), jnp.int32), propose, lambda params, state, *_: state)
+    with pytest.raises(ValueError, match="has the batch"):
+        certify(TOY, drafter=counting, gamma=1, steps=2)
+
+
+def test_more_than_one_prompt_is_refused():
+    two = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32))
+    with pytest.raises(ValueError, match="2 rows"):
+        certify(TOY, prompt=two)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    broken = table_model_from(TARGET.params.at[0, 1].set(jnp.nan))
+    with pytest.raises(FloatingPointError):
+        certify(broken, steps=3)
+
+
+def test_a_round_that_commits_nothing_is_an_error():
+    decoder = autoregressive(TOY.lm, sampling())
+
+    def step(keys, weights, state):
+        after, info = decoder.step(keys, weights, state)
+        return state, info
+
+    with pytest.raises(RuntimeError, match="2 rounds"):
+        decoder_law(decoder._replace(step=step), Weights(TOY.params), PROMPT, PLAIN, steps=2)

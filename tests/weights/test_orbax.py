@@ -1,0 +1,331 @@
+"""Checkpoints: what is saved is what is restored, damage is named, and a crash destroys nothing."""
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import int8, orbax
+from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
+
+T5 = T5Config(48, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1, max_positions=9)
+GPT = GPTConfig(48, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+NET = {"t5": (t5, T5), "gpt": (gpt, GPT)}
+ABOUT = {
+    "licence": 'as "Debian" \\ packages\n\tü 😀 \x7f',
+    "steps": 4000,
+    "heldout_loss": 2.875,
+    "tiny": 1e-05,
+    "distilled": True,
+    "tasks": ["translation", "synopsis"],
+    "odd key": [0.1, 2.0],
+    "none": [],
+}
+
+
+@functools.cache
+def params_of(family: str) -> dict:
+    net, config = NET[family]
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
+
+
+def equal(a, b) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b))
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    for file in orbax.TOKENIZER:
+        (folder / file).write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, tokenizer) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "tiny-t5"
+    save(folder, params_of("t5"), T5, tokenizer, name="tiny-t5", family="t5", dtype="float32", about=ABOUT)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path) -> Path:
+    """A checkpoint that a test may damage, at another place than it was saved at."""
+    return Path(shutil.copytree(saved, tmp_path / "tiny-t5"))
+
+
+# ---- round trips
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt"])
+@pytest.mark.parametrize("dtype", orbax.DTYPES)
+def test_round_trip(family, dtype, tokenizer, tmp_path):
+    params, config = params_of(family), NET[family][1]
+    folder = tmp_path / "tiny"
+    written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, about=ABOUT)
+    got, got_config, manifest = restore(folder)
+
+    expected = {
+        "float32": params,
+        "bfloat16": jax.tree.map(lambda x: x.astype(jnp.float32), orbax.cast(params, jnp.bfloat16)),
+        "int8": int8.dequantise(int8.quantise(params)),
+    }[dtype]
+    assert jax.tree.structure(got) == jax.tree.structure(params)
+    assert equal(got, expected)
+    assert all(isinstance(x, jax.Array) and x.dtype == jnp.float32 for x in jax.tree.leaves(got))
+    assert got_config == config
+    assert manifest == written
+    assert manifest.about == ABOUT
+    assert (manifest.name, manifest.family, manifest.dtype) == ("tiny", family, dtype)
+    assert manifest.parameters == sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
+    """Rounding happens once: an int8 checkpoint that is read and written again is the same model."""
+    options = {"name": "tiny", "family": "gpt", "dtype": "int8", "about": {}}
+    save(tmp_path / "once", params_of("gpt"), GPT, tokenizer, **options)
+    once, _, _ = restore(tmp_path / "once")
+    save(tmp_path / "twice", once, GPT, tokenizer, **options)
+    twice, _, _ = restore(tmp_path / "twice")
+    assert equal(once, twice)
+
+
+def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
+    config = dataclasses.replace(T5, max_positions=None)
+    save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", about={})
+    assert read_manifest(tmp_path / "a").model == config
+
+
+def test_the_folder_holds_little_else_and_no_paths(saved):
+    files = [path for path in saved.rglob("*") if path.is_file()]
+    assert {path.name for path in saved.iterdir()} == {"params", "manifest.toml", *orbax.TOKENIZER}
+    assert len(files) < 30
+    assert sum(path.stat().st_size for path in files) < 4 * 18_000 + 80_000
+    assert not any(str(saved.parent).encode() in path.read_bytes() for path in files)
+    assert not any("sharding" in path.name for path in files)
+
+
+def test_plain_orbax_reads_the_parameters(saved):
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        assert equal(jax.tree.map(jnp.asarray, checkpointer.restore(saved / "params")), params_of("t5"))
+
+
+def test_restores_on_the_default_device(saved):
+    device = jax.devices()[-1]
+    with jax.default_device(device):
+        params, _, _ = restore(saved)
+    assert {d for x in jax.tree.leaves(params) for d in x.devices()} == {device}
+
+
+# ---- errors of restore
+
+
+def test_no_folder_offers_the_nearest(saved):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint at .*tiny-t6: nothing there: did you mean 'tiny-t5'"
+    ):
+        restore(saved.with_name("tiny-t6"))
+    with pytest.raises(CheckpointError, match=r"elsewhere: nothing there$"):
+        restore(saved.with_name("elsewhere"))
+
+
+def test_a_file_is_no_checkpoint(copy):
+    with pytest.raises(CheckpointError, match="a file, not a folder"):
+        restore(copy / "manifest.toml")
+
+
+def test_no_manifest(copy):
+    (copy / "manifest.toml").unlink()
+    with pytest.raises(CheckpointError, match=r"no jaxspec checkpoint: it has no manifest\.toml"):
+        restore(copy)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[model]", "[model", "cannot be used: .*line"),
+        ("format = 1", "format = 2", "format is 2, this version of jaxspec reads format 1"),
+        ("format = 1\n", "", "format is None"),
+        ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['gpt', 't5'\]"),
+        ('dtype = "float32"\nparameters', 'dtype = "int4"\nparameters', "dtype is 'int4', expected one of"),
+        ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
+        ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
+        ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
+        ('name = "tiny-t5"\n', "", "lacks the key 'name'"),
+        ("[about]", "[abouts]", "unknown key 'abouts': did you mean 'about'"),
+        ('"tokenizer.json" = [2,', '"tokenizer.json" = ["2",', r"tokenizer\.json must be \[size, sha256\]"),
+        ('"tokenizer.json" = ', '"token.json" = ', r"does not list tokenizer\.json"),
+        ("steps = 4000", "steps = \udc80", "cannot be used"),
+    ],
+)
+def test_damaged_manifest(copy, old, new, message):
+    path = copy / "manifest.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(CheckpointError, match=message):
+        restore(copy)
+
+
+def largest(folder: Path) -> Path:
+    files = [path for path in (folder / "params").rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_missing_file(copy):
+    file = largest(copy)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=rf"is damaged: params/.*{file.name} is missing\. Copy"):
+        restore(copy)
+
+
+def test_truncated_file(copy):
+    file = largest(copy)
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match=rf"{file.name} has {size - 7} bytes, expected {size}\."):
+        restore(copy)
+
+
+def test_altered_file(copy):
+    file = largest(copy)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"{file.name} is altered \(SHA-256 [0-9a-f]{{12}}\.\.\., exp"):
+        restore(copy)
+
+
+def test_altered_tokenizer(copy):
+    (copy / "tokenizer.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is altered"):
+        restore(copy)
+
+
+def test_tree_mismatch_lists_all_differences(copy):
+    edit(copy / "manifest.toml", "decoder_layers = 1", "decoder_layers = 2")
+    edit(copy / "manifest.toml", "gated = true", "gated = false")
+    edit(copy / "manifest.toml", "vocab_size = 48", "vocab_size = 50")
+    with pytest.raises(CheckpointError) as caught:
+        restore(copy)
+    intro, missing, unexpected, wrong = str(caught.value).splitlines()
+    assert "not those that manifest.toml describes" in intro
+    assert missing.startswith("  missing: decoder_1/attention/key/kernel, ") and missing.endswith("more")
+    assert unexpected == "  unexpected: decoder_0/ff/gate/kernel, encoder_0/ff/gate/kernel"
+    assert "embedding/embedding is float32[48, 16], expected float32[50, 16]" in wrong
+
+
+def test_stored_type_mismatch(copy):
+    edit(copy / "manifest.toml", 'dtype = "float32"\nparameters', 'dtype = "bfloat16"\nparameters')
+    with pytest.raises(CheckpointError, match=r"kernel is float32\[16, 16\], expected bfloat16\[16, 16\]"):
+        restore(copy)
+
+
+# ---- errors of save
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int4"}, "dtype is 'int4', expected one of"),
+        ({"family": "rnn"}, "family is 'rnn', expected one of"),
+        ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
+        ({"about": {"from": {"nested": 1}}}, r"about\.from is .*a manifest holds strings"),
+        ({"about": {"loss": np.float32(1.0)}}, r"about\.loss is .*a manifest holds strings"),
+    ],
+)
+def test_save_refuses_bad_arguments(change, message, tokenizer, tmp_path):
+    options = {"name": "a", "family": "t5", "dtype": "float32", "about": {}} | change
+    with pytest.raises(CheckpointError, match=message):
+        save(tmp_path / "a", params_of("t5"), T5, tokenizer, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_refuses_bad_parameters(tokenizer, tmp_path):
+    options = {"name": "a", "family": "t5", "dtype": "int8", "about": {}}
+    params = params_of("t5")
+    headless = {name: tree for name, tree in params.items() if name != "head"}
+    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing: head/kernel"):
+        save(tmp_path / "a", headless, T5, tokenizer, **options)
+    bad = params | {"head": {"kernel": params["head"]["kernel"].at[0, 0].set(jnp.nan)}}
+    with pytest.raises(CheckpointError, match="NaN or infinity in head/kernel: nothing was saved"):
+        save(tmp_path / "a", bad, T5, tokenizer, **options)
+    with pytest.raises(CheckpointError, match=r"folder .* lacks tokenizer\.json and tokenizer_config\.json"):
+        save(tmp_path / "a", params, T5, tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- replacement
+
+
+def save_other(folder: Path, tokenizer: Path, **options) -> None:
+    about = {"name": "other", "family": "gpt", "dtype": "int8", "about": {}}
+    save(folder, params_of("gpt"), GPT, tokenizer, **(about | options))
+
+
+def test_overwriting_needs_permission_and_a_checkpoint_to_overwrite(copy, tokenizer):
+    with pytest.raises(CheckpointError, match="exists: pass overwrite=True"):
+        save_other(copy, tokenizer)
+    assert read_manifest(copy).name == "tiny-t5"
+    save_other(copy, tokenizer, overwrite=True)
+    assert restore(copy)[2].name == "other"
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+    home = copy.with_name("home")
+    (home / "work").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"is no checkpoint .* will not be overwritten"):
+        save_other(home, tokenizer, overwrite=True)
+    assert (home / "work").is_dir()
+
+
+def test_its_own_tokenizer_may_be_used(copy):
+    save_other(copy, copy, overwrite=True)
+    assert restore(copy)[2].name == "other"
+
+
+@pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "_put_in_place"])
+def test_a_crash_leaves_the_old_checkpoint(copy, tokenizer, monkeypatch, broken):
+    intact = getattr(orbax, broken)
+
+    def crash(*args):
+        if broken != "_put_in_place":
+            intact(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(orbax, broken, crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_other(copy, tokenizer, overwrite=True)
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+    assert equal(restore(copy)[0], params_of("t5"))
+
+
+def test_a_failed_rename_puts_the_old_checkpoint_back(copy, tokenizer, monkeypatch):
+    rename = Path.rename
+
+    def fail(self, target):
+        if self.suffix == ".partial":
+            raise OSError("disk on fire")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="disk on fire"):
+        save_other(copy, tokenizer, overwrite=True)
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+    assert equal(restore(copy)[0], params_of("t5"))
