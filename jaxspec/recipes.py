@@ -51,7 +51,6 @@ class Train:
         weight_decay, clip: decoupled weight decay; global norm to clip gradients to.
         seed: of initialisation and data order.
         evaluate_every, save_every: steps between held-out losses, and between checkpoints.
-        init: a checkpoint to start from instead of random parameters.
     """
 
     steps: int
@@ -64,12 +63,30 @@ class Train:
     seed: int = 0
     evaluate_every: int = 250
     save_every: int = 250
-    init: str = ""
 
     def __post_init__(self):
         if self.steps < 1 or self.batch_tokens < 1:
             got = f"{self.steps}, {self.batch_tokens}"
             raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distil:
+    """Whom to learn from; see `training.distil`.
+
+    Attributes:
+        teacher: a checkpoint: the target that the model will draft for.
+        weight: of the divergence from the teacher's law; the rest is the likelihood of the data.
+        answers: how many training inputs the teacher answers (greedily), as additional examples.
+    """
+
+    teacher: str
+    weight: float = 1.0
+    answers: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.weight <= 1:
+            raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +98,7 @@ class Recipe:
     model: Any
     data: Data
     train: Train
-    licence: str = ""
-    about: str = ""
+    distil: Distil | None = None
 
 
 def load(path: str | Path) -> Recipe:
@@ -108,7 +124,7 @@ def parse(table: dict[str, Any], where: str = "recipe") -> Recipe:
     if family not in CONFIGS:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted(CONFIGS)}")
     table = dict(table)
-    for key, kind in (("model", CONFIGS[family]), ("data", Data), ("train", Train)):
+    for key, kind in (("model", CONFIGS[family]), ("data", Data), ("train", Train), ("distil", Distil)):
         if key in table:
             table[key] = build(kind, table[key], f"{where}: [{key}]")
     return build(Recipe, table, where)
@@ -131,6 +147,8 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return value if value is None else _convert(value, args[0], where)

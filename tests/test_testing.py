@@ -1,4 +1,4 @@
-"""The certificate's own correctness: table models behave as caches must, laws are laws, and wrong rules are caught."""
+"""The certificate's own correctness: tables behave as caches must, laws are laws, wrong rules are caught."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_extend_at_ragged_lengths_agrees_with_the_table(order, encoder):
 def test_tree_nodes_see_their_own_path_and_rewind_keeps_it():
     prefill, extend, rewind, table = jitted(TARGET)
     _, cache = prefill(table, PROMPT, 9)  # 1 0 2; then a root 1 with the children 0 and 2, and 1 below the 2
-    tree = Tree(jnp.array([0, 1, 1, 2]), jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]) > 0)
+    ancestors = jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]) > 0
+    tree = Tree(jnp.array([0, 1, 1, 2]), ancestors)
     forward, cache = extend(table, cache, jnp.array([[1, 0, 2, 1]]), tree)
     for node, context in enumerate([(2, 1), (1, 0), (1, 2), (2, 1)]):
         np.testing.assert_array_equal(forward.logits[0, node], table[context])
@@ -72,7 +73,7 @@ def test_tree_nodes_see_their_own_path_and_rewind_keeps_it():
 
 
 def test_a_row_that_outgrows_its_cache_is_not_clamped_silently():
-    prefill, extend, rewind, table = jitted(TARGET)
+    prefill, extend, _, table = jitted(TARGET)
     _, cache = prefill(table, PROMPT, 5)
     assert jnp.isfinite(extend(table, cache, jnp.array([[1, 1]]))[0].logits).all()
     assert jnp.isnan(extend(table, cache, jnp.array([[1, 1, 1]]))[0].logits).all()
@@ -99,12 +100,10 @@ def test_plain_law_by_hand():
 @pytest.mark.parametrize("encoder", [False, True])
 def test_plain_law_is_a_law_and_the_same_when_the_table_is_read_as_a_network(encoder):
     model = table_model(jax.random.key(4), 3, encoder=encoder)
-    law = plain_law(model, PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4, eos=(1,))
+    request = PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4
+    law = plain_law(model, *request, eos=(1,))
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    other = plain_law(
-        model._replace(config=None), PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4, eos=(1,)
-    )
-    assert total_variation(law, other) < 1e-12
+    assert total_variation(law, plain_law(model._replace(config=None), *request, eos=(1,))) < 1e-12
 
 
 def test_total_variation():
@@ -128,7 +127,9 @@ def test_merging_and_a_limit_past_the_last_step_change_nothing():
 def test_a_coin_may_decide_several_things():
     def rule(keys, position, draft, target):
         coin = noise.uniform(keys, 1)
-        count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(jnp.int32)  # 3, 2, 1 and 0 a quarter each
+        count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(
+            jnp.int32
+        )  # 0 to 3, a quarter each
         return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
 
     decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 3)
@@ -177,8 +178,8 @@ def argmax_scored_with_its_softmax():
     ids=["resampling from p", "bonus from the wrong row", "argmax scored with its softmax"],
 )
 def test_a_wrong_decoder_is_caught(drafter, accept):
-    off = certify(TARGET, drafter=drafter, draft_params=DRAFT.params, accept=accept, gamma=1, prompt=PROMPT, steps=3)
-    assert off > 1e-2
+    options = dict(draft_params=DRAFT.params, gamma=1, prompt=PROMPT, steps=3)
+    assert certify(TARGET, drafter=drafter, accept=accept, **options) > 1e-2
 
 
 # --- what cannot be enumerated is refused
@@ -217,8 +218,7 @@ def test_a_round_that_commits_nothing_is_an_error():
     decoder = autoregressive(TOY.lm, sampling())
 
     def step(keys, weights, state):
-        after, info = decoder.step(keys, weights, state)
-        return state, info
+        return state, decoder.step(keys, weights, state)[1]
 
     with pytest.raises(RuntimeError, match="2 rounds"):
         decoder_law(decoder._replace(step=step), Weights(TOY.params), PROMPT, PLAIN, steps=2)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 MOST = 64  # the largest gamma that `optimal_gamma` tries unless told
+TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c makes gamma 0 and 1 equally good
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
@@ -108,12 +109,13 @@ def optimal_gamma(
         >>> optimal_gamma([0.0, 0.5, 0.75, 0.9], 0.02).tolist()
         [0, 4, 9, 19]
         >>> optimal_gamma(0.75, 0.02, v=lambda gamma: 1 + 0.2 * gamma).tolist()
-        2
+        3
     """
     alpha, c = np.broadcast_arrays(_checked(alpha, "alpha", 1.0), _checked(c, "c"))
     gammas = np.arange(_most(v, most) + 1)
     speed = improvement(alpha[..., None], gammas, c[..., None], _verify_costs(v, gammas))
-    return np.argmax(speed, axis=-1)
+    best = speed.max(axis=-1, keepdims=True)
+    return np.argmax(speed >= best * (1 - TIE), axis=-1)
 
 
 def _most(v: Callable[[int], float] | ArrayLike, most: int | None) -> int:

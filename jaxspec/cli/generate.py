@@ -24,7 +24,7 @@ from jaxspec.cli import render
 from jaxspec.cli.render import Comparison, Counts, Round
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model, Prompt
+    from jaxspec.base import Model, Prompt, Stats
     from jaxspec.decode import Generation
 
 TARGET, DRAFT = "debian-t5-base", "debian-t5-small"
@@ -138,9 +138,7 @@ def generate(
         target, draft, gamma, temperature, top_k, top_p, max_new_tokens, seed, tuple(stop or ()), dtype
     )
     if compare and (draft is None or gamma == 0):
-        raise ValueError(
-            "--compare sets speculative against plain decoding: it needs a --draft, and a --gamma above 0"
-        )
+        raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     given = _given_prompts(prompt, file)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
@@ -154,13 +152,13 @@ def generate(
         decoded = _show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
-    if compare:
+    if compare and session.drafter is not None:
         with err.status("comparing with plain decoding"):
-            found = _compare(session, len(session.texts) if batch else 1)
+            found = _compare(session, session.drafter, len(session.texts) if batch else 1)
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
-        out.print("\n", render.comparison_table(found), *render.comparison_lines(found), sep="\n")
+        out.print("", render.comparison_table(found), *render.comparison_lines(found), sep="\n")
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:
@@ -181,15 +179,14 @@ def _given_prompts(prompt: str | None, file: str | None) -> list[str]:
     """The prompts of the command line, a file or standard input; none if there are none."""
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and a --file: expected one of them")
-    if prompt not in (None, "-"):
+    if prompt is not None and prompt != "-":
         return [prompt]
-    if prompt is None and file is None:
+    file = prompt if file is None else file
+    if file is None:
         return _lines(_piped())
-    where = "standard input" if "-" in (prompt, file) else file
+    where = "standard input" if file == "-" else file
     try:
-        prompts = _lines(
-            sys.stdin.read() if where == "standard input" else Path(file).read_text(encoding="utf-8")
-        )
+        prompts = _lines(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error}") from error
     if not prompts:
@@ -254,7 +251,7 @@ def _job(session: Session, start: int, stop: int, **changed: Any) -> Any:
     from jaxspec.decode import request
 
     prompt, keys = session.rows(start, stop)
-    rest = dict(accept=None, key=keys, eos_ids=None)
+    rest: dict[str, Any] = dict(accept=None, key=keys, eos_ids=None)
     return request.prepare(session.target, prompt, **(session.options() | rest | changed))
 
 
@@ -270,8 +267,8 @@ def _warm_up(session: Session, rows: int, by_rounds: bool) -> None:
         state = loop.start(*job)
         jax.block_until_ready(loop.advance(job.decoder, job.keys, job.weights, state))
     else:
-        one_token = job.request._replace(limit=jnp.ones_like(job.request.limit))
-        jax.block_until_ready(loop.run(*job._replace(request=one_token)))
+        one_round = job.request._replace(limit=jnp.minimum(job.request.limit, 2))  # the first is prefill's
+        jax.block_until_ready(loop.run(*job._replace(request=one_round)))
 
 
 def _decode_all(session: Session, batch: bool) -> list[Decoded]:
@@ -301,7 +298,7 @@ def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
         if kept:
             rounds.append(Round(tokens[:at], tokens[at : at + kept], draft[:length], accepted))
             at += kept
-    return Decoded(out.texts[row], tokens, rounds, Counts(1, *(int(x[row]) for x in out.stats), seconds))
+    return Decoded(out.texts[row], tokens, rounds, _counts(out.stats, row, seconds))
 
 
 def _show(session: Session, out: Console, batch: bool, trace: bool) -> list[Decoded]:
@@ -326,7 +323,7 @@ def _show(session: Session, out: Console, batch: bool, trace: bool) -> list[Deco
 def _stream_text(session: Session, index: int, out: Console) -> Decoded:
     """Decodes one prompt, its text growing round by round."""
     text, shown = session.texts[index], ""
-    with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
 
         def show(piece: Any, _: Round) -> None:
             nonlocal shown
@@ -334,8 +331,7 @@ def _stream_text(session: Session, index: int, out: Console) -> Decoded:
             shown += piece.text
 
         decoded = _stream(session, index, show)
-        live.update(_exchange(session, text, shown, "", render.counts_note(decoded.counts)), refresh=True)
-    out.print()
+    out.print(_exchange(session, text, decoded.text, "", render.counts_note(decoded.counts)), "")
     return decoded
 
 
@@ -367,7 +363,11 @@ def _stream(session: Session, index: int, show: Callable[[Any, Round], None]) ->
         text, stats = text + piece.text, piece.stats
         tokens += piece.tokens
         show(piece, rounds[-1])
-    return Decoded(text, tokens, rounds, Counts(1, *(int(x[0]) for x in stats), seconds))
+    return Decoded(text, tokens, rounds, _counts(stats, 0, seconds))
+
+
+def _counts(stats: Stats, row: int, seconds: float) -> Counts:
+    return Counts(prompts=1, seconds=seconds, **{name: int(x[row]) for name, x in stats._asdict().items()})
 
 
 def _colour(out: Console) -> bool:
@@ -400,50 +400,47 @@ def _headline(session: Session) -> Text:
 def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:
     counts = render.total([row.counts for row in decoded])
     out.print(render.counts_table(counts))
-    plain = session.drafter is None or session.settings.gamma == 0
-    draft = None if plain else session.drafter.name
+    draft = session.drafter.name if session.drafter is not None and session.settings.gamma else None
     out.print(Text(render.counts_sentence(counts, session.target.name, draft)))
 
 
-def _compare(session: Session, rows: int) -> Comparison:
+def _compare(session: Session, drafter: Model, rows: int) -> Comparison:
     """Both ways of decoding in turn, `rows` prompts at a time, and what theory says to it."""
     import jax
     import numpy as np
 
     from jaxspec.analysis import acceptance, cost, theory
 
-    s, starts = session.settings, range(0, len(session.texts), rows)
-    sides = [[_job(session, at, at + rows, drafter=d) for at in starts] for d in (session.drafter, None)]
+    s, target, starts = session.settings, session.target, range(0, len(session.texts), rows)
+    sides = [[_job(session, at, at + rows, drafter=d) for at in starts] for d in (drafter, None)]
     runs = [functools.partial(_run, jobs) for jobs in sides]
-    first, other = (run() for run in runs)  # also compiles
+    texts = [run() for run in runs]  # also compiles
     seconds = np.median(cost.take_turns(runs, REPEATS), axis=1)
-    speeds = [sum(map(len, texts)) / t for texts, t in zip((first, other), seconds, strict=True)]
-    where = None if s.temperature else _first_difference(session, first, other)
-    options = dict(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, max_new_tokens=s.max_new_tokens)
-    alpha = acceptance.measure(
-        session.target, session.drafter, session.prompt, key=session.keys, **options
-    ).alpha
-    prompt, _ = session.rows(0, rows)
+    speeds = [float(sum(map(len, said)) / t) for said, t in zip(texts, seconds, strict=True)]
+    where = _first_difference(session, *texts) if s.temperature == 0 else None
+    options = session.options()
+    gamma = options.pop("gamma")
+    alpha = acceptance.measure(target, prompts=session.prompt, key=session.keys, **options).alpha
     costs = cost.measure(
-        session.target,
-        session.drafter,
-        prompt,
-        gamma=s.gamma,
+        target,
+        drafter,
+        session.rows(0, rows)[0],
+        gamma=gamma,
         repeats=REPEATS,
         max_new_tokens=s.max_new_tokens,
     )
-    size = sum(x.nbytes for x in jax.tree.leaves(session.target.params))
+    size = sum(x.nbytes for x in jax.tree.leaves(target.params))
     return Comparison(
-        gamma=s.gamma,
+        gamma=gamma,
         speculative=speeds[0],
         plain=speeds[1],
-        identical=None if s.temperature else where is None,
+        identical=where is None if s.temperature == 0 else None,
         difference=where,
         alpha=alpha,
         c=costs.c,
         v=costs.v,
-        expected=float(theory.expected_tokens(alpha, s.gamma)),
-        predicted=float(theory.improvement(alpha, s.gamma, costs.c, costs.v)),
+        expected=float(theory.expected_tokens(alpha, gamma)),
+        predicted=float(theory.improvement(alpha, gamma, costs.c, costs.v)),
         cached=jax.default_backend() == "cpu" and size < CPU_CACHE,
     )
 

@@ -88,7 +88,7 @@ def _start(environment: Mapping[str, str]) -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in environment and not jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" not in environment and not jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -92,7 +92,7 @@ def describe(name: str, config: Any) -> dict[str, Any]:
             for part, branch in tree.items()
         )
 
-    decoder_layers = getattr(config, "decoder_layers", None) or config.layers
+    decoder_layers = times.get("decoder_0") or times["layers_0"]
     numbers = 2 * decoder_layers * config.heads * config.head_dim  # keys and values
     return {
         "name": name,

@@ -14,6 +14,7 @@ from rich.text import Text
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
 HALF_CHARACTER = "\ufffd"
+IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal
 
 
@@ -134,7 +135,8 @@ def trace_line(
     >>> trace_line(3, "Das ist", " ein", " Haus", " Hund", width=60, colour=False).plain
     '  3  Das ist| ein[- Haus-]{+ Hund+}'
     """
-    line = Text(f"{number:>3}  ", "dim", no_wrap=True, overflow="ellipsis", end="")
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{number:>3}  ", "dim")
     tail = Text()
     for text, style, marks in (
         (accepted, ACCEPTED, ("|", "")),
@@ -148,8 +150,7 @@ def trace_line(
     if cell_len(before) > room:
         before = "…" + _last_columns(before, room - 1)
     line.append(before, COMMITTED)
-    line.append_text(tail)
-    return line
+    return line.append_text(tail)
 
 
 def legend(colour: bool) -> Text:
@@ -335,21 +336,17 @@ def _agreement(found: Comparison) -> Text:
 def _conclusion(found: Comparison) -> str:
     if found.ratio >= 1:
         return f"Speculative decoding is {found.ratio:.2f} times as fast here."
-    cost = (
-        f"checking {found.gamma + 1} tokens takes as long as {found.v:.2f} one-token passes (v) and drafting "
-        f"{found.gamma} as long as {found.gamma * found.c:.2f} (γc)"
-    )
     if found.predicted >= 1:
         return (
-            f"Speculative decoding is slower here, although {cost}, less than the {found.expected:.2f} tokens "
-            "a round should yield: reading the prompt twice and rounds cut short cost the rest."
+            f"Speculative decoding is slower here, though a round should give {found.expected:.2f} tokens in "
+            f"the time of {found.round_cost:.2f} passes: reading prompts twice and short last rounds cost it."
         )
-    why = (
-        ", since a model that fits a CPU's cache leaves no compute idle for the check" if found.cached else ""
-    )
+    busy = found.cached and found.v > IDLE
+    why = ", for a model that fits a CPU's cache leaves no compute idle to check guesses with" if busy else ""
     return (
-        f"Speculative decoding is slower here: {cost}, more than the {found.expected:.2f} tokens that a "
-        f"round yields{why}."
+        f"Speculative decoding is slower here: a round yields {found.expected:.2f} tokens and takes the time "
+        f"of {found.round_cost:.2f} one-token passes, {found.v:.2f} to check {found.gamma + 1} tokens (v) "
+        f"and {found.gamma * found.c:.2f} to draft {found.gamma} (γc){why}."
     )
 
 

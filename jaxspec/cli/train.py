@@ -132,7 +132,7 @@ def _prepare(data: Path, lists: Path | None) -> None:
         out.print("the tokenizers are there already, and are kept: models trained with them know no others")
         return
     with out.status("training the tokenizers"):
-        tokenizer.train_tokenizers(data, *folders)
+        tokenizer.train_tokenizers(data, folders[0], folders[1])
     out.print(f"tokenizers: {', '.join(map(str, folders))}")
 
 
@@ -150,12 +150,12 @@ def _train(recipe: Recipe, data: Path, out: Path, work: Path, dtype: str, overwr
         err.print(Text(f"interrupted: the same command goes on from the last state in {work}", "dim"))
         raise
     about = {
-        "about": recipe.about,
-        "licence": recipe.licence,
         "heldout_loss": round(float(loss), 4),
         "steps": recipe.train.steps,
         "jaxspec": jaxspec.__version__,
     }
+    if recipe.distil is not None:
+        about["teacher"] = recipe.distil.teacher
     manifest = orbax.save(
         out,
         params,

@@ -175,7 +175,7 @@ class T5(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.3))
+        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.5))
         self.encoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=True)
         self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
         self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]

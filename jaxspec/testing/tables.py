@@ -69,7 +69,7 @@ def table_model(
     return table_model_from(sharpness * jax.random.normal(key, shape, jnp.float32), encoder=encoder)
 
 
-def table_model_from(table: Float[Array, "..."], *, encoder: bool = False) -> Model:
+def table_model_from(table: Float[Array, ...], *, encoder: bool = False) -> Model:
     """A model with a given table of logits; see `table_model`.
 
     Args:
@@ -88,7 +88,9 @@ def table_model_from(table: Float[Array, "..."], *, encoder: bool = False) -> Mo
     """
     table = jnp.asarray(table, jnp.float32)
     if table.ndim < 1 + int(encoder) or len(set(table.shape)) != 1:
-        raise ValueError(f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]")
+        raise ValueError(
+            f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]"
+        )
     config = TableConfig(table.shape[-1], table.ndim - 1 - int(encoder), encoder)
     return Model(_language_model(config), table, None, config, f"table-{config.vocab}")
 
@@ -124,7 +126,9 @@ def _language_model(config: TableConfig) -> LanguageModel:
         table: Array, cache: TableCache, tokens: Int[Array, "B T"], tree: Tree | None = None
     ) -> tuple[Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
-        written = cache._replace(tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype)))
+        written = cache._replace(
+            tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype))
+        )
         forward = read(table, written, _look_back(step, order, tree))
         fits = (cache.length + step <= capacity)[:, None, None]
         forward = forward._replace(logits=jnp.where(fits, forward.logits, jnp.nan))
@@ -136,7 +140,9 @@ def _language_model(config: TableConfig) -> LanguageModel:
         if path is None:
             return cache._replace(length=length)
         kept = jnp.take_along_axis(cache.tokens, path, axis=1)
-        return cache._replace(tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length)
+        return cache._replace(
+            tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length
+        )
 
     return LanguageModel(prefill, extend, rewind, vocab, start_token=0 if encoder else None)
 
@@ -159,8 +165,8 @@ def plain_law(
 ) -> SequenceLaw:
     """The law of the first `steps` tokens that plain sampling gives: the product of the next-token laws.
 
-    For a table model the logits are read off the table, in numpy, without its prefill and extend; for any other model
-    each sequence is fed in one pass, so that no cache is ever rewound. Probabilities are multiplied in float64.
+    A table model's logits are read off its table, in numpy, without its prefill and extend; any other model is fed
+    whole sequences in one pass, so that no cache is ever rewound. Probabilities are multiplied in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.
@@ -218,14 +224,18 @@ def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
     return np.broadcast_to(table[context], (len(new), len(ends), table.shape[-1]))
 
 
-def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
+def _network_logits(
+    target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]
+) -> Float[np.ndarray, "N t+1 V"]:
     """The same of any model, from one prefill and one extend."""
     many = Prompt(*(np.repeat(np.asarray(x), len(new), axis=0) for x in prompt))
     return np.asarray(_network(target.lm, target.params, many, new), np.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("lm",))
-def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
+def _network(
+    lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]
+) -> Float[Array, "N t+1 V"]:
     first, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + new.shape[1])
     if new.shape[1] == 0:
         return first.logits

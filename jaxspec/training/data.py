@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxspec.training.jsonl import read_jsonl
 
 
 class Example(NamedTuple):
@@ -69,8 +70,7 @@ def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
 def _read(path: Path) -> list[dict]:
     if not path.is_file():
         raise FileNotFoundError(f"no training data at {path}: `jaxspec train --help` says how it is made")
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return list(read_jsonl(path))
 
 
 def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:

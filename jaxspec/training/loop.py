@@ -57,6 +57,7 @@ def fit(
     heldout: Batches,
     folder: Path,
     *,
+    heldout_loss: LossFunction,
     steps: int,
     evaluate_every: int,
     save_every: int,
@@ -69,12 +70,12 @@ def fit(
     resumes from its last checkpoint, and then computes exactly what it would have computed.
 
     Returns:
-        The trained parameters, and their held-out loss per token in nats.
+        The trained parameters, and their held-out loss per token (`heldout_loss`) in nats.
 
     Raises:
         FloatingPointError: the loss is no longer finite; the last checkpoint is kept.
     """
-    step_fn, loss_fn = make_step(loss, optimizer), jax.jit(loss)
+    step_fn, heldout_fn = make_step(loss, optimizer), jax.jit(heldout_loss)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
         state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
@@ -93,9 +94,9 @@ def fit(
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
                 if done % evaluate_every == 0 or done == steps:
-                    held = evaluate(loss_fn, state.params, heldout.once())
+                    held = evaluate(heldout_fn, state.params, heldout.once())
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {held:.4f}")
                     recent = []
                 if done % save_every == 0 or done == steps:
                     manager.save(done, args=ocp.args.StandardSave(state))
-    return state.params, evaluate(loss_fn, state.params, heldout.once())
+    return state.params, evaluate(heldout_fn, state.params, heldout.once())

@@ -47,9 +47,16 @@ def cross_entropy(config: T5Config | GPTConfig) -> LossFunction:
         # A comparison instead of a gather: its gradient is no scatter, and fuses with the softmax's.
         is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
         picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
-        return jnp.sum((jax.nn.logsumexp(logits, axis=-1) - picked) * real), jnp.sum(real)
+        return over_real(jax.nn.logsumexp(logits, axis=-1) - picked, real)
 
     return loss
+
+
+def over_real(
+    per_token: Float[Array, "batch step"], real: Float[Array, "batch step"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The sum over real tokens, and how many they are."""
+    return jnp.sum(per_token * real), jnp.sum(real)
 
 
 def _real(labels: Array, length: Array) -> Float[Array, "batch step"]:

@@ -107,7 +107,8 @@ def test_a_drafter_that_equals_its_target(temperature):
 
 def test_laws_without_common_support():
     even, odd = (table_model_from(jnp.where(jnp.arange(4) % 2 == r, 0.0, -jnp.inf)) for r in (0, 1))
-    measured = measure(even, odd, PROMPT, temperature=1.0, max_new_tokens=4, key=jax.random.key(0))
+    prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
+    measured = measure(even, odd, prompt, temperature=1.0, max_new_tokens=4, key=jax.random.key(0))
     assert measured.alpha == 0.0
 
 
@@ -188,7 +189,8 @@ GPT = GPTConfig(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
 
 @pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
 def test_networks(net, config):
-    target, draft = (Model(net.language_model(config), net.init(config, jax.random.key(i))) for i in (0, 1))
+    init = jax.jit(net.init, static_argnums=0)
+    target, draft = (Model(net.language_model(config), init(config, jax.random.key(i))) for i in (0, 1))
     options = dict(temperature=1.0, max_new_tokens=6, key=jax.random.key(0))
     assert measure(target, target, PROMPT, **options).alpha == pytest.approx(1.0, abs=1e-5)
     assert 0.0 < measure(target, draft, PROMPT, **options).alpha < 1.0

@@ -44,7 +44,7 @@ def test_table_1(alpha, gamma, work, speed):
 
 @pytest.mark.parametrize(("gamma", "alpha", "c", "printed"), TABLE_4)
 def test_table_4(gamma, alpha, c, printed):
-    """The paper computed from alpha and c before it rounded them to two digits, so the printed result must lie
+    """The paper computed from alpha and c before it rounded them to two digits: the printed result must lie
     in the range that the rounding leaves (nine of the twelve also follow from the rounded ones)."""
     least, most = improvement([alpha - 0.005, alpha + 0.005], gamma, [c + 0.005, c - 0.005])
     assert least - 0.05 <= printed <= most + 0.05

@@ -1,0 +1,160 @@
+"""Running a decoder with its draws scripted: every call of `noise.categorical` and `noise.uniform` plays a script.
+
+Axis letters as in `base.py`; W is the width of what is compared between two paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec import noise
+from jaxspec.base import Decoder, Keys, Request
+
+Event = tuple[str, int]  # "draw" (of a token) or "coin", and its number among its kind
+
+
+class Seen(NamedTuple):
+    """What tells two paths apart after a call.
+
+    Attributes:
+        counts: the committed tokens, the lengths, and how many guesses were accepted.
+        laws: what each token of the call was drawn from: log probabilities, not normalised.
+    """
+
+    counts: Int[Array, "B W"]
+    laws: tuple[Float[Array, "B V"], ...]
+
+
+class Program(NamedTuple):
+    """A call of a decoder on rows of a batch.
+
+    Attributes:
+        run: (keys, shared, rows, draws, coins) -> (rows after the call, Seen); compiled. `shared` is the weights and
+            the end tokens, which rows have in common; column i of `draws` [B, draws] and `coins` [B, coins] is played
+            in the i-th draw of its kind.
+        plan: (keys, shared, rows) -> the draws that the call makes, in order.
+    """
+
+    run: Callable[..., tuple[Any, Seen]]
+    plan: Callable[..., list[Event]]
+
+
+@functools.cache
+def init_program(decoder: Decoder, room: int) -> Program:
+    """`decoder.init`, on rows of (prompt, controls, limit)."""
+
+    def call(keys, shared, rows):
+        (weights, eos), (prompt, controls, limit) = shared, rows
+        state = decoder.init(keys, weights, prompt, Request(controls, limit, eos), room)
+        return state, jnp.zeros_like(state.length)
+
+    return _program(call)
+
+
+@functools.cache
+def step_program(decoder: Decoder) -> Program:
+    """`decoder.step`, on rows of DecodeState with the end tokens taken out."""
+
+    def call(keys, shared, rows):
+        weights, eos = shared
+        state, info = decoder.step(keys, weights, rows._replace(request=rows.request._replace(eos=eos)))
+        return state, info.num_accepted
+
+    return _program(call)
+
+
+def _program(call: Callable) -> Program:
+    def play(tape: _Tape, keys: Keys, shared: Any, rows: Any) -> tuple[Any, Seen]:
+        with tape.playing():
+            state, accepted = call(keys, shared, rows)
+        real = jnp.arange(state.tokens.shape[1])[None, :] < state.length[:, None]
+        rest = jnp.stack([state.length, accepted, state.done.astype(jnp.int32)], axis=1)
+        seen = Seen(jnp.concatenate([jnp.where(real, state.tokens, -1), rest], axis=1), tuple(tape.laws))
+        state = state._replace(request=state.request._replace(eos=None))
+        shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
+        if any(shape[:1] != keys.shape for shape in shapes):
+            raise ValueError(
+                f"not every array of a state has the batch ({len(keys)}) first: got {sorted(shapes)}"
+            )
+        return state, seen
+
+    @jax.jit
+    def run(keys, shared, rows, draws, coins):
+        return play(_Tape(draws, coins), keys, shared, rows)
+
+    plans: dict[Any, list[Event]] = {}  # by shapes, because tracing takes most of a small enumeration's time
+
+    def plan(*args) -> list[Event]:
+        leaves, treedef = jax.tree.flatten(args)
+        shapes = treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes not in plans:
+            tape = _Tape()
+            jax.eval_shape(functools.partial(play, tape), *args)
+            plans[shapes] = tape.events
+        return plans[shapes]
+
+    return Program(run, plan)
+
+
+class _Tape:
+    """Stands in for `jaxspec.noise` while a call is traced: plays a script and records what was asked for.
+
+    Without a script every draw is 0.
+    """
+
+    def __init__(
+        self, draws: Int[Array, "B draws"] | None = None, coins: Float[Array, "B coins"] | None = None
+    ):
+        self.draws, self.coins = draws, coins
+        self.events: list[Event] = []
+        self.laws: list[Float[Array, "B V"]] = []
+
+    def categorical(self, keys: Keys, log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:
+        index = len(self.laws)
+        self.laws.append(log_probs)
+        self.events.append(("draw", index))
+        return jnp.zeros(keys.shape, jnp.int32) if self.draws is None else self.draws[:, index]
+
+    def uniform(self, keys: Keys, count: int) -> Float[Array, "B count"]:
+        first = len(self.events) - len(self.laws)
+        self.events += [("coin", first + i) for i in range(count)]
+        return jnp.zeros((*keys.shape, count)) if self.coins is None else self.coins[:, first : first + count]
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """Replaces the noise, and unrolls scans, so that each draw in a scan is a call of its own.
+
+        Jits inside are disabled: their caches would keep the script.
+        """
+        saved = noise.categorical, noise.uniform, jax.lax.scan
+        noise.categorical, noise.uniform, jax.lax.scan = self.categorical, self.uniform, _unrolled
+        try:
+            with jax.disable_jit():
+                yield
+        finally:
+            noise.categorical, noise.uniform, jax.lax.scan = saved
+
+
+def _unrolled(
+    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, **options: Any
+) -> tuple[Any, Any]:
+    """`lax.scan` as a Python loop; of length 0 too, which `jax.disable_jit` does not do."""
+    del options
+    count = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+    carry, ys = init, []
+    for i in reversed(range(count)) if reverse else range(count):
+        carry, y = f(carry, jax.tree.map(lambda x, i=i: x[i], xs))
+        ys.append(y)
+    if ys:
+        return carry, jax.tree.map(lambda *y: jnp.stack(y), *(ys[::-1] if reverse else ys))
+    with _Tape().playing():  # the body never runs, so its draws do not count
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+        _, y = jax.eval_shape(f, init, one)
+    return carry, jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), y)

@@ -1,0 +1,140 @@
+"""Bad input gets a clear error, and vocabularies that differ are handled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import jaxspec
+from jaxspec.base import Prompt
+from jaxspec.nets import gpt
+from jaxspec.testing import table_model, table_model_from
+
+WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
+
+
+def tokenizer(words=WORDS):
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<end>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+def model(seed=0, vocab=6, words=WORDS):
+    return table_model(jax.random.key(seed), vocab)._replace(tokenizer=tokenizer(words))
+
+
+TARGET, DRAFT = model(0), model(1)
+ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(gamma=-1), "gamma is -1: expected an integer, 0"),
+        (dict(gamma=2.5), "gamma is 2.5"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0: expected at least 1"),
+        (dict(max_new_tokens=2.5), "max_new_tokens is 2.5"),
+        (dict(max_new_tokens=[1, 2]), r"max_new_tokens has shape \(2,\) for 1 prompts"),
+        (dict(temperature=-0.5), "temperature is -0.5: expected 0"),
+        (dict(temperature=float("nan")), "temperature is nan"),
+        (dict(temperature=1.0), "key is required"),
+        (dict(top_k=0), "top_k is 0: expected at least 1"),
+        (dict(top_p=0.0), r"top_p is 0.0: expected a number in \(0, 1\]"),
+        (dict(top_p=1.5), "top_p is 1.5"),
+        (dict(eos_ids=[6]), "eos_ids has 6: expected ids from 0 to 5"),
+        (dict(stop=[""]), "stop has an empty string"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        jaxspec.generate(TARGET, "the cat", drafter=DRAFT, **options)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "no prompts"),
+        ("", "prompt 0 is empty"),
+        (["the", " "], "prompt 1 is empty"),
+        (Prompt(jnp.array([[1, 6]]), jnp.array([2])), "token id 6: expected ids from 0 to 5"),
+        (Prompt(jnp.array([[1, -1]]), jnp.array([2])), "token id -1"),
+        (Prompt(jnp.array([[1, 2]]), jnp.array([0])), "prompt 0 is empty"),
+        (Prompt(jnp.array([[1, 2]]), jnp.array([3])), "length 3, but its row holds 2"),
+        (Prompt(jnp.array([1, 2]), jnp.array([2])), r"expected \[batch, prompt\]"),
+        (Prompt(jnp.array([[1.0, 2.0]]), jnp.array([2])), "dtype float32: expected integers"),
+    ],
+)
+def test_bad_prompts(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        jaxspec.generate(TARGET, prompts)
+
+
+def test_padding_is_not_checked():
+    odd = Prompt(jnp.array([[1, 2, 99]]), jnp.array([2]))
+    assert jaxspec.generate(TARGET, odd, max_new_tokens=4).tokens.tolist() == (
+        jaxspec.generate(TARGET, ONE, max_new_tokens=4).tokens.tolist()
+    )
+
+
+def test_wrong_types():
+    with pytest.raises(TypeError, match="target is a str: expected a jaxspec.Model"):
+        jaxspec.generate("debian-t5-base", "the cat")
+    with pytest.raises(TypeError, match="drafter is a str"):
+        jaxspec.generate(TARGET, "the cat", drafter="debian-t5-small")
+    with pytest.raises(TypeError, match="prompt 1 is a int"):
+        jaxspec.generate(TARGET, ["the cat", 3])
+
+
+def test_text_needs_a_tokenizer():
+    bare = TARGET._replace(tokenizer=None)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        jaxspec.generate(bare, "the cat")
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        jaxspec.generate(bare, ONE, stop=["x"])
+
+
+def test_different_tokenizers_are_named_by_their_first_difference():
+    other = model(1, words=["<end>", "the", "dog", "sat", "on", "mat"])
+    with pytest.raises(ValueError, match="id 2 is 'cat' for the target and 'dog' for the drafter"):
+        jaxspec.generate(TARGET, "the cat", drafter=other)
+
+
+def test_encoder_decoder_needs_its_kind():
+    other = table_model(jax.random.key(1), 6, encoder=True)._replace(tokenizer=tokenizer())
+    with pytest.raises(ValueError, match="the target is decoder-only and the drafter an encoder-decoder"):
+        jaxspec.generate(TARGET, "the cat", drafter=other)
+
+
+def test_prompt_longer_than_the_positions():
+    config = gpt.GPTConfig(6, 8, 8, 1, 1, max_positions=16)
+    small = jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)))
+    long = Prompt(jnp.ones((1, 12), jnp.int32), jnp.array([12]))
+    with pytest.raises(ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"):
+        jaxspec.generate(small, long, max_new_tokens=5)
+    assert jaxspec.generate(small, long, drafter=small, gamma=3, max_new_tokens=4).lengths.tolist() == [4]
+    bare = TARGET._replace(tokenizer=None)
+    with pytest.raises(ValueError, match="but the drafter has 16"):
+        jaxspec.generate(bare, long, drafter=small, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("sizes", [(8, 6), (6, 8)], ids=["target padded", "drafter padded"])
+def test_vocabularies_padded_differently(sizes):
+    """As 151936 and 152064: the shared ids are the tokenizer's; the padding is never drawn, by either."""
+    target, draft = (table_model(jax.random.key(s), n) for s, n in zip((0, 1), sizes, strict=True))
+    padded = target if sizes[0] == 8 else draft
+    loud = table_model_from(padded.params.at[..., 6:].add(20.0))  # padding that wants to be drawn
+    target, draft = (loud if m is padded else m for m in (target, draft))
+    target, draft = (m._replace(tokenizer=tokenizer()) for m in (target, draft))
+    options = dict(gamma=3, max_new_tokens=16, eos_ids=())
+    plain = jaxspec.generate(target, ONE, **options)
+    fast = jaxspec.generate(target, ONE, drafter=draft, **options)
+    np.testing.assert_array_equal(fast.tokens, plain.tokens)
+    hot = jaxspec.generate(target, ONE, drafter=draft, temperature=2.0, key=jax.random.key(0), **options)
+    assert plain.tokens.max() < 6 and hot.tokens.max() < 6
+
+
+def test_unknown_sizes_without_tokenizers_raise():
+    with pytest.raises(ValueError, match="6 token ids and the drafter 8"):
+        jaxspec.generate(TARGET._replace(tokenizer=None), ONE, drafter=table_model(jax.random.key(0), 8))

@@ -1,0 +1,280 @@
+"""The decoders over models that are cheap to run: greedy equality, batches, ends, statistics, compilation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import accept, drafters, noise, warp
+from jaxspec.base import Prompt, Request, Weights
+from jaxspec.decode import loop
+from jaxspec.nets import gpt, t5
+from jaxspec.testing import table_model, table_model_from
+
+VOCAB = 7
+PROMPTS = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]]
+TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
+DRAFT = table_model(jax.random.key(2), VOCAB, sharpness=2.0)
+BLEND = table_model_from(0.7 * TARGET.params + 0.3 * DRAFT.params)  # agrees with the target often, not always
+
+
+def prompt(rows=PROMPTS, width=8, fill=0):
+    tokens = np.full((len(rows), width), fill, np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    return Prompt(jnp.asarray(tokens), jnp.asarray([len(r) for r in rows], jnp.int32))
+
+
+def tokens_of(out):
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+# --- greedy ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 3, 7])
+@pytest.mark.parametrize("drafter", [DRAFT, BLEND, TARGET], ids=["adversarial", "similar", "itself"])
+def test_greedy_equals_plain(drafter, gamma):
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=21)
+    fast = jaxspec.generate(TARGET, prompt(), drafter=drafter, gamma=gamma, max_new_tokens=21)
+    assert tokens_of(fast) == tokens_of(plain)
+    assert fast.lengths.tolist() == [21] * 4
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_every_limit_up_to_two_rounds(length):
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=length)
+    fast = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=4, max_new_tokens=length)
+    assert tokens_of(fast) == tokens_of(plain)
+    assert fast.lengths.tolist() == [length] * 4
+
+
+def test_limits_per_row():
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=20)
+    fast = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=3, max_new_tokens=[1, 20, 7, 2])
+    assert tokens_of(fast) == [row[:n] for row, n in zip(tokens_of(plain), [1, 20, 7, 2], strict=True)]
+
+
+def test_every_token_in_turn_as_the_end_token():
+    """An end inside an accepted block: cut behind the first, drop the rest and the bonus, freeze the row."""
+    plain = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=20))
+    for ends in [[t] for t in range(VOCAB)] + [[2, 5], [0, 1, 6]]:
+        fast = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=5, max_new_tokens=20, eos_ids=ends)
+        expected = []
+        for row in plain:
+            at = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+            expected.append(row[:at])
+        assert tokens_of(fast) == expected, ends
+
+
+def test_encoder_decoder():
+    target = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
+    draft = table_model_from(0.8 * target.params, encoder=True)
+    plain = jaxspec.generate(target, prompt(), max_new_tokens=15)
+    fast = jaxspec.generate(target, prompt(), drafter=draft, gamma=4, max_new_tokens=15)
+    assert tokens_of(fast) == tokens_of(plain)
+    assert fast.stats.acceptance_rate.min() == 1.0  # the same argmax
+
+
+# --- the caches ------------------------------------------------------------------------------------------------------
+
+
+def small_networks():
+    config = gpt.GPTConfig(VOCAB, 16, 32, 2, 2, max_positions=64)
+    encdec = t5.T5Config(VOCAB, 16, 32, 2, 8, 1, 2)
+    yield jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)))
+    yield jaxspec.Model(t5.language_model(encdec), t5.init(encdec, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("model", small_networks(), ids=["gpt", "t5"])
+def test_cache_holds_the_committed_tokens_but_the_last(model):
+    """After every round, whatever it accepted, both caches are those of a fresh pass over committed[:-1]."""
+    draft = model._replace(params=jax.tree.map(lambda x: x + 0.02, model.params))
+    rule, greedy = accept.rejection(), warp.greedy()
+    decoder = jaxspec.speculative(model.lm, drafters.model(draft.lm), rule, greedy, 3)
+    weights = Weights(model.params, draft.params)
+    keys = noise.row_keys(jax.random.key(0), 4)
+    request = Request(None, jnp.full(4, 40), jnp.array([-1]))
+    state = loop.start(decoder, keys, weights, prompt(), request, 40)
+    accepted = set()
+    for _ in range(6):
+        state, info = loop.advance(decoder, keys, weights, state)
+        accepted |= set(np.asarray(info.num_accepted).tolist())
+        for row in range(4):
+            length, begin = int(state.length[row]), int(state.start[row])
+            one = Prompt(prompt().tokens[row : row + 1], prompt().length[row : row + 1])
+            _, fresh = model.lm.prefill(model.params, one, 60)
+            committed = state.tokens[row : row + 1, begin : length - 1]
+            if committed.shape[1]:
+                _, fresh = model.lm.extend(model.params, fresh, committed)
+            ours, theirs = (c if hasattr(c, "keys") else c.decoder for c in (state.cache, fresh))
+            assert int(ours.length[row]) == length - 1 == int(theirs.length[0])
+            for a, b in zip(ours.keys + ours.values, theirs.keys + theirs.values, strict=True):
+                np.testing.assert_allclose(a[row, :, : length - 1], b[0, :, : length - 1], atol=1e-5)
+    assert len(accepted) > 1, "the test saw one kind of round only"
+
+
+@pytest.mark.parametrize("model", small_networks(), ids=["gpt", "t5"])
+def test_drafter_equal_to_target_is_always_accepted(model):
+    """Fails when the drafter's cache lacks the last accepted token: its next guesses would come from a hole."""
+    out = jaxspec.generate(model, prompt(), drafter=model, gamma=3, max_new_tokens=33)
+    assert out.stats.acceptance_rate.tolist() == [1.0] * 4
+    assert out.stats.rounds.tolist() == [8] * 4  # 1 + 8 × 4 tokens
+    key = jax.random.key(5)
+    out = jaxspec.generate(model, prompt(), drafter=model, gamma=3, max_new_tokens=33, temperature=1.0, key=key)
+    assert out.stats.acceptance_rate.min() > 0.98  # float32: p and q differ in the last bits, by shape
+
+
+def test_draft_logits_equal_a_fresh_pass():
+    """After a full acceptance the drafter is two behind; what it then drafts from equals a recomputation."""
+    config = gpt.GPTConfig(VOCAB, 16, 32, 1, 2, max_positions=64)
+    lm, params = gpt.language_model(config), gpt.init(config, jax.random.key(3))
+    drafter = drafters.model(lm)
+    context = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
+    state = drafter.init(params, Prompt(context.tokens[:, :2], jnp.array([2])), 20, None)
+    _, state = lm.extend(params, state, context.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
+    keys = noise.row_keys(jax.random.key(0), 1)
+    controls = warp.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
+    to_law = lambda logits: warp.sampling()(controls, logits)  # noqa: E731
+    draft, _ = drafter.propose(keys, params, state, context, 3, to_law)
+    row = jnp.concatenate([context.tokens[:, :6], draft.tokens], axis=1)
+    full = jax.nn.log_softmax(gpt.GPT(config).apply({"params": params}, row))
+    np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_do_not_depend_on_mates_padding_or_order(temperature):
+    options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, temperature=temperature, eos_ids=[6])
+    keys = jax.random.split(jax.random.key(4), 4)
+    together = tokens_of(jaxspec.generate(TARGET, prompt(), key=keys, **options))
+    order = [2, 0, 3, 1]
+    shuffled = prompt([PROMPTS[i] for i in order], width=30, fill=5)
+    moved = tokens_of(jaxspec.generate(TARGET, shuffled, key=keys[jnp.array(order)], **options))
+    assert [moved[order.index(i)] for i in range(4)] == together
+    for i, row in enumerate(PROMPTS):
+        alone = jaxspec.generate(TARGET, prompt([row]), key=keys[i : i + 1], **options)
+        assert tokens_of(alone) == [together[i]]
+
+
+def test_more_rows_never_change_the_earlier_ones():
+    options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, temperature=1.0, key=jax.random.key(9))
+    few = tokens_of(jaxspec.generate(TARGET, prompt(PROMPTS[:2]), **options))
+    assert tokens_of(jaxspec.generate(TARGET, prompt(), **options))[:2] == few
+
+
+def test_per_row_temperatures_mix_greedy_and_sampling():
+    key = jax.random.key(3)
+    mixed = jaxspec.generate(
+        TARGET, prompt(), drafter=BLEND, gamma=3, max_new_tokens=12, temperature=[0.0, 1.0, 0.0, 1.0], key=key
+    )
+    plain = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=12))
+    rows = tokens_of(mixed)
+    assert [rows[0], rows[2]] == [plain[0], plain[2]]
+    hot = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=3, max_new_tokens=12, temperature=1.0, key=key)
+    assert [rows[1], rows[3]] == [tokens_of(hot)[1], tokens_of(hot)[3]]
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4])
+def test_statistics_add_up(gamma):
+    out = jaxspec.generate(
+        TARGET, prompt(), drafter=BLEND, gamma=gamma, max_new_tokens=[1, 5, 20, 20], eos_ids=[6], temperature=1.0,
+        key=jax.random.key(0),
+    )  # fmt: skip
+    stats, trace = out.stats, out.trace
+    assert stats.emitted.tolist() == out.lengths.tolist()
+    assert (1 + trace.kept.sum(1)).tolist() == out.lengths.tolist()
+    assert trace.draft_length.sum(1).tolist() == stats.drafted.tolist() == (gamma * stats.rounds).tolist()
+    assert (trace.kept > 0).sum(1).tolist() == stats.rounds.tolist()  # finished rows count no rounds
+    assert np.minimum(trace.num_accepted, trace.kept).sum(1).tolist() == stats.accepted.tolist()
+    assert np.isfinite(stats.acceptance_rate).all() and np.isfinite(stats.tokens_per_round).all()
+    assert stats.tokens_per_round[0] == 0  # one token, from prefill: no round
+
+
+def test_trace_replays_the_text():
+    """Every round of every row: the kept guesses, then the correction or the bonus."""
+    out = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=4, max_new_tokens=20)
+    for row in range(4):
+        at = 1
+        for draft, accepted, kept in zip(out.trace.draft[row], out.trace.num_accepted[row], out.trace.kept[row], strict=True):
+            new = out.tokens[row, at : at + kept]
+            n = min(accepted, kept)
+            assert new[:n].tolist() == draft[:n].tolist()
+            if kept > accepted and accepted < 4:
+                assert new[accepted] != draft[accepted]  # greedy: a correction differs from what it corrects
+            at += kept
+        assert at == out.lengths[row]
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_call_in_the_bucket_traces_and_compiles_nothing():
+    target, draft = table_model(jax.random.key(11), 5), table_model(jax.random.key(12), 5)
+    calls = {"traces": 0}
+
+    def counting(function):
+        def counted(*args, **kwargs):
+            calls["traces"] += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+    target = target._replace(lm=target.lm._replace(extend=counting(target.lm.extend)))
+
+    def run(rows, seed, temperature, top_p, limit):
+        jaxspec.generate(
+            target, prompt(rows), drafter=draft, gamma=2, temperature=temperature, top_k=3, top_p=top_p,
+            max_new_tokens=limit, key=jax.random.key(seed),
+        )  # fmt: skip
+
+    run([[1, 2], [3]], 0, 1.0, 0.9, 10)
+    programs, traces = loop.run._cache_size(), calls["traces"]
+    assert traces > 0
+    run([[4, 4, 4, 1], [2, 2]], 5, 0.3, 0.5, 14)
+    run([[2], [1, 0, 1]], 6, [0.0, 2.0], [0.2, 1.0], [3, 16])
+    assert (loop.run._cache_size(), calls["traces"]) == (programs, traces)
+
+
+def test_a_generation_is_one_program():
+    """Prefill, all rounds and the statistics are in one jaxpr, with one loop over rounds."""
+    decoder = jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), 3)
+    request = Request(None, jnp.full(4, 16), jnp.array([-1]))
+    keys = noise.row_keys(jax.random.key(0), 4)
+    weights = Weights(TARGET.params, DRAFT.params)
+    jaxpr = jax.make_jaxpr(lambda *a: loop.run(decoder, *a, 16))(keys, weights, prompt(), request)
+    inner = jaxpr.jaxpr.eqns[-1]
+    assert len(jaxpr.jaxpr.eqns) == 1
+    loops = [e for e in inner.params["jaxpr"].jaxpr.eqns if e.primitive.name == "while"]
+    assert len(loops) == 1
+    assert "exp" not in {e.primitive.name for e in inner.params["jaxpr"].jaxpr.eqns}
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_non_finite_logits_are_one_clear_error():
+    broken = table_model_from(TARGET.params.at[3].set(jnp.nan))
+    with pytest.raises(FloatingPointError, match="not finite for prompts"):
+        jaxspec.generate(broken, prompt(), drafter=DRAFT, gamma=2, max_new_tokens=20, temperature=1.0, key=jax.random.key(0))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        list(jaxspec.stream(broken, prompt([[3, 3]]), max_new_tokens=20))
+
+
+def test_a_broken_drafter_does_no_harm():
+    broken = table_model_from(DRAFT.params * jnp.nan)
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=12)
+    assert tokens_of(jaxspec.generate(TARGET, prompt(), drafter=broken, gamma=3, max_new_tokens=12)) == tokens_of(plain)
+
+
+def test_speculative_is_plain_at_gamma_zero():
+    decoder = jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), 0)
+    assert decoder is jaxspec.autoregressive(TARGET.lm, warp.greedy())
+    with pytest.raises(ValueError, match="gamma is -1"):
+        jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), -1)

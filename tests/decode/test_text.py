@@ -1,0 +1,90 @@
+"""Streaming and stop strings: no character, word or stop string is ever cut in half."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import jaxspec
+from jaxspec.base import Prompt
+from jaxspec.decode import text
+from jaxspec.testing import table_model_from
+
+
+def byte_tokenizer():
+    """Every byte is a token, so that every character beyond ASCII takes several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def parrot(said: str):
+    """A model that, whatever it is asked, says one text: each byte is followed by its successor in the text."""
+    ids = TOKENIZER(said)["input_ids"]
+    assert len(set(ids)) == len(ids), "every byte of the text must be unique"
+    table = jnp.zeros((256, 256))
+    for a, b in zip([0, *ids], ids, strict=False):
+        table = table.at[a, b].set(9.0)
+    return table_model_from(table)._replace(tokenizer=TOKENIZER), len(ids)
+
+
+START = Prompt(jnp.array([[0]]), jnp.array([1]))
+SAID = "grün ißt 日 qm.x"
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 2, 5])
+def test_pieces_join_to_the_text_and_are_whole(gamma):
+    model, count = parrot(SAID)
+    options = dict(drafter=model, gamma=gamma, max_new_tokens=count)
+    pieces = list(jaxspec.stream(model, START, **options))
+    assert "".join(p.text for p in pieces) == jaxspec.generate(model, START, **options).texts[0] == SAID
+    assert all(text.REPLACEMENT not in p.text for p in pieces)
+    for piece in pieces[:-1]:
+        assert piece.text == "" or piece.text[-1].isspace() or piece.text[-1] == "日"
+    assert [p.done for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert sum(len(p.tokens) for p in pieces) == count == int(pieces[-1].stats.emitted[0])
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4])
+@pytest.mark.parametrize("stop", [["ißt"], ["m.", "日"], ["zzz"], ["g"], "t 日"])
+def test_stop_strings(gamma, stop):
+    model, count = parrot(SAID)
+    strings = [stop] if isinstance(stop, str) else stop
+    ends = [SAID.find(s) for s in strings if s in SAID]
+    expected = SAID[: min(ends)] if ends else SAID
+    options = dict(drafter=model, gamma=gamma, max_new_tokens=count, stop=stop)
+    out = jaxspec.generate(model, START, **options)
+    assert out.texts == [expected]
+    assert out.stats.emitted.tolist() == out.lengths.tolist()
+    if ends:  # the tokens end with the one that completes the stop string
+        whole = text.decode(TOKENIZER, out.tokens[0, : out.lengths[0]])
+        assert any(whole.endswith(s) for s in strings)
+    assert "".join(p.text for p in jaxspec.stream(model, START, **options)) == expected
+
+
+def test_stop_is_per_row():
+    model, count = parrot(SAID)
+    start = TOKENIZER("m")["input_ids"][0]
+    rows = Prompt(jnp.array([[0], [start]]), jnp.array([1, 1]))
+    out = jaxspec.generate(model, rows, drafter=model, gamma=3, max_new_tokens=[count, 2], stop=["ißt"])
+    assert out.texts == ["grün ", ".x"]
+
+
+def test_stream_takes_one_prompt():
+    model, _ = parrot("ab")
+    with pytest.raises(ValueError, match="stream takes one prompt, got 2"):
+        jaxspec.stream(model, Prompt(jnp.array([[0], [1]]), jnp.array([1, 1])))
+
+
+def test_stream_equals_generate_when_sampling():
+    model, _ = parrot(SAID)
+    cool = model._replace(params=model.params / 4)
+    options = dict(drafter=model, gamma=3, max_new_tokens=30, temperature=1.0, key=jax.random.key(2))
+    pieces = [t for p in jaxspec.stream(cool, START, **options) for t in p.tokens]
+    assert pieces == jaxspec.generate(cool, START, **options).tokens[0].tolist()
