@@ -194,12 +194,15 @@ class Drafter(NamedTuple):
     Attributes:
         init, propose, commit: see the protocols.
         lm: the language model that drafts, for the checks of the front door; None if there is none.
+        params: what the functions take as their parameters (tables, weights); None where they take none. Decoders
+            are made from a drafter without them (`params=None`), and get them as `Weights.draft`.
     """
 
     init: DraftInit
     propose: Propose
     commit: Commit
     lm: LanguageModel | None = None
+    params: Params = None
 
 
 class Request(NamedTuple):

@@ -87,9 +87,7 @@ def append(
     return jax.vmap(lambda row, at, x: jax.lax.dynamic_update_slice(row, x, (at,)))(tokens, length, new)
 
 
-def window(
-    tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int
-) -> Int[Array, "batch width"]:
+def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int) -> Int[Array, "batch width"]:
     """`width` tokens of each row from its own start.
 
     >>> window(jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([0, 2]), 2).tolist()
@@ -99,7 +97,10 @@ def window(
 
 
 def count_kept(
-    new: Int[Array, "batch step"], count: Int[Array, " batch"], room: Int[Array, " batch"], eos: Int[Array, " ends"]
+    new: Int[Array, "batch step"],
+    count: Int[Array, " batch"],
+    room: Int[Array, " batch"],
+    eos: Int[Array, " ends"],
 ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
     """How many of `count` new tokens of each row to commit, and whether the row ends with them.
 

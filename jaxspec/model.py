@@ -75,9 +75,7 @@ def _find(source: str | Path) -> Path:
     """The folder that `source` means."""
     path = Path(source).expanduser()
     if (path / "config.json").is_file() and not (path / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{path} is a Hugging Face model (config.json, no {MANIFEST}): {_OWN_ONLY}. {_choices()}"
-        )
+        raise CheckpointError(f"{path} is a Hugging Face model (config.json, no {MANIFEST}): {_OWN_ONLY}. {_choices()}")
     if path.exists():
         return path
     names = shipped()

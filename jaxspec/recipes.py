@@ -46,9 +46,9 @@ class Train:
 
     Attributes:
         steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
-        learning_rate: peak rate of AdamW.
+        learning_rate: peak rate, relative to the root mean square of each parameter.
         warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
-        weight_decay, clip: decoupled weight decay; global norm to clip gradients to.
+        clip: global norm to clip gradients to.
         seed: of initialisation and data order.
         evaluate_every, save_every: steps between held-out losses, and between checkpoints.
     """
@@ -58,7 +58,6 @@ class Train:
     learning_rate: float
     warmup: int = 100
     decay: float = 0.3
-    weight_decay: float = 0.0
     clip: float = 1.0
     seed: int = 0
     evaluate_every: int = 250

@@ -39,9 +39,9 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "weights": CORE | {"nets", "recipes", "sharding"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
     "training": DECODING | MODELS | {"sharding"},
-    "analysis": DECODING | MODELS | {"sharding"},
-    "cli": DECODING | MODELS | {"sharding", "training", "analysis", "front door"},
     "front door": DECODING | MODELS,  # jaxspec/__init__.py
+    "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
+    "cli": DECODING | MODELS | {"sharding", "training", "analysis", "front door"},
 }
 NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
 

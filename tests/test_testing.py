@@ -127,9 +127,7 @@ def test_merging_and_a_limit_past_the_last_step_change_nothing():
 def test_a_coin_may_decide_several_things():
     def rule(keys, position, draft, target):
         coin = noise.uniform(keys, 1)
-        count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(
-            jnp.int32
-        )  # 0 to 3, a quarter each
+        count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(jnp.int32)  # 0 to 3, a quarter each
         return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
 
     decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 3)

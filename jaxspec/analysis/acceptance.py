@@ -117,9 +117,7 @@ def measure(
     if not isinstance(drafter, Model):
         kind = type(drafter).__name__
         raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose law is known")
-    options: dict[str, Any] = dict(
-        temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens
-    )
+    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens)
     prompt = request.encode(target, prompts)
     asked: dict[str, Any] = dict(drafter=drafter, gamma=1, accept=None, key=key, eos_ids=None)
     pair = request.prepare(target, prompt, **asked, **options)  # checks that the two belong together, too

@@ -119,9 +119,7 @@ def measure(
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
     if gamma < 0:
         raise ValueError(f"gamma is {gamma}: expected 0 or more guesses a round")
-    greedy: dict[str, Any] = dict(
-        accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None
-    )
+    greedy: dict[str, Any] = dict(accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None)
     prompt = request.encode(target, prompts)
     job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
     room = buffers.room(job.max_new_tokens, gamma)

@@ -116,9 +116,7 @@ def decode(
 
 def table(found: dict[str, Any]) -> Table:
     """The report for a screen."""
-    names = [
-        f"{found[side]['name']} ({found[side]['parameters'] / 1e6:.1f}M)" for side in ("target", "draft")
-    ]
+    names = [f"{found[side]['name']} ({found[side]['parameters'] / 1e6:.1f}M)" for side in ("target", "draft")]
     view = Table("", *names, "pair", title="held-out")
     for task, loss in found["loss"].items():
         view.add_row(f"{task}: loss per token", f"{loss['target']:.3f}", f"{loss['draft']:.3f}", "")
@@ -135,9 +133,7 @@ def table(found: dict[str, Any]) -> Table:
             )
         for gamma, tokens in rest["tokens_per_round"].items():
             view.add_row(f"{task}: tokens per round, gamma {gamma}", "", "", f"{tokens:.2f}")
-        view.add_row(
-            f"{task}: texts as plain decoding's", "", "", f"{rest['same_text']} of {rest['compared']}"
-        )
+        view.add_row(f"{task}: texts as plain decoding's", "", "", f"{rest['same_text']} of {rest['compared']}")
     return view
 
 
@@ -205,9 +201,7 @@ def main(
     target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
     draft: Annotated[str, typer.Option(help="The smaller model.")],
     data: Annotated[Path, typer.Option(help="Folder with the held-out data of `jaxspec.training.debian`.")],
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Also write the numbers to this file.")
-    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
     rows: Annotated[int, typer.Option(help="Held-out prompts per task.", min=1)] = 300,
     new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", min=1)] = 128,
 ) -> None:

@@ -57,9 +57,7 @@ class Ask(NamedTuple):
 
 
 def bench(
-    target: Annotated[
-        str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")
-    ] = TARGET,
+    target: Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")] = TARGET,
     draft: Annotated[str, typer.Option(help="The model that guesses.")] = DRAFT,
     shape: Annotated[
         str,
@@ -70,13 +68,9 @@ def bench(
         int,
         typer.Option(help="Widen the target's feed-forward blocks to this: same text, the cost of the size."),
     ] = 0,
-    gamma: Annotated[
-        str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas.")
-    ] = "1,4,7",
+    gamma: Annotated[str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas.")] = "1,4,7",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1",
-    new_tokens: Annotated[
-        int, typer.Option(help="Most tokens per prompt; with --shape, exactly so many.", min=1)
-    ] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt; with --shape, exactly so many.", min=1)] = 64,
     prompts: Annotated[
         Path | None,
         typer.Option(help="A file of prompts, one a line, or .jsonl with inputs; else held-out ones."),
@@ -85,9 +79,7 @@ def bench(
     source_tokens: Annotated[int, typer.Option(help="Tokens per random prompt of a --shape.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
     dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
-    plain_only: Annotated[
-        bool, typer.Option("--plain-only", help="Plain decoding only, no drafter.")
-    ] = False,
+    plain_only: Annotated[bool, typer.Option("--plain-only", help="Plain decoding only, no drafter.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, and nothing else on standard output.")
     ] = False,
@@ -106,9 +98,7 @@ def bench(
     if shape and gammas and not draft_shape:
         raise ValueError(f"--shape {shape} has no drafter: add a --draft-shape, or --plain-only")
     if draft_shape and not shape:
-        raise ValueError(
-            f"--draft-shape {draft_shape} is for a --shape: a random drafter guesses nothing right"
-        )
+        raise ValueError(f"--draft-shape {draft_shape} is for a --shape: a random drafter guesses nothing right")
     before = process_bytes()
     big, small = _models(target, draft, shape, draft_shape, dtype, drafts=bool(gammas))
     if widen:
@@ -187,9 +177,7 @@ def _of_batch(
 
     groups, gammas = _groups(prompt, batch, ask.rows), (0, *ask.gammas)
     models = [model for model in (target, drafter) if model is not None]
-    options: dict[str, Any] = dict(
-        temperature=0.0, top_k=None, top_p=None, key=None, accept=None, eos_ids=eos_ids
-    )
+    options: dict[str, Any] = dict(temperature=0.0, top_k=None, top_p=None, key=None, accept=None, eos_ids=eos_ids)
     options["max_new_tokens"] = ask.new_tokens
     jobs = [
         [request.prepare(target, group, drafter=drafter, gamma=gamma, **options) for group in groups]
@@ -229,9 +217,7 @@ def _compare(
     plain: Sequence[Outcome], ours: Sequence[Outcome], plain_seconds: np.ndarray, our_seconds: np.ndarray
 ) -> dict[str, Any]:
     """Speculative runs against plain ones: speeds (of tokens, should their numbers differ), texts, rounds."""
-    same = [
-        a == b for p, o in zip(plain, ours, strict=True) for a, b in zip(_texts(p), _texts(o), strict=True)
-    ]
+    same = [a == b for p, o in zip(plain, ours, strict=True) for a, b in zip(_texts(p), _texts(o), strict=True)]
     tokens = [sum(int(outcome.length.sum()) for outcome in outcomes) for outcomes in (plain, ours)]
     rounds = sum(int(outcome.stats.rounds.sum()) for outcome in ours)
     emitted = sum(int((outcome.stats.emitted - 1).sum()) for outcome in ours)
@@ -344,9 +330,7 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
 
     sizes = t5.SIZES | gpt.SIZES
     if shape not in sizes:
-        raise ValueError(
-            f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}"
-        )
+        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     config = dataclasses.replace(sizes[shape], dtype=dtype)
@@ -356,9 +340,7 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
     def init(key):
         return orbax.cast(net.init(config, key), dtype)
 
-    return Model(
-        net.language_model(config), init(jax.random.key(seed)), config=config, name=f"random {shape}"
-    )
+    return Model(net.language_model(config), init(jax.random.key(seed)), config=config, name=f"random {shape}")
 
 
 def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
@@ -444,9 +426,7 @@ def detail_table(found: dict[str, Any]) -> Table:
         if used["program"] is None:
             table.add_row(*cells, "–", render.size(least), "–")
         else:
-            table.add_row(
-                *cells, render.size(used["program"]), render.size(least), f"{used['program'] / least:.2f}"
-            )
+            table.add_row(*cells, render.size(used["program"]), render.size(least), f"{used['program'] / least:.2f}")
     return table
 
 
@@ -486,9 +466,7 @@ def _models(
 ) -> tuple[Model, Model | None]:
     """Target and drafter, loaded or random."""
     if shape:
-        return random_model(shape, dtype, seed=0), random_model(
-            draft_shape, dtype, seed=1
-        ) if drafts else None
+        return random_model(shape, dtype, seed=0), random_model(draft_shape, dtype, seed=1) if drafts else None
     from jaxspec import model
 
     return model.load(target, dtype=dtype), model.load(draft, dtype=dtype) if drafts else None

@@ -24,6 +24,8 @@ from jaxspec.cli import render
 from jaxspec.cli.render import Comparison, Counts, Round
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxspec.base import Model, Prompt, Stats
     from jaxspec.decode import Generation
 
@@ -50,14 +52,20 @@ class Settings:
 
 
 class Session(NamedTuple):
-    """Models and prompts, ready to decode; prompts are padded alike, and so share compiled programs."""
+    """Models and prompts, ready to decode; prompts are padded alike, and so share compiled programs.
+
+    Attributes:
+        settings, target, drafter, texts: what was asked for.
+        prompt: the texts as token ids, on the host.
+        keys: the data of one random key per prompt.
+    """
 
     settings: Settings
     target: Model
     drafter: Model | None
     texts: list[str]
     prompt: Prompt
-    keys: Any
+    keys: np.ndarray
 
     def options(self) -> dict[str, Any]:
         """The arguments of `jaxspec.generate` that are the same for every prompt."""
@@ -67,10 +75,10 @@ class Session(NamedTuple):
 
     def rows(self, start: int, stop: int) -> tuple[Prompt, Any]:
         """Some of the prompts, and their keys: a row's text is the same in any batch."""
-        tokens, length = self.prompt
-        return self.prompt._replace(tokens=tokens[start:stop], length=length[start:stop]), self.keys[
-            start:stop
-        ]
+        import jax
+
+        prompt = jax.tree.map(lambda x: x[start:stop], self.prompt)
+        return prompt, jax.random.wrap_key_data(self.keys[start:stop])
 
 
 class Decoded(NamedTuple):
@@ -86,9 +94,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to generate from; - reads standard input, one prompt a line.")
     ] = None,
-    target: Annotated[
-        str, typer.Option(help="Whose text it is: a shipped checkpoint, or a folder.")
-    ] = TARGET,
+    target: Annotated[str, typer.Option(help="Whose text it is: a shipped checkpoint, or a folder.")] = TARGET,
     draft: Annotated[
         str | None,
         typer.Option(help="Who guesses, or none. By default the small sibling of a shipped target."),
@@ -99,9 +105,7 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that hold this probability.")
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Most tokens per prompt.")
-    ] = 96,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens per prompt.")] = 96,
     seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same text.")] = 0,
     stop: Annotated[
         list[str] | None,
@@ -134,9 +138,7 @@ def generate(
         jaxspec generate --target debian-gpt-base --temperature 1 --trace
     """
     draft = _draft_name(target, draft)
-    settings = Settings(
-        target, draft, gamma, temperature, top_k, top_p, max_new_tokens, seed, tuple(stop or ()), dtype
-    )
+    settings = Settings(target, draft, gamma, temperature, top_k, top_p, max_new_tokens, seed, tuple(stop or ()), dtype)
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     given = _given_prompts(prompt, file)
@@ -225,6 +227,7 @@ def _piped() -> str:
 def _open(settings: Settings, given: list[str], count: int) -> Session:
     """Loads the models, and the held-out prompts if none are given."""
     import jax
+    import numpy as np
 
     from jaxspec import model, noise
     from jaxspec.decode import request
@@ -232,8 +235,9 @@ def _open(settings: Settings, given: list[str], count: int) -> Session:
     target = model.load(settings.target, dtype=settings.dtype)
     drafter = model.load(settings.draft, dtype=settings.dtype) if settings.draft else None
     texts = given or heldout("text" if target.lm.start_token is None else "translation", count)
-    keys = noise.row_keys(jax.random.key(settings.seed), len(texts))
-    session = Session(settings, target, drafter, texts, request.encode(target, texts), keys)
+    keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
+    prompt, keys = jax.tree.map(np.asarray, (request.encode(target, texts), keys))
+    session = Session(settings, target, drafter, texts, prompt, keys)
     _job(session, 0, len(texts))  # refuses bad settings before anything is compiled
     return session
 
@@ -274,9 +278,7 @@ def _warm_up(session: Session, rows: int, by_rounds: bool) -> None:
 def _decode_all(session: Session, batch: bool) -> list[Decoded]:
     """Decodes without showing anything."""
     step = len(session.texts) if batch else 1
-    return [
-        row for start in range(0, len(session.texts), step) for row in _decode(session, start, start + step)
-    ]
+    return [row for start in range(0, len(session.texts), step) for row in _decode(session, start, start + step)]
 
 
 def _decode(session: Session, start: int, stop: int) -> list[Decoded]:
@@ -339,9 +341,7 @@ def _stream_trace(session: Session, index: int, out: Console) -> Decoded:
     """Decodes one prompt, printing each round as it ends."""
     out.print(Text(session.texts[index], "dim"))
     numbers: Iterator[int] = iter(range(sys.maxsize))
-    decoded = _stream(
-        session, index, lambda _, step: out.print(_trace_line(session, next(numbers), step, out))
-    )
+    decoded = _stream(session, index, lambda _, step: out.print(_trace_line(session, next(numbers), step, out)))
     out.print()
     return decoded
 
@@ -420,7 +420,8 @@ def _compare(session: Session, drafter: Model, rows: int) -> Comparison:
     where = _first_difference(session, *texts) if s.temperature == 0 else None
     options = session.options()
     gamma = options.pop("gamma")
-    alpha = acceptance.measure(target, prompts=session.prompt, key=session.keys, **options).alpha
+    prompt, keys = session.rows(0, len(session.texts))
+    alpha = acceptance.measure(target, prompts=prompt, key=keys, **options).alpha
     costs = cost.measure(
         target,
         drafter,
@@ -464,18 +465,14 @@ def _first_difference(session: Session, ours: list[list[int]], plain: list[list[
     index = differ[0]
     a, b = ours[index], plain[index]
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    names = [
-        render.spell(session.target.tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)
-    ]
+    names = [render.spell(session.target.tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)]
     return (
         f"{len(differ)} of {len(ours)} prompts; first in prompt {index + 1}, token {at + 1}: {names[0][0]!r} "
         f"where plain decoding has {names[1][0]!r}. Passes of other widths round otherwise: is it a near tie?"
     )
 
 
-def _report(
-    session: Session, decoded: list[Decoded], found: Comparison | None, trace: bool
-) -> dict[str, Any]:
+def _report(session: Session, decoded: list[Decoded], found: Comparison | None, trace: bool) -> dict[str, Any]:
     """What --json prints."""
     from jaxspec.analysis import cost
 
@@ -486,10 +483,7 @@ def _report(
         "texts": [row.text for row in decoded],
         "tokens": [row.tokens for row in decoded],
         "stats": {
-            **{
-                field: [getattr(c, field) for c in counts]
-                for field in ("rounds", "drafted", "accepted", "emitted")
-            },
+            **{field: [getattr(c, field) for c in counts] for field in ("rounds", "drafted", "accepted", "emitted")},
             "total": _with_rates(render.total(counts)),
         },
         "settings": dataclasses.asdict(session.settings),
@@ -504,9 +498,7 @@ def _report(
 
 
 def _with_rates(counts: Counts) -> dict[str, float]:
-    rates = {
-        name: getattr(counts, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")
-    }
+    rates = {name: getattr(counts, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")}
     return {**counts._asdict(), **rates}
 
 

@@ -32,9 +32,7 @@ class Command(TyperCommand):
         except (ValueError, OSError, FloatingPointError) as error:
             if _debugging(ctx):
                 raise
-            Console(stderr=True, highlight=False).print(
-                Text(f"error: {_message(error)}", "red"), soft_wrap=True
-            )
+            Console(stderr=True, highlight=False).print(Text(f"error: {_message(error)}", "red"), soft_wrap=True)
             raise typer.Exit(REFUSED) from None
 
 
@@ -88,9 +86,14 @@ def _start(environment: Mapping[str, str]) -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in environment and not jax.config.values["jax_compilation_cache_dir"]:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    keep_programs(jax.config, environment)
+
+
+def keep_programs(config: Any, environment: Mapping[str, str]) -> None:
+    """Turns on the persistent compilation cache, unless its place has been chosen already."""
+    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
+        config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _debugging(ctx: typer.Context) -> bool:

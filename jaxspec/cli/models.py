@@ -38,11 +38,7 @@ def models(
         print(json.dumps(report, ensure_ascii=False))
         return
     out = Console(highlight=False)
-    out.print(
-        _shipped_table(report["shipped"])
-        if report["shipped"]
-        else "no checkpoints come with this installation"
-    )
+    out.print(_shipped_table(report["shipped"]) if report["shipped"] else "no checkpoints come with this installation")
     out.print()
     out.print(render.sizes_table("T5: encoder-decoders", report["t5"]))
     out.print()
@@ -58,9 +54,7 @@ def shipped() -> list[dict[str, Any]]:
     for name, folder in folders().items():
         manifest = orbax.read_manifest(folder)
         stored = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
-        rows.append(
-            {**describe(name, manifest.model), **stored, "about": manifest.about, "folder": str(folder)}
-        )
+        rows.append({**describe(name, manifest.model), **stored, "about": manifest.about, "folder": str(folder)})
     return rows
 
 

@@ -125,9 +125,7 @@ def trace(tokenizer: Any, number: int, step: Round, *, width: int, colour: bool)
     )
 
 
-def trace_line(
-    number: int, before: str, accepted: str, rejected: str, own: str, *, width: int, colour: bool
-) -> Text:
+def trace_line(number: int, before: str, accepted: str, rejected: str, own: str, *, width: int, colour: bool) -> Text:
     """Committed text (cut on the left to fit), accepted guesses, the rejected guess, the target's own token.
 
     Without colour, what colour would say is said by marks.
@@ -156,9 +154,7 @@ def trace_line(
 def legend(colour: bool) -> Text:
     """What the colours or marks of a trace mean."""
     if not colour:
-        return Text(
-            "one line a round: committed|accepted guesses[-rejected guess-]{+the target's own token+}"
-        )
+        return Text("one line a round: committed|accepted guesses[-rejected guess-]{+the target's own token+}")
     said = [("committed", COMMITTED), ("accepted guess", ACCEPTED), ("rejected guess", REJECTED)]
     return Text("one line a round: ") + Text(" · ").join(
         Text(text, style) for text, style in [*said, ("the target's own token", TARGETS_OWN)]
@@ -185,9 +181,7 @@ def _last_columns(text: str, columns: int) -> str:
     return text[start:]
 
 
-def exchange(
-    prompt: str, settled: str, fresh: str, continues: bool, note: Text | None = None
-) -> RenderableType:
+def exchange(prompt: str, settled: str, fresh: str, continues: bool, note: Text | None = None) -> RenderableType:
     """A prompt and the text that answers it so far, the newest part of it lit up.
 
     Args:
@@ -258,9 +252,7 @@ def counts_sentence(counts: Counts, target: str, draft: str | None) -> str:
     """
     passes = counts.emitted - counts.prompts
     if draft is None:
-        return (
-            f"Plain decoding: every token but a prompt's first takes one pass of {target}, {passes} in all."
-        )
+        return f"Plain decoding: every token but a prompt's first takes one pass of {target}, {passes} in all."
     return (
         f"A round is one pass of {target} over {draft}'s guesses: {counts.rounds} of them did the work of "
         f"{passes} passes of one token."

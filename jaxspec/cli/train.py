@@ -31,12 +31,8 @@ def train(
         Path | None,
         typer.Option(help="Where the state of the run is kept. Default: runs/NAME."),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Train for so many steps instead of the recipe's.")
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="How matrices are stored: float32, bfloat16 or int8.")
-    ] = "float32",
+    steps: Annotated[int | None, typer.Option(help="Train for so many steps instead of the recipe's.")] = None,
+    dtype: Annotated[str, typer.Option(help="How matrices are stored: float32, bfloat16 or int8.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at --out.")] = False,
     prepare_data: Annotated[
         bool,
@@ -44,9 +40,7 @@ def train(
     ] = False,
     lists: Annotated[
         Path | None,
-        typer.Option(
-            help="For --prepare-data: a folder that has the description indices, instead of fetching them."
-        ),
+        typer.Option(help="For --prepare-data: a folder that has the description indices, instead of fetching them."),
     ] = None,
 ) -> None:
     """Train a model by a recipe, or make the data that the recipes train on.
@@ -98,17 +92,11 @@ def _load(recipe: str, steps: int | None) -> Recipe:
     if not path.is_file():
         if recipe not in known:
             near = difflib.get_close_matches(recipe, known, n=1)
-            meant = (
-                f": did you mean {near[0]!r}?" if near else f": expected a .toml file, or one of {_names()}"
-            )
+            meant = f": did you mean {near[0]!r}?" if near else f": expected a .toml file, or one of {_names()}"
             raise FileNotFoundError(f"no recipe {recipe!r}{meant}")
         path = known[recipe]
     found = recipes.load(path)
-    return (
-        found
-        if steps is None
-        else dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
-    )
+    return found if steps is None else dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
 
 
 def _prepare(data: Path, lists: Path | None) -> None:

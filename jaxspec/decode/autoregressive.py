@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxspec import buffers
 from jaxspec.base import (
-    DecodeState,
     Decoder,
+    DecodeState,
     Keys,
     LanguageModel,
     Prompt,
@@ -42,7 +42,7 @@ def autoregressive(target: LanguageModel, warp: Warp) -> Decoder:
             forward, cache = target.extend(weights.target, state.cache, rounds.last_token(state))
         token = rounds.sample(keys, state.length, warp(state.request.controls, forward.logits))
         verdict = Verdict(empty.length, token)
-        state, kept = rounds.commit(state, token[:, None], empty.length + 1, rounds.not_finite(forward))
+        state, kept = rounds.commit(state, token[:, None], empty.length + 1, rounds.not_finite(forward, empty.length))
         state = state._replace(cache=target.rewind(cache, state.length - 1))
         return rounds.count(state, live, empty, verdict, kept)
 

@@ -163,7 +163,9 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
     committed: list[int] = []
     shown, info = "", None
     while True:
-        seen = jax.tree.map(np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats))
+        seen = jax.tree.map(
+            np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats)
+        )
         tokens, length, start, done, failed, stats = seen
         if failed[0]:
             raise FloatingPointError("the target's logits are not finite: check its parameters")
@@ -211,7 +213,9 @@ def _run_until(job: Job, target: Model, stop: Sequence[str]) -> loop.Outcome:
     new = np.zeros((len(length), job.max_new_tokens), np.int32)
     for row, (at, end) in enumerate(zip(start, np.asarray(state.length), strict=True)):
         new[row, : end - at] = tokens[row, at:end]
-    trace = loop.Trace(*(np.stack([np.asarray(x) for x in xs], 1) for xs in zip(*infos, strict=True))) if infos else None
+    trace = (
+        loop.Trace(*(np.stack([np.asarray(x) for x in xs], 1) for xs in zip(*infos, strict=True))) if infos else None
+    )
     trace = trace or _no_trace(len(length), job.decoder.gamma)
     return loop.Outcome(new, state.length - state.start, state.failed, state.stats, trace)
 

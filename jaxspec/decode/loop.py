@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import buffers
-from jaxspec.base import DecodeState, Decoder, Keys, Prompt, Request, RoundInfo, Stats, Weights
+from jaxspec.base import Decoder, DecodeState, Keys, Prompt, Request, RoundInfo, Stats, Weights
 
 
 class Trace(NamedTuple):
@@ -81,8 +81,6 @@ def start(
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def advance(
-    decoder: Decoder, keys: Keys, weights: Weights, state: DecodeState
-) -> tuple[DecodeState, RoundInfo]:
+def advance(decoder: Decoder, keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
     """One round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(keys, weights, state)

@@ -61,7 +61,7 @@ def prepare(
         warping = warp.only(warping, ids)
     weights, decoder = _decoder(target, drafter, gamma, accept, warping)
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
-    if isinstance(drafter, Model) and decoder.gamma:
+    if isinstance(drafter, Model | Drafter) and drafter.lm is not None and decoder.gamma:
         _check_positions(drafter.lm, "the drafter", prompt, int(limit.max()))
     request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids))
     keys = noise.row_keys(key, batch)
@@ -129,7 +129,8 @@ def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept:
         return Weights(target.params), autoregressive(target.lm, warping)
     rule = accept_rules.rejection() if accept is None else accept
     if isinstance(drafter, Drafter):
-        return Weights(target.params), speculative(target.lm, drafter, rule, warping, gamma)
+        made = speculative(target.lm, drafter._replace(params=None), rule, warping, gamma)
+        return Weights(target.params, drafter.params), made
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
     _check_pair(target, drafter)

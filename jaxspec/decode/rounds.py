@@ -23,7 +23,13 @@ from jaxspec.base import (
 
 
 def begin(
-    keys: Keys, lm: LanguageModel, prompt: Prompt, request: Request, room: int, prefilled: tuple[Forward, Cache], law: Law
+    keys: Keys,
+    lm: LanguageModel,
+    prompt: Prompt,
+    request: Request,
+    room: int,
+    prefilled: tuple[Forward, Cache],
+    law: Law,
 ) -> DecodeState:
     """The state after prefill: every row with its first new token, drawn from `law` of prefill's own logits.
 
@@ -47,7 +53,7 @@ def begin(
         failed=zero > 0,
         stats=Stats(zero, zero, zero, zero),
     )
-    return commit(state, sample(keys, start, law)[:, None], zero + 1, not_finite(forward))[0]
+    return commit(state, sample(keys, start, law)[:, None], zero + 1, not_finite(forward, zero))[0]
 
 
 def sample(keys: Keys, position: Int[Array, " B"], law: Law) -> Int[Array, " B"]:
@@ -57,9 +63,14 @@ def sample(keys: Keys, position: Int[Array, " B"], law: Law) -> Int[Array, " B"]
     return noise.categorical(noise.at(keys, position, noise.Purpose.TOKEN), law.log_probs[:, 0])
 
 
-def not_finite(forward: Forward) -> Bool[Array, " B"]:
-    """Rows whose logits hold NaN or +inf, or nothing but -inf, at any position."""
-    return jnp.logical_not(jnp.all(jnp.isfinite(jnp.max(forward.logits, axis=-1)), axis=-1))
+def not_finite(forward: Forward, last: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Rows whose logits hold NaN or +inf, or nothing but -inf, at any position up to `last`.
+
+    What the target says behind a rejected guess is nobody's business.
+    """
+    slot = jnp.arange(forward.logits.shape[1], dtype=last.dtype)[None, :]
+    bad = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
+    return jnp.any(jnp.logical_and(bad, slot <= last[:, None]), axis=-1)
 
 
 def verdict_tokens(draft: Draft, verdict: Verdict) -> Int[Array, "B step"]:
@@ -111,5 +122,3 @@ def last_token(state: DecodeState) -> Int[Array, "B 1"]:
 def no_draft(length: Int[Array, " B"]) -> Draft:
     """A draft of no tokens."""
     return Draft(jnp.zeros((length.shape[0], 0), jnp.int32), None, jnp.zeros_like(length))
-
-

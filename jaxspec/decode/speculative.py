@@ -12,8 +12,8 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.base import (
     AcceptRule,
-    DecodeState,
     Decoder,
+    DecodeState,
     Drafter,
     Keys,
     LanguageModel,
@@ -72,7 +72,8 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
             verdict = accept(keys, state.length, draft, to_law(forward.logits))
         with jax.named_scope("commit"):
             new = rounds.verdict_tokens(draft, verdict)
-            state, kept = rounds.commit(state, new, verdict.num_accepted + 1, rounds.not_finite(forward))
+            bad = rounds.not_finite(forward, verdict.num_accepted)
+            state, kept = rounds.commit(state, new, verdict.num_accepted + 1, bad)
             state = state._replace(cache=target.rewind(cache, state.length - 1))
             after = Prompt(state.tokens, state.length)
             drafter_state = drafter.commit(weights.draft, drafter_state, after, verdict, forward)

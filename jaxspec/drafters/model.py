@@ -27,9 +27,7 @@ def model(lm: LanguageModel) -> Drafter:
         _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
         return cache
 
-    def propose(
-        keys: Keys, params: Params, cache, context: Prompt, gamma: int, to_law: ToLaw
-    ) -> tuple[Draft, object]:
+    def propose(keys: Keys, params: Params, cache, context: Prompt, gamma: int, to_law: ToLaw) -> tuple[Draft, object]:
         keys = noise.at(keys, context.length, noise.Purpose.DRAFT)
         last_two = buffers.window(context.tokens, context.length - 2, 2)
         cache = lm.rewind(cache, context.length - 2)

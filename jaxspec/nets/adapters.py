@@ -103,15 +103,17 @@ def from_function(
 
 
 def from_linen(
-    module: nn.Module, vocab_size: int, *, empty_cache: EmptyCache | None = None, max_positions: int | None = None
+    module: nn.Module,
+    vocab_size: int,
+    *,
+    empty_cache: EmptyCache | None = None,
+    max_positions: int | None = None,
 ) -> LanguageModel:
     """A language model from a Linen module; `params` is its "params" collection.
 
     Its `__call__` takes what `apply` at the top of this file takes, without `params`.
     """
-    return from_function(
-        _apply_of(module), vocab_size, empty_cache=empty_cache, max_positions=max_positions
-    )
+    return from_function(_apply_of(module), vocab_size, empty_cache=empty_cache, max_positions=max_positions)
 
 
 @functools.cache
@@ -120,7 +122,11 @@ def _apply_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def from_nnx(
-    module: nnx.Module, vocab_size: int, *, empty_cache: EmptyCache | None = None, max_positions: int | None = None
+    module: nnx.Module,
+    vocab_size: int,
+    *,
+    empty_cache: EmptyCache | None = None,
+    max_positions: int | None = None,
 ) -> tuple[LanguageModel, Params]:
     """A language model from an NNX module, and its parameters.
 

@@ -108,7 +108,7 @@ class RelativeBias(nn.Module):
     bidirectional: bool
 
     @nn.compact
-    def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, "H *shape"]:
+    def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, " H *shape"]:
         table = self.param("table", nn.initializers.normal(0.1), (self.buckets, self.heads), jnp.float32)
         bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
@@ -220,9 +220,7 @@ class T5(nn.Module):
         made = T5Cache(empty, tuple(k for k, _ in cross), tuple(v for _, v in cross), mask, bias)
         return self.extend(made, jnp.full((batch, 1), c.start_token, jnp.int32))
 
-    def extend(
-        self, cache: T5Cache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Forward, T5Cache]:
+    def extend(self, cache: T5Cache, tokens: Int[Array, "B T"], tree: Tree | None = None) -> tuple[Forward, T5Cache]:
         """Feeds `tokens` at each row's own length."""
         length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, tree)[:, None]
@@ -230,6 +228,7 @@ class T5(nn.Module):
         x = self.embedding(tokens)
         keys, values = [], []
         for i, layer in enumerate(self.decoder):
+
             def store(k, v, i=i):
                 return (
                     kv.write(cache.decoder.keys[i], k, length),
@@ -252,7 +251,11 @@ class T5(nn.Module):
 
 
 def _biases(
-    by_distance: Float[Array, "H distances"], length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None
+    by_distance: Float[Array, "H distances"],
+    length: Int[Array, " B"],
+    step: int,
+    capacity: int,
+    tree: Tree | None,
 ) -> Float[Array, "B H T S"]:
     """The bias between each fed token and each cache entry."""
     query = kv.positions(length, step, tree)
@@ -299,7 +302,13 @@ def _language_model(config: T5Config) -> LanguageModel:
         return cache._replace(decoder=kv.rewind(cache.decoder, length, path))
 
     return LanguageModel(
-        prefill, extend, rewind, config.vocab_size, config.start_token, config.max_positions, config.max_positions
+        prefill,
+        extend,
+        rewind,
+        config.vocab_size,
+        config.start_token,
+        config.max_positions,
+        config.max_positions,
     )
 
 

@@ -1,6 +1,6 @@
 """Proving a decoder exact: language models with known laws, and the exact law of what a decoder emits.
 
-`certify` is the one call: how far the law of a decoder's tokens is from plain sampling's, without Monte Carlo.
+`certify` is the one call: how far the law of a decoder's tokens is from plain sampling's, not estimated.
 """
 
 from jaxspec.testing.enumerate import certify, decoder_law, total_variation

@@ -1,19 +1,21 @@
 """The exact law of what a decoder emits, by enumeration of everything it can draw.
 
-The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that `noise.categorical`
-and `noise.uniform` return what a script says (and `lax.scan` is unrolled, so that every draw of a step is a call of
-its own). Each row of the batch is one path, with a weight. Paths are split in the order in which a call draws:
+The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that
+`noise.categorical` and `noise.uniform` return what a script says (and `lax.scan` is unrolled, so that every
+draw of a step is a call of its own). Each row of the batch is one path, with a weight. Paths are split in the
+order in which a call draws:
 
-* a draw of a token: the call is run to see the law it asks for, and the path becomes one path per token, each with
-  its share of the weight;
-* a coin: what a step does is piecewise constant in a coin. With the later coins at their top, the points where it
-  changes (tokens, lengths, number accepted, or the law of a later draw) are found by bisection over the 2^23 values
-  that `jax.random.uniform` takes, and the path becomes one path per interval. For the rejection rule these are
-  "accept" and "reject"; behind a rejection the coins change nothing, and nothing is split.
+* a draw of a token: the call is run to see the law it asks for, and the path becomes one path per token, each
+  with its share of the weight;
+* a coin: what a step does is piecewise constant in a coin. With the later coins at their top, the points
+  where it changes (tokens, lengths, number accepted, or the law of a later draw) are found by bisection over
+  the 2^23 values that `jax.random.uniform` takes, and the path becomes one path per interval. For the
+  rejection rule these are "accept" and "reject"; behind a rejection a coin splits nothing.
 
-So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several things from
-one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by `noise.categorical` and
-`noise.uniform` alone, and outside of `while_loop`; one whose output depends on its keys otherwise is refused.
+So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several
+things from one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by
+`noise.categorical` and `noise.uniform` alone, and outside of `while_loop`; one whose output depends on its
+keys otherwise is refused.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def certify(
 ) -> float:
     """How far a decoder's tokens are from plain sampling's: the total variation of the two exact laws.
 
-    0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means that
-    some event, say "the second token is 5", has a probability that is off by 0.01.
+    0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
+    that some event, say "the second token is 5", has a probability that is off by 0.01.
 
     Args:
         target: a model with few tokens, such as `table_model(key, vocab=3)`.
@@ -119,17 +121,17 @@ def decoder_law(
         steps: tokens.
         eos: tokens that end a sequence; such sequences are shorter tuples.
         limit: the limit on new tokens that the decoder is given; by default `steps`.
-        merge: whether paths with the same committed tokens are merged after each round, which keeps them fewer than
-            the sequences. It takes for granted that what else a state holds (garbage behind the lengths, a drafter's
-            memory of past rounds) does not change the law. Without, nothing is taken for granted, and each round
-            multiplies the paths.
+        merge: whether paths with the same committed tokens are merged after each round, which keeps them
+            fewer than the sequences. It takes for granted that what else a state holds (garbage behind the
+            lengths, a drafter's memory of past rounds) does not change the law. Without, nothing is taken for
+            granted, and each round multiplies the paths.
 
     Returns:
         The probability of each sequence that has one.
 
     Raises:
-        ValueError: more than one row; a decoder that draws in another way; a state with an array that does not have
-            the batch first.
+        ValueError: more than one row; a decoder that draws in another way; a state with an array that does
+            not have the batch first.
         FloatingPointError: the target's logits are not finite on some path.
         RuntimeError: a round that commits nothing.
 
@@ -137,14 +139,12 @@ def decoder_law(
         >>> from jaxspec.testing import table_model_from
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
         >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
-        >>> law = decoder_law(autoregressive(toy.lm, warps.greedy()), Weights(toy.params), prompt, None, steps=3)
-        >>> law
+        >>> decoder = autoregressive(toy.lm, warps.greedy())
+        >>> decoder_law(decoder, Weights(toy.params), prompt, None, steps=3)
         {(0, 0, 0): 1.0}
     """
     if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
-        raise ValueError(
-            f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose law is asked for"
-        )
+        raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose law is asked for")
     limit = steps if limit is None else limit
     shared = weights, jnp.asarray(list(eos) or [-1], jnp.int32)
     asked = jax.tree.map(np.asarray, (prompt, controls, np.full(1, limit, np.int32)))
@@ -167,7 +167,7 @@ def decoder_law(
 def _new_tokens(rows: DecodeState) -> Int[np.ndarray, "N S"]:
     """The new tokens of each row from column 0, and -1 behind them."""
     slot = np.arange(rows.tokens.shape[1])[None, :]
-    new = np.take_along_axis(rows.tokens, (slot + rows.start[:, None]) % slot.size, axis=1)
+    new = np.take_along_axis(np.asarray(rows.tokens), (slot + rows.start[:, None]) % slot.size, axis=1)
     return np.where(slot < (rows.length - rows.start)[:, None], new, -1)
 
 
@@ -181,7 +181,7 @@ def _retire(rows: DecodeState, weight: Weight, steps: int) -> tuple[np.ndarray, 
     """Which rows go on, and the sequences of those that do not."""
     if rows.failed.any():
         raise FloatingPointError("the target's logits are not finite, on a path of nonzero probability")
-    live = ~(rows.done | (rows.length - rows.start >= steps))
+    live = ~np.logical_or(rows.done, rows.length - rows.start >= steps)
     tokens, which = np.unique(_new_tokens(rows)[~live, :steps], axis=0, return_inverse=True)
     mass = np.bincount(which.reshape(-1), weights=weight[~live], minlength=len(tokens))
     return live, {tuple(x[x >= 0].tolist()): float(p) for x, p in zip(tokens, mass, strict=True)}

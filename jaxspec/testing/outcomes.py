@@ -138,8 +138,8 @@ class Outcomes:
         runs = (jax.tree.leaves(self._run(few, lambda state, seen: seen, seed)) for seed in range(2))
         if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*runs, strict=True)):
             raise ValueError(
-                "the decoder's output depends on its keys otherwise than by noise.categorical and noise.uniform: its "
-                "law cannot be enumerated"
+                "the decoder's output depends on its keys otherwise than by noise.categorical and "
+                "noise.uniform: its law cannot be enumerated"
             )
 
 

@@ -1,4 +1,4 @@
-"""Running a decoder with its draws scripted: every call of `noise.categorical` and `noise.uniform` plays a script.
+"""Running a decoder with its draws scripted: `noise.categorical` and `noise.uniform` play a script.
 
 Axis letters as in `base.py`; W is the width of what is compared between two paths.
 """
@@ -36,9 +36,9 @@ class Program(NamedTuple):
     """A call of a decoder on rows of a batch.
 
     Attributes:
-        run: (keys, shared, rows, draws, coins) -> (rows after the call, Seen); compiled. `shared` is the weights and
-            the end tokens, which rows have in common; column i of `draws` [B, draws] and `coins` [B, coins] is played
-            in the i-th draw of its kind.
+        run: (keys, shared, rows, draws, coins) -> (rows after the call, Seen); compiled. `shared` is the
+            weights and the end tokens, which rows have in common; column i of `draws` [B, draws] and `coins`
+            [B, coins] is played in the i-th draw of its kind.
         plan: (keys, shared, rows) -> the draws that the call makes, in order.
     """
 
@@ -80,9 +80,7 @@ def _program(call: Callable) -> Program:
         state = state._replace(request=state.request._replace(eos=None))
         shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
         if any(shape[:1] != keys.shape for shape in shapes):
-            raise ValueError(
-                f"not every array of a state has the batch ({len(keys)}) first: got {sorted(shapes)}"
-            )
+            raise ValueError(f"not every array of a state has the batch ({len(keys)}) first: got {sorted(shapes)}")
         return state, seen
 
     @jax.jit
@@ -109,9 +107,7 @@ class _Tape:
     Without a script every draw is 0.
     """
 
-    def __init__(
-        self, draws: Int[Array, "B draws"] | None = None, coins: Float[Array, "B coins"] | None = None
-    ):
+    def __init__(self, draws: Int[Array, "B draws"] | None = None, coins: Float[Array, "B coins"] | None = None):
         self.draws, self.coins = draws, coins
         self.events: list[Event] = []
         self.laws: list[Float[Array, "B V"]] = []

@@ -1,6 +1,6 @@
 """Language models whose law is a table, and the law of the sequences that plain sampling draws from a model.
 
-Axis letters as in `base.py`; O is the order of a table (how many tokens of the row it looks at), N a number of rows.
+Axis letters as in `base.py`; O is the order of a table (how many tokens it looks at), N a number of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TableConfig(NamedTuple):
     Attributes:
         vocab: number of token ids.
         order: how many tokens of the row the next one depends on.
-        encoder: whether it is an encoder-decoder, which knows its prompt by the sum of its tokens modulo vocab.
+        encoder: whether it is an encoder-decoder; it knows its prompt by the sum of the tokens modulo vocab.
     """
 
     vocab: int
@@ -48,15 +48,15 @@ def table_model(
 ) -> Model:
     """A model whose next token depends on the last `order` tokens of its row, through a random table.
 
-    It keeps its row in a cache as a real network does: with prefill, extend (token trees included) and rewind at
-    each row's own length, garbage behind it. A row that outgrows the cache gets NaN logits, not a clamped write.
+    It keeps its row in a cache as a network does: prefill, extend (token trees too) and rewind at each row's
+    own length, with garbage behind it. A row that outgrows the cache gets NaN logits, not a clamped write.
 
     Args:
         key: of the table.
         vocab: number of token ids.
         order: how many tokens it looks back; those before the beginning of the row count as token 0.
         sharpness: standard deviation of the logits; 0 is the uniform law, 10 nearly deterministic.
-        encoder: an encoder-decoder (start token 0) whose law also depends on the sum of the prompt modulo `vocab`.
+        encoder: an encoder-decoder (start token 0), whose law depends on the prompt's sum modulo `vocab` too.
 
     Example:
         >>> model = table_model(jax.random.key(0), vocab=3, order=2)
@@ -69,13 +69,13 @@ def table_model(
     return table_model_from(sharpness * jax.random.normal(key, shape, jnp.float32), encoder=encoder)
 
 
-def table_model_from(table: Float[Array, ...], *, encoder: bool = False) -> Model:
+def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> Model:
     """A model with a given table of logits; see `table_model`.
 
     Args:
-        table: `table[t2, t1]` [V] are the logits of what follows the tokens t2 t1; as many axes before the last as
-            the order, and with `encoder` one more in front, for the prompt's sum. -inf is probability 0. A table [V] is
-            a model that looks at nothing.
+        table: `table[t2, t1]` [V] are the logits of what follows the tokens t2 t1; as many axes before the
+            last as the order, and with `encoder` one more in front, for the prompt's sum. -inf is probability
+            0. A table [V] is a model that looks at nothing.
         encoder: see `table_model`.
 
     Raises:
@@ -88,9 +88,7 @@ def table_model_from(table: Float[Array, ...], *, encoder: bool = False) -> Mode
     """
     table = jnp.asarray(table, jnp.float32)
     if table.ndim < 1 + int(encoder) or len(set(table.shape)) != 1:
-        raise ValueError(
-            f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]"
-        )
+        raise ValueError(f"the table has shape {table.shape}: expected [vocab] for each token looked at, then [vocab]")
     config = TableConfig(table.shape[-1], table.ndim - 1 - int(encoder), encoder)
     return Model(_language_model(config), table, None, config, f"table-{config.vocab}")
 
@@ -100,7 +98,7 @@ def _language_model(config: TableConfig) -> LanguageModel:
     vocab, order, encoder = config
 
     def read(table: Array, cache: TableCache, offset: Int[Array, "T O"]) -> Forward:
-        """What follows each of T tokens; `offset`, from the row's length, says where the O last of them are."""
+        """What follows each of T tokens; `offset`: where the O last of them are, from the row's length on."""
         slot = cache.length[:, None, None] + offset[None]  # B T O
         flat = jnp.maximum(slot, 0).reshape(slot.shape[0], -1)
         known = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
@@ -111,7 +109,7 @@ def _language_model(config: TableConfig) -> LanguageModel:
         logits = table.reshape(-1, vocab)[index]
         return Forward(logits, index[..., None].astype(jnp.float32))
 
-    def prefill(table: Array, prompt: Prompt, capacity: int) -> tuple[Forward, TableCache]:
+    def prefill(params: Array, prompt: Prompt, capacity: int) -> tuple[Forward, TableCache]:
         row, length, topic = prompt.tokens, prompt.length, jnp.zeros_like(prompt.length)
         if encoder:
             real = jnp.arange(row.shape[1], dtype=length.dtype)[None, :] < length[:, None]
@@ -120,37 +118,31 @@ def _language_model(config: TableConfig) -> LanguageModel:
         if capacity < row.shape[1]:
             raise ValueError(f"capacity is {capacity}: too small for a row of {row.shape[1]} tokens")
         cache = TableCache(jnp.pad(row, ((0, 0), (0, capacity - row.shape[1]))), length, topic)
-        return read(table, cache, jnp.arange(-order, 0, dtype=jnp.int32)[None]), cache
+        return read(params, cache, jnp.arange(-order, 0, dtype=jnp.int32)[None]), cache
 
     def extend(
-        table: Array, cache: TableCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+        params: Array, cache: TableCache, tokens: Int[Array, "B T"], tree: Tree | None = None
     ) -> tuple[Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
-        written = cache._replace(
-            tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype))
-        )
-        forward = read(table, written, _look_back(step, order, tree))
+        written = cache._replace(tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype)))
+        forward = read(params, written, _look_back(step, order, tree))
         fits = (cache.length + step <= capacity)[:, None, None]
         forward = forward._replace(logits=jnp.where(fits, forward.logits, jnp.nan))
         return forward, written._replace(length=cache.length + step)
 
-    def rewind(
-        cache: TableCache, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None
-    ) -> TableCache:
+    def rewind(cache: TableCache, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None) -> TableCache:
         if path is None:
             return cache._replace(length=length)
         kept = jnp.take_along_axis(cache.tokens, path, axis=1)
-        return cache._replace(
-            tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length
-        )
+        return cache._replace(tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length)
 
     return LanguageModel(prefill, extend, rewind, vocab, start_token=0 if encoder else None)
 
 
 def _look_back(step: int, order: int, tree: Tree | None) -> Int[Array, "T O"]:
-    """Where the last `order` tokens of each fed token's path lie, counted from the row's length; oldest first.
+    """Where, from the row's length on, the last `order` tokens of each fed token's path lie; oldest first.
 
-    A chain of three, order 2: [[-1 0], [0 1], [1 2]]. A root with two children, order 2: [[-1 0], [0 1], [0 2]].
+    Order 2: a chain of three gives [[-1 0], [0 1], [1 2]], a root with two children [[-1 0], [0 1], [0 2]].
     """
     node = jnp.arange(step, dtype=jnp.int32)
     depth = node if tree is None else tree.depth.astype(jnp.int32)
@@ -165,8 +157,8 @@ def plain_law(
 ) -> SequenceLaw:
     """The law of the first `steps` tokens that plain sampling gives: the product of the next-token laws.
 
-    A table model's logits are read off its table, in numpy, without its prefill and extend; any other model is fed
-    whole sequences in one pass, so that no cache is ever rewound. Probabilities are multiplied in float64.
+    A table model's logits are read off its table, in numpy, without its prefill and extend; any other model
+    is fed whole sequences in one pass, so that no cache is ever rewound. Products are in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.
@@ -180,8 +172,8 @@ def plain_law(
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
         >>> one = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
         >>> law = plain_law(toy, Prompt(jnp.array([[0]]), jnp.array([1])), sampling(), one, steps=2, eos=(2,))
-        >>> {tokens: round(p, 3) for tokens, p in law.items() if tokens[0] != 1}
-        {(2,): 0.2, (0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1}
+        >>> {tokens: round(law[tokens], 3) for tokens in sorted(law) if tokens[0] != 1}
+        {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (2,): 0.2}
     """
     vocab = target.lm.vocab_size
     every = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
@@ -224,18 +216,14 @@ def _table_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
     return np.broadcast_to(table[context], (len(new), len(ends), table.shape[-1]))
 
 
-def _network_logits(
-    target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]
-) -> Float[np.ndarray, "N t+1 V"]:
+def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Float[np.ndarray, "N t+1 V"]:
     """The same of any model, from one prefill and one extend."""
-    many = Prompt(*(np.repeat(np.asarray(x), len(new), axis=0) for x in prompt))
-    return np.asarray(_network(target.lm, target.params, many, new), np.float32)
+    many = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(new), axis=0), prompt)
+    return np.asarray(_network(target.lm, target.params, many, jnp.asarray(new)), np.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("lm",))
-def _network(
-    lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]
-) -> Float[Array, "N t+1 V"]:
+def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
     first, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + new.shape[1])
     if new.shape[1] == 0:
         return first.logits

@@ -1,4 +1,4 @@
-"""Token rows into batches: a few fixed shapes, an order that depends on (seed, step) alone, so a run resumes exactly."""
+"""Token rows into batches of a few fixed shapes, in an order that depends on (seed, step) alone."""
 
 from __future__ import annotations
 

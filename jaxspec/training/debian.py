@@ -112,9 +112,7 @@ def _is_translation(source: str, target: str) -> bool:
         return False
     low, high = _LENGTH_RATIO
     letters = sum(char.isalpha() or char == " " for char in source)
-    return (
-        low <= len(target) / len(source) <= high and letters >= 0.7 * len(source) and "<trans>" not in target
-    )
+    return low <= len(target) / len(source) <= high and letters >= 0.7 * len(source) and "<trans>" not in target
 
 
 def synopsis_examples(records: Iterable[Record]) -> Iterator[Example]:

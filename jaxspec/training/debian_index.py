@@ -60,9 +60,7 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES) -> list[P
     command = ["apt-get", "update", *(part for option in options for part in ("-o", option))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(
-            f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}"
-        )
+        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}")
     return [path for language in languages for path in index_files(lists_dir, language)]
 
 

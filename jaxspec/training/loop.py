@@ -12,7 +12,14 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Float
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.losses import LossFunction

@@ -28,7 +28,11 @@ def logits_and_labels(config: T5Config | GPTConfig) -> Callable[[Any, Batch], tu
         labels = jnp.asarray(batch.target)
         inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
         prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-        return T5(config).apply({"params": params}, prompt, inputs), labels, _real(labels, batch.target_length)
+        return (
+            T5(config).apply({"params": params}, prompt, inputs),
+            labels,
+            _real(labels, batch.target_length),
+        )
 
     def gpt(params: Any, batch: Batch):
         rows = jnp.asarray(batch.target)

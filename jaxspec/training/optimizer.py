@@ -1,10 +1,12 @@
-"""The optimizer of a recipe: AdamW, with a rate that warms up, stays, and decays to zero."""
+"""The optimizer of a recipe: Adam with relative steps, and a rate that warms up, stays, and decays to zero."""
 
 from __future__ import annotations
 
 import optax
 
 from jaxspec.recipes import Train
+
+SMALLEST_SCALE = 0.02  # root mean square of a parameter; below it (biases begin at 0) steps are no smaller
 
 
 def schedule(train: Train) -> optax.Schedule:
@@ -28,8 +30,14 @@ def schedule(train: Train) -> optax.Schedule:
 
 
 def make(train: Train) -> optax.GradientTransformation:
-    """Clipping by global norm, then AdamW."""
+    """Clipping by global norm, then Adam with each step scaled by the size of what it changes.
+
+    Relative steps, as T5 was trained with (Adafactor's parameter scaling): T5's attention is not scaled, its
+    queries are initialised small instead, and steps of one size that suits its embeddings destroy them.
+    """
     return optax.chain(
         optax.clip_by_global_norm(train.clip),
-        optax.adamw(schedule(train), b1=0.9, b2=0.98, weight_decay=train.weight_decay),
+        optax.scale_by_adam(b1=0.9, b2=0.98),
+        optax.scale_by_param_block_rms(SMALLEST_SCALE),
+        optax.scale_by_learning_rate(schedule(train)),
     )

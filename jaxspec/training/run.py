@@ -28,7 +28,9 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> dict[str, li
     return {task: data.read_pairs(folder / file, tokenizer, [task], source, target) for task in recipe.data.tasks}
 
 
-def batches(recipe: Recipe, folder: Path, tokenizer, extra: Sequence[data.Example] = ()) -> tuple[data.Batches, data.Batches]:
+def batches(
+    recipe: Recipe, folder: Path, tokenizer, extra: Sequence[data.Example] = ()
+) -> tuple[data.Batches, data.Batches]:
     """Training batches (of the recipe's examples and `extra` ones) and held-out batches."""
     shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
     repeats = recipe.data.repeat or (1,) * max(1, len(recipe.data.tasks))

@@ -89,9 +89,7 @@ def train_unigram(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokeniz
 
 
 def _unigram_pipeline(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -111,9 +109,7 @@ def _most_likely(vocab: list[tuple[str, float]], size: int) -> list[tuple[str, f
     """Keeps single characters and the likeliest longer pieces, in the order of their scores."""
     vocab = [(piece, score) for piece, score in vocab if piece != UNK]
     if len(vocab) < size:
-        raise ValueError(
-            f"only {len(vocab)} pieces could be learned, {size} are needed: more text, or fewer ids"
-        )
+        raise ValueError(f"only {len(vocab)} pieces could be learned, {size} are needed: more text, or fewer ids")
     ranked = sorted(vocab, key=lambda entry: (len(entry[0]) > 1, -entry[1]))[:size]
     return sorted(ranked, key=lambda entry: -entry[1])
 

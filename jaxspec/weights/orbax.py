@@ -158,9 +158,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if table.get("format") != FORMAT:
-            raise RecipeError(
-                f"format is {table.get('format')!r}, this version of jaxspec reads format {FORMAT}"
-            )
+            raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {FORMAT}")
         if table.get("family") not in CONFIGS:
             raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(CONFIGS)}")
         model = build(CONFIGS[table["family"]], table.get("model", {}), "[model]")
@@ -235,9 +233,7 @@ def _value(value: Any, where: str) -> str:
         return float.__repr__(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(item, where) for item in value)}]"
-    raise CheckpointError(
-        f"{where} is {value!r}: a manifest holds strings, ints, floats, booleans and lists of these"
-    )
+    raise CheckpointError(f"{where} is {value!r}: a manifest holds strings, ints, floats, booleans and lists of these")
 
 
 def _quoted(text: str) -> str:

@@ -84,8 +84,8 @@ def test_residual_of_nothing_is_p():
 
 def test_each_row_uses_its_own_first_rejection():
     """Three rows that reject at 0, 1 and nowhere, with certain residuals and bonus."""
-    certain = lambda *ids: jax.nn.log_softmax(jnp.where(jnp.arange(6) == jnp.array(ids)[:, None], 0.0, -jnp.inf))  # noqa: E731
-    target = Law(log_probs=jnp.stack([certain(1, 2, 3), certain(1, 2, 3), certain(1, 2, 3)]))
+    certain = jnp.log(jax.nn.one_hot(jnp.array([1, 2, 3]), 6))
+    target = Law(log_probs=jnp.stack([certain] * 3))
     guesses = jnp.array([[0, 2], [1, 0], [1, 2]])
     draft = Draft(guesses, None, jnp.full(3, 2))
     verdict = RULE(noise.row_keys(jax.random.key(0), 3), jnp.zeros(3, jnp.int32), draft, target)

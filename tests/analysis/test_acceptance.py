@@ -98,9 +98,7 @@ def test_alpha_is_what_speculative_sampling_accepts():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_that_equals_its_target(temperature):
-    measured = measure(
-        TARGET, TARGET, PROMPT, temperature=temperature, max_new_tokens=12, key=jax.random.key(0)
-    )
+    measured = measure(TARGET, TARGET, PROMPT, temperature=temperature, max_new_tokens=12, key=jax.random.key(0))
     assert measured.alpha == pytest.approx(1.0, abs=1e-6)
     assert measured.stderr < 1e-6
 

@@ -85,9 +85,7 @@ def folder(tmp_path):
     pair = {"input": "a house", "output": "ein Haus", "package": "x"}
     rows = [json.dumps(pair | {"task": task}) for task in ("translation", "synopsis")]
     (tmp_path / "t5.heldout.jsonl").write_text("\n".join(rows) + "\n")
-    (tmp_path / "gpt.heldout.jsonl").write_text(
-        json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n"
-    )
+    (tmp_path / "gpt.heldout.jsonl").write_text(json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n")
     return tmp_path
 
 
@@ -100,9 +98,7 @@ def pair(net, config, tokenizer) -> tuple[Model, Model]:
 def test_report_of_a_translating_pair(folder, tokenizer):
     target, draft = pair(t5, T5, tokenizer)
     done = []
-    found = report.report(
-        target, draft, folder, rows=3, max_new_tokens=6, advance=lambda _, n: done.append(n)
-    )
+    found = report.report(target, draft, folder, rows=3, max_new_tokens=6, advance=lambda _, n: done.append(n))
     assert sum(done) == report.steps(target, 3)
     assert found["target"]["name"] == "big" and found["draft"]["parameters"] == found["target"]["parameters"]
     for task, metric in (("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")):
@@ -145,7 +141,5 @@ def test_report_as_a_command(folder, tokenizer, tmp_path, monkeypatch):
     ]
     result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
-    assert (
-        "translation: sacreBLEU" in result.output and "synopsis: tokens per round, gamma 7" in result.output
-    )
+    assert "translation: sacreBLEU" in result.output and "synopsis: tokens per round, gamma 7" in result.output
     assert json.loads((tmp_path / "out.json").read_text())["tasks"]["translation"]["rows"] == 2

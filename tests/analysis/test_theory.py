@@ -122,9 +122,7 @@ def test_optimal_gamma_at_its_ends():
     assert optimal_gamma(0.21, 0.2) == 1
     assert optimal_gamma(1.0, 0.01, most=12) == 12
     assert optimal_gamma(0.9, 0.0, v=2.0, most=0) == 0
-    assert (
-        optimal_gamma(0.5, 0.0, v=3.0) == 0
-    )  # no compute to spare: plain decoding, whose pass costs 1 and not v
+    assert optimal_gamma(0.5, 0.0, v=3.0) == 0  # no compute to spare: plain decoding, whose pass costs 1 and not v
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,7 @@ def run(monkeypatch):
 
 
 def test_one_result_for_plain_and_each_gamma_at_each_batch_size(found):
-    assert [(row["batch"], row["gamma"]) for row in found["results"]] == [
-        (b, g) for b in (1, 2) for g in (0, 2, 3)
-    ]
+    assert [(row["batch"], row["gamma"]) for row in found["results"]] == [(b, g) for b in (1, 2) for g in (0, 2, 3)]
     for row in found["results"]:
         assert row["prompts"] == (3 if row["batch"] == 1 else 2)  # whole batches only
         assert row["tokens"] == 9 * row["prompts"]
@@ -86,9 +84,7 @@ def test_memory_is_accounted(found):
     assert row["memory"]["weights"] == TARGET.params.nbytes + DRAFT.params.nbytes
     assert row["memory"]["logits"] == 2 * 2 * 4 * 6 * 4  # models, rows, positions, ids, bytes
     capacity = 16 + 16 + 3 + 1
-    assert row["memory"]["caches"] == 2 * (
-        2 * capacity * 4 + 2 * 4 + 2 * 4
-    )  # tokens, length and topic of both
+    assert row["memory"]["caches"] == 2 * (2 * capacity * 4 + 2 * 4 + 2 * 4)  # tokens, length and topic of both
     assert row["memory"]["program"] is None or row["memory"]["program"] > row["memory"]["weights"]
     plain = found["results"][0]["memory"]
     assert plain["weights"] == TARGET.params.nbytes and plain["logits"] == 6 * 4

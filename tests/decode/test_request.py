@@ -79,7 +79,7 @@ def test_padding_is_not_checked():
 
 
 def test_wrong_types():
-    with pytest.raises(TypeError, match="target is a str: expected a jaxspec.Model"):
+    with pytest.raises(TypeError, match=r"target is a str: expected a jaxspec.Model"):
         jaxspec.generate("debian-t5-base", "the cat")
     with pytest.raises(TypeError, match="drafter is a str"):
         jaxspec.generate(TARGET, "the cat", drafter="debian-t5-small")

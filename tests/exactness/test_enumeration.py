@@ -34,7 +34,7 @@ def check(target, drafter, gamma, controls="plain", **options):
 
 
 def proposes(guess, ragged):
-    """A deterministic drafter of guess(last token, i) for i < gamma: all of them, or any number, even none."""
+    """A deterministic drafter of guess(last token, i) for i < gamma: of all of them, or of any number."""
 
     def propose(keys, params, state, context, gamma, to_law):
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
@@ -107,6 +107,7 @@ def test_an_encoder_decoder():
         check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), warp=sampling())
 
 
+@pytest.mark.slow
 def test_a_network_with_a_cache():
     gpt = pytest.importorskip("jaxspec.nets.gpt")
     config = gpt.GPTConfig(vocab_size=3, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)

@@ -9,9 +9,7 @@ from jaxspec.base import Prompt, Tree
 from jaxspec.nets import t5
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
-V10 = t5.T5Config(
-    61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True
-)
+V10 = t5.T5Config(61, 32, 48, 4, 8, encoder_layers=2, decoder_layers=2, activation="relu", gated=False, tied_head=True)
 PROMPT = Prompt(jnp.array([[5, 6, 7, 8, 9, 1], [4, 3, 1, 0, 0, 0]]), jnp.array([6, 3]))
 TOKENS = jnp.array([[0, 11, 12, 13, 14, 15, 16], [0, 21, 22, 23, 24, 25, 26]])
 
@@ -70,9 +68,7 @@ def test_tree_equals_its_paths(config):
     _, cache = lm.prefill(params, PROMPT, capacity=12)
     _, cache = lm.extend(params, cache, TOKENS[:, 1:2])
     # root - a - c, and root - b - d, laid out root a b c d
-    ancestors = jnp.array(
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], bool
-    )
+    ancestors = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], bool)
     tree = Tree(jnp.array([0, 1, 1, 2, 2]), ancestors)
     nodes = jnp.array([[30, 31, 32, 33, 34], [40, 41, 42, 43, 44]])
     forward, grown = lm.extend(params, cache, nodes, tree)

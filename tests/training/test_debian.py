@@ -73,9 +73,7 @@ def test_records_read_the_same_from_plain_and_compressed_indices(tmp_path: Path,
         "Vim ist eine fast kompatible Version des UNIX-Editors »Vi«.",
         "Es bringt mit: * Falten und Unicode * Schriften",
     )
-    assert list(debian_index.read_records(path)) == [
-        Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)
-    ]
+    assert list(debian_index.read_records(path)) == [Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)]
 
 
 def test_list_items_are_joined_and_every_bullet_becomes_a_star():
@@ -145,9 +143,7 @@ def test_a_long_description_is_cut_at_the_end_of_a_sentence():
 
 def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
     for model, fields in (("t5", ("input", "output")), ("gpt", ("text",))):
-        train, heldout = (
-            list(jsonl.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout")
-        )
+        train, heldout = (list(jsonl.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout"))
         families = [{debian.stem(row["package"]) for row in rows} for rows in (train, heldout)]
         assert families[1]
         assert families[0].isdisjoint(families[1])
@@ -162,9 +158,7 @@ def test_a_heldout_example_with_any_part_seen_in_training_is_dropped():
         debian.Example("text", "b", "b", "held-b", (kept, seen)),
     ]
     train = debian.Example("text", "c", "c", "free-a", (seen,))
-    assert debian.split([*examples, train], frozenset({"held"}), {seen}) == debian.Split(
-        [train], examples[:1]
-    )
+    assert debian.split([*examples, train], frozenset({"held"}), {seen}) == debian.Split([train], examples[:1])
 
 
 def test_heldout_families_are_the_stated_share_and_never_giants():
@@ -214,9 +208,7 @@ def test_fetch_without_apt_get_says_where_there_is_one(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("script", "error"), [("exit 0", FileNotFoundError), ("echo no net >&2; exit 100", RuntimeError)]
 )
-def test_fetch_says_when_nothing_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type
-):
+def test_fetch_says_when_nothing_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type):
     (tmp_path / "apt-get").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -224,18 +216,14 @@ def test_fetch_says_when_nothing_arrives(
         debian_index.fetch(tmp_path / "lists")
 
 
-def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lists = tmp_path / "lists"
     apt_get = tmp_path / "apt-get"
     apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {lists}/m_i18n_Translation-en.lz4\n')
     apt_get.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [path.name for path in debian_index.fetch(lists, ["en"])] == ["m_i18n_Translation-en.lz4"]
-    assert (
-        tmp_path / "args"
-    ).read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
+    assert (tmp_path / "args").read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
 
 
 def test_prompts_are_varied_and_continue_character_for_character(built: Path, tmp_path: Path):
@@ -311,6 +299,4 @@ def test_a_saved_tokenizer_is_a_folder_of_two_complete_files(tmp_path: Path, sen
     tokenizer = tokenizer_training.train_byte_bpe(sentences, vocabulary=280)
     tokenizer_training.save_tokenizer(tokenizer, tmp_path / "tok", {"eos_token": "<|endoftext|>"})
     assert {path.name for path in (tmp_path / "tok").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    assert (
-        json.loads((tmp_path / "tok" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
-    )
+    assert json.loads((tmp_path / "tok" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"

@@ -138,9 +138,7 @@ def test_restores_on_the_default_device(saved):
 
 
 def test_no_folder_offers_the_nearest(saved):
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint at .*tiny-t6: nothing there: did you mean 'tiny-t5'"
-    ):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*tiny-t6: nothing there: did you mean 'tiny-t5'"):
         restore(saved.with_name("tiny-t6"))
     with pytest.raises(CheckpointError, match=r"elsewhere: nothing there$"):
         restore(saved.with_name("elsewhere"))

@@ -1,0 +1,112 @@
+"""What all commands share: version, help, errors, the compilation cache."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec.cli import main
+
+runner = CliRunner()
+
+
+def test_version():
+    result = runner.invoke(main.app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"jaxspec {jaxspec.__version__}\n")
+
+
+def test_no_arguments_print_help():
+    result = runner.invoke(main.app, [])
+    for command in ("generate", "train", "models", "bench"):
+        assert command in result.output
+
+
+@pytest.mark.parametrize("command", ["generate", "train", "models", "bench"])
+def test_every_command_and_option_has_help(command):
+    result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    made = typer.main.get_command(main.app).commands[command]
+    assert made.help
+    assert [p.name for p in made.params if not getattr(p, "help", None)] == []
+
+
+def test_help_imports_nothing_slow():
+    code = (
+        "import sys; from jaxspec.cli.main import app\n"
+        "try: app(['generate', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('flax', 'transformers', 'orbax', 'optax') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def failing(error):
+    app = typer.Typer()
+
+    @app.command(cls=main.Command)
+    def fail():
+        raise error
+
+    @app.command()
+    def other():
+        pass
+
+    app.callback()(main.common)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("gamma is [red]-1[/red]"), "error: gamma is [red]-1[/red]\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "prompts.txt"),
+            "error: prompts.txt: No such file or directory\n",
+        ),
+        (FloatingPointError(), "error: FloatingPointError\n"),
+        (ValueError("long " * 50), "error: " + "long " * 50 + "\n"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr(error, line, monkeypatch):
+    monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
+    result = runner.invoke(failing(error), ["fail"])
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize(("arguments", "env"), [(["--debug", "fail"], {}), (["fail"], {"JAXSPEC_DEBUG": "1"})])
+def test_debugging_shows_the_error_itself(arguments, env):
+    error = ValueError("gamma")
+    result = runner.invoke(failing(error), arguments, env=env)
+    assert result.exception is error
+
+
+def test_an_error_of_ours_is_not_hidden():
+    result = runner.invoke(failing(KeyError("a bug")), ["fail"])
+    assert isinstance(result.exception, KeyError)
+
+
+def test_ctrl_c_is_quiet():
+    result = runner.invoke(failing(KeyboardInterrupt()), ["fail"])
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
+    assert main.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "env", "ours"),
+    [(None, {}, True), (None, {"JAX_COMPILATION_CACHE_DIR": "/there"}, False), ("/there", {}, False)],
+)
+def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
+    updates = {}
+    config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
+    main.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
+    assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)

@@ -1,0 +1,167 @@
+"""`jaxspec train`: from a recipe to a checkpoint that loads, resuming, and refusing early."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from jaxspec import model
+from jaxspec.cli import train
+from jaxspec.cli.main import app
+from jaxspec.training import debian, debian_index, run, tokenizer
+from jaxspec.weights import orbax
+
+runner = CliRunner()
+WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat", "again", "today"]
+RECIPE = """
+name = "tiny"
+family = "gpt"
+[model]
+vocab_size = 12
+dim = 8
+ff_dim = 8
+layers = 1
+heads = 1
+max_positions = 32
+[data]
+train = "train.jsonl"
+heldout = "heldout.jsonl"
+tokenizer = "words"
+shapes = [[0, 16]]
+[train]
+steps = 4
+batch_tokens = 32
+learning_rate = 1e-2
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a recipe and its data, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save_tokenizer(words, tmp_path / "data" / "words", {"eos_token": "</s>", "pad_token": "<pad>"})
+    text = json.dumps({"text": "the old dog saw a new cat again today " * 2}) + "\n"
+    for name in ("train", "heldout"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text(text * 4)
+    return tmp_path
+
+
+def call(*arguments):
+    return runner.invoke(app, ["train", *arguments])
+
+
+def refused(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch):
+    whole = run.train
+
+    def interrupted(recipe, data, work):
+        whole(recipe, data, work, progress=False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "train", interrupted)
+    result = call("tiny.toml", "--steps", "2")
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr
+    assert not (project / "trained").exists()
+
+    monkeypatch.setattr(run, "train", whole)
+    result = call("tiny.toml", "--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    assert "resumed at step 2" in result.stdout
+    loaded = model.load(project / "trained" / "tiny")
+    assert (loaded.name, loaded.config.vocab_size) == ("tiny", 12)
+    manifest = orbax.read_manifest(project / "trained" / "tiny")
+    assert (manifest.dtype, manifest.about["steps"]) == ("bfloat16", 4)
+    assert manifest.about["heldout_loss"] > 0
+    assert "is there already" in refused("tiny.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected a RECIPE"),
+        (["debian-t5-bas"], "did you mean 'debian-t5-base'"),
+        (["other.toml"], "expected a .toml file, or one of"),
+        (["tiny.toml", "--data", "elsewhere"], "`jaxspec train --prepare-data --data elsewhere`"),
+        (["tiny.toml", "--steps", "0"], "must be positive"),
+        (["tiny.toml", "--dtype", "float8"], "dtype is 'float8'"),
+        (["--prepare-data", "--lists", "elsewhere"], "i18n_Translation-en"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypatch):
+    monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
+    assert said in refused(*arguments)
+
+
+def test_an_unknown_key_of_a_recipe_is_named(project):
+    (project / "tiny.toml").write_text(RECIPE + "learning_rat = 1\n")
+    assert "did you mean 'learning_rate'" in refused("tiny.toml")
+
+
+def test_the_projects_recipes_are_found_by_name():
+    assert "debian-t5-base" in train.recipe_files()
+    assert train._load("debian-t5-base", None).name == "debian-t5-base"
+    assert train._load("debian-t5-base", 7).train.steps == 7
+
+
+@pytest.fixture
+def preparing(project, monkeypatch):
+    """The steps of --prepare-data, recorded."""
+    steps = []
+
+    def tokenizers(data, t5_dir, gpt_dir):
+        for folder in (t5_dir, gpt_dir):
+            folder.mkdir(parents=True)
+            (folder / "tokenizer.json").write_text("{}")
+        steps.append("tokenizers")
+
+    monkeypatch.setattr(debian_index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
+    monkeypatch.setattr(debian, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234})
+    monkeypatch.setattr(tokenizer, "train_tokenizers", tokenizers)
+    return steps
+
+
+def test_preparing_fetches_builds_and_trains_tokenizers(preparing):
+    result = call("--prepare-data", "--data", "d")
+    assert result.exit_code == 0, result.output
+    assert preparing == ["fetch d/lists", "build d", "tokenizers"]
+    assert "1,234 rows" in result.stdout
+
+
+def test_tokenizers_that_are_there_are_kept(preparing):
+    assert call("--prepare-data", "--lists", "mine").exit_code == 0
+    result = call("--prepare-data", "--lists", "mine")
+    assert preparing == ["build data", "tokenizers", "build data"]
+    assert "are kept" in result.stdout
+
+
+def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
+    monkeypatch.setattr(train, "_train", lambda recipe, *_: preparing.append(recipe.name))
+    assert call("tiny.toml", "--prepare-data").exit_code == 0
+    assert preparing[-1] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("apt-get was not found"), "error: apt-get was not found"),
+        (ModuleNotFoundError("no lz4", name="lz4"), 'lz4 is not installed: pip install "jaxspec-decoding[train]"'),
+    ],
+)
+def test_what_preparing_lacks_is_named(preparing, monkeypatch, error, said):
+    def fetch(lists):
+        raise error
+
+    monkeypatch.setattr(debian_index, "fetch", fetch)
+    assert said in refused("--prepare-data")

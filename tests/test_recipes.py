@@ -1,0 +1,63 @@
+"""Recipes are strict, and every shipped one is valid."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxspec import recipes
+
+TABLE = {
+    "name": "tiny",
+    "family": "gpt",
+    "model": dict(vocab_size=32, dim=8, ff_dim=8, layers=1, heads=2),
+    "data": dict(train="a.jsonl", heldout="b.jsonl", tokenizer="tok", shapes=[[0, 8]]),
+    "train": dict(steps=2, batch_tokens=16, learning_rate=1),
+}
+
+
+def changed(section, **values):
+    return TABLE | {section: TABLE[section] | values}
+
+
+def test_a_whole_number_will_do_for_a_float():
+    recipe = recipes.parse(TABLE)
+    assert recipe.train.learning_rate == 1.0 and isinstance(recipe.train.learning_rate, float)
+    assert recipe.data.shapes == ((0, 8),)
+    assert recipe.distil is None
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            changed("train", learning_rat=1.0),
+            r"\[train\] has an unknown key 'learning_rat': did you mean 'learning_rate'",
+        ),
+        (changed("model", qqq=1), r"\[model\] has an unknown key 'qqq'$"),
+        (TABLE | {"famly": "t5"}, "unknown key 'famly': did you mean 'family'"),
+        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of \['gpt', 't5'\]"),
+        ({k: v for k, v in TABLE.items() if k != "data"}, "lacks the key 'data'"),
+        (changed("train", steps="many"), r"\[train\] steps must be of type int, got 'many'"),
+        (changed("train", steps=True), "steps must be of type int, got True"),
+        (changed("train", steps=0), "must be positive"),
+        (changed("data", shapes=[[1, 2, 3]]), "must have 2 entries"),
+        (TABLE | {"distil": dict(teacher="x", weight=2.0)}, "distil.weight is 2.0"),
+        (TABLE | {"model": 3}, "must be a table"),
+    ],
+)
+def test_mistakes_are_named(table, message):
+    with pytest.raises(recipes.RecipeError, match=message):
+        recipes.parse(table)
+
+
+def test_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no recipe at"):
+        recipes.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("steps = = 3")
+    with pytest.raises(recipes.RecipeError, match="not valid TOML"):
+        recipes.load(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("models/*.toml")), ids=lambda p: p.stem)
+def test_shipped_recipes_are_valid(path):
+    assert recipes.load(path).name == path.stem

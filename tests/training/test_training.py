@@ -1,0 +1,160 @@
+"""Training: batches that resume exactly, losses against direct computation, a run that survives a kill."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.base import Model
+from jaxspec.nets import gpt, t5
+from jaxspec.recipes import Train
+from jaxspec.training import data, distil, loop, losses, optimizer
+
+CONFIG = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
+
+
+def texts(count=23, seed=0):
+    random = np.random.default_rng(seed)
+    empty = np.zeros((0,), np.int32)
+    return [data.Example(empty, random.integers(1, 17, random.integers(3, 9)).astype(np.int32)) for _ in range(count)]
+
+
+def pairs(count=19, seed=1):
+    random = np.random.default_rng(seed)
+    rows = [random.integers(2, 17, random.integers(2, 8)).astype(np.int32) for _ in range(count)]
+    return [data.Example(row, np.append(row[::-1], 1).astype(np.int32)) for row in rows]
+
+
+def test_an_epoch_visits_every_example():
+    examples = pairs()
+    batches = data.Batches(examples, data.buckets([(4, 5), (8, 9)], 50), seed=3)
+    seen = set()
+    for step in range(batches.per_epoch):
+        batch = batches.at(step)
+        for source, n in zip(batch.source, batch.source_length, strict=True):
+            seen.add(tuple(source[:n]))
+    assert seen == {tuple(e.source) for e in examples}
+    once = sum(int((b.source_length > 0).sum()) for b in batches.once())
+    assert once == len(examples)
+
+
+def test_batches_depend_on_the_step_alone():
+    a, b = (data.Batches(pairs(), data.buckets([(8, 9)], 70), seed=0) for _ in range(2))
+    for step in (7, 0, 3, 11):
+        for x, y in zip(a.at(step), b.at(step), strict=True):
+            np.testing.assert_array_equal(x, y)
+    other = data.Batches(pairs(), data.buckets([(8, 9)], 70), seed=1)
+    assert not np.array_equal(a.at(0).source, other.at(0).source)
+
+
+def test_too_long_an_example_is_named():
+    with pytest.raises(ValueError, match="fits none of the batch shapes"):
+        data.Batches(pairs(), data.buckets([(3, 3)], 30), seed=0)
+
+
+def test_cross_entropy_counts_real_tokens_only():
+    for config, examples, net in ((CONFIG, texts(5), gpt), (ENCDEC, pairs(5), t5)):
+        params = net.init(config, jax.random.key(0))
+        loss = losses.cross_entropy(config)
+        shape = data.Bucket(0 if config is CONFIG else 8, 10, 5)
+        total, count = loss(params, data.collate(examples, shape))
+        alone = [loss(params, data.collate([e], shape._replace(rows=1))) for e in examples]
+        np.testing.assert_allclose(total, sum(t for t, _ in alone), rtol=1e-5)
+        assert int(count) == sum(len(e.target) - (config is CONFIG) for e in examples)
+
+
+def test_cross_entropy_against_a_direct_computation():
+    params = gpt.init(CONFIG, jax.random.key(0))
+    row = jnp.array([[3, 5, 2, 9]])
+    log_probs = jax.nn.log_softmax(gpt.GPT(CONFIG).apply({"params": params}, row[:, :-1]))
+    expected = -sum(log_probs[0, i, row[0, i + 1]] for i in range(3))
+    batch = data.collate([data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1))
+    total, count = losses.cross_entropy(CONFIG)(params, batch)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    assert int(count) == 3
+
+
+def test_distillation_from_itself_is_zero():
+    params = gpt.init(CONFIG, jax.random.key(0))
+    teacher = Model(gpt.language_model(CONFIG), params, config=CONFIG)
+    batch = data.collate(texts(4), data.Bucket(0, 10, 4))
+    total, _ = distil.distillation(CONFIG, teacher, 1.0)(params, batch)
+    np.testing.assert_allclose(total, 0.0, atol=1e-4)
+    other = gpt.init(CONFIG, jax.random.key(1))
+    both, plain, kl = (distil.distillation(CONFIG, teacher, w)(other, batch)[0] for w in (0.25, 0.0, 1.0))
+    np.testing.assert_allclose(both, 0.75 * plain + 0.25 * kl, rtol=1e-5)
+    assert float(kl) > 0
+    np.testing.assert_allclose(plain, losses.cross_entropy(CONFIG)(other, batch)[0], rtol=1e-5)
+
+
+def test_answers_are_the_teachers_own_and_made_once(tmp_path):
+    teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
+    examples = pairs(5)
+    made = distil.answers(teacher, examples, tmp_path / "a.jsonl", 6, progress=False)
+    assert [len(e.target) for e in made] == [6] * 5
+    assert {tuple(e.source) for e in made} == {tuple(e.source) for e in examples}
+    again = distil.answers(None, [], tmp_path / "a.jsonl", 6)
+    assert [e.target.tolist() for e in again] == [e.target.tolist() for e in made]
+
+
+def test_schedule():
+    rate = optimizer.schedule(Train(steps=100, batch_tokens=1, learning_rate=2.0, warmup=10, decay=0.5))
+    assert [float(rate(s)) for s in (0, 5, 10, 49, 75, 100)] == pytest.approx([0, 1, 2, 2, 1, 0])
+
+
+class Killed(Exception):
+    """The machine went away."""
+
+
+def run(folder, steps=9, log=lambda line: None, **options):
+    train = Train(steps=steps, batch_tokens=40, learning_rate=1e-2, warmup=2)
+    batches = data.Batches(texts(), data.buckets([(0, 9)], 40), seed=0)
+    params = gpt.init(CONFIG, jax.random.key(0))
+    loss = losses.cross_entropy(CONFIG)
+    settings = dict(steps=steps, evaluate_every=3, save_every=2, heldout_loss=loss, log=log, progress=False)
+    return loop.fit(params, loss, optimizer.make(train), batches, batches, folder, **(settings | options))
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_exactly(tmp_path):
+    whole, held = run(tmp_path / "whole")
+
+    def kill(line):
+        if line.startswith("step 6"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path / "cut", log=kill)
+    lines = []
+    resumed, held_again = run(tmp_path / "cut", log=lines.append)
+    assert lines[0].startswith("resumed at step 4")
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert held == held_again
+    first = losses.cross_entropy(CONFIG)(
+        gpt.init(CONFIG, jax.random.key(0)), data.collate(texts(), data.Bucket(0, 9, 23))
+    )
+    assert held < float(first[0] / first[1])  # it learnt something
+
+
+def test_a_diverging_run_says_so(tmp_path):
+    def broken(params, batch):
+        return jnp.sum(params["embedding"]["embedding"]) * jnp.nan, jnp.ones(())
+
+    with pytest.raises(FloatingPointError, match="loss is nan at step 0: lower the learning rate"):
+        loop.fit(
+            gpt.init(CONFIG, jax.random.key(0)), broken, optimizer.make(Train(2, 1, 1e-3)),
+            data.Batches(texts(), data.buckets([(0, 9)], 40), 0), data.Batches(texts(), data.buckets([(0, 9)], 40), 0),
+            tmp_path, heldout_loss=broken, steps=2, evaluate_every=1, save_every=1, progress=False,
+        )  # fmt: skip
+
+
+def test_missing_and_empty_data(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no training data"):
+        data.read_texts(tmp_path / "none.jsonl", None, 8)
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "x", "output": "y"}) + "\n")
+    with pytest.raises(ValueError, match="no example of the tasks"):
+        data.read_pairs(tmp_path / "pairs.jsonl", None, ["b"], 8, 8)
