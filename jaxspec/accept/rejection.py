@@ -39,10 +39,11 @@ def rejection() -> AcceptRule:
     """
 
     def rule(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
-        if target.log_probs is None:
+        if target.tokens is not None:
             accepted = draft.tokens == target.tokens[:, :-1]
             count = count_accepted(accepted, draft.length)
             return Verdict(count, _pick(target.tokens, count))
+        assert target.log_probs is not None
         coins = noise.uniform(noise.at(keys, position, noise.Purpose.COIN), draft.tokens.shape[1])
         accepted = coins * _probs_of(draft) < _probs_at(target.log_probs[:, :-1], draft.tokens)
         count = count_accepted(accepted, draft.length)

@@ -78,7 +78,7 @@ class Session(NamedTuple):
         import jax
 
         prompt = jax.tree.map(lambda x: x[start:stop], self.prompt)
-        return prompt, jax.random.wrap_key_data(self.keys[start:stop])
+        return prompt, jax.random.wrap_key_data(jax.numpy.asarray(self.keys[start:stop]))
 
 
 class Decoded(NamedTuple):

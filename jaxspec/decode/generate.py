@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import buffers
 from jaxspec.base import AcceptRule, Drafter, Model, Prompt, RoundInfo, Stats
 from jaxspec.decode import loop, text
 from jaxspec.decode.request import Job, prepare
@@ -150,8 +151,7 @@ def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **o
         >>> [len(piece.tokens) for piece in jaxspec.stream(model, prompt, drafter=model, gamma=3, max_new_tokens=9)]
         [1, 4, 4]
     """
-    defaults = dict(drafter=None, gamma=5, accept=None, temperature=0.0, top_k=None, top_p=None, max_new_tokens=128)
-    job = prepare(target, prompt, **(defaults | dict(key=None, eos_ids=None) | options))
+    job = prepare(target, prompt, **options)
     if job.prompt.tokens.shape[0] != 1:
         raise ValueError(f"stream takes one prompt, got {job.prompt.tokens.shape[0]}: use generate for a batch")
     stop = _stop_strings(stop, target)
@@ -210,19 +210,16 @@ def _run_until(job: Job, target: Model, stop: Sequence[str]) -> loop.Outcome:
             break
         state, info = loop.advance(job.decoder, job.keys, job.weights, state)
         infos.append(info)
-    new = np.zeros((len(length), job.max_new_tokens), np.int32)
-    for row, (at, end) in enumerate(zip(start, np.asarray(state.length), strict=True)):
-        new[row, : end - at] = tokens[row, at:end]
-    trace = (
-        loop.Trace(*(np.stack([np.asarray(x) for x in xs], 1) for xs in zip(*infos, strict=True))) if infos else None
-    )
-    trace = trace or _no_trace(len(length), job.decoder.gamma)
-    return loop.Outcome(new, state.length - state.start, state.failed, state.stats, trace)
+    new = buffers.window(state.tokens, state.start, job.max_new_tokens)
+    return loop.Outcome(new, state.length - state.start, state.failed, state.stats, _trace(infos, job, len(length)))
 
 
-def _no_trace(batch: int, gamma: int) -> loop.Trace:
-    none = np.zeros((batch, 0), np.int32)
-    return loop.Trace(np.zeros((batch, 0, gamma), np.int32), none, none, none)
+def _trace(infos: Sequence[RoundInfo], job: Job, batch: int) -> loop.Trace:
+    """The rounds that were run one by one, as `loop.run` reports them."""
+    if infos:
+        return loop.Trace(*jax.tree.map(lambda *x: jnp.stack(x, axis=1), *infos))
+    none = jnp.zeros((batch, 0), jnp.int32)
+    return loop.Trace(jnp.zeros((batch, 0, job.decoder.gamma), jnp.int32), none, none, none)
 
 
 def _stop_strings(stop: Sequence[str], target: Model) -> tuple[str, ...]:

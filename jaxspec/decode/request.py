@@ -31,17 +31,17 @@ def prepare(
     target: Model,
     prompts: Sequence[str] | str | Prompt,
     *,
-    drafter: Model | Drafter | None,
-    gamma: int,
-    accept: AcceptRule | None,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    max_new_tokens: Any,
-    key: Any,
-    eos_ids: Sequence[int] | None,
+    drafter: Model | Drafter | None = None,
+    gamma: int = 5,
+    accept: AcceptRule | None = None,
+    temperature: Any = 0.0,
+    top_k: Any = None,
+    top_p: Any = None,
+    max_new_tokens: Any = 128,
+    key: Any = None,
+    eos_ids: Sequence[int] | None = None,
 ) -> Job:
-    """Checks and converts; see `generate` for the arguments and the errors."""
+    """Checks and converts; see `generate` for the arguments, their defaults and the errors."""
     if not isinstance(target, Model):
         raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
     if not isinstance(gamma, int) or gamma < 0:

@@ -58,8 +58,9 @@ def begin(
 
 def sample(keys: Keys, position: Int[Array, " B"], law: Law) -> Int[Array, " B"]:
     """The token that plain sampling puts at a position."""
-    if law.log_probs is None:
+    if law.tokens is not None:
         return law.tokens[:, 0]
+    assert law.log_probs is not None
     return noise.categorical(noise.at(keys, position, noise.Purpose.TOKEN), law.log_probs[:, 0])
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
-from jaxspec.base import Draft, Drafter, Forward, Keys, LanguageModel, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, Params, Prompt, ToLaw, Verdict
 
 
 @functools.cache
@@ -27,10 +27,12 @@ def model(lm: LanguageModel) -> Drafter:
         _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
         return cache
 
-    def propose(keys: Keys, params: Params, cache, context: Prompt, gamma: int, to_law: ToLaw) -> tuple[Draft, object]:
+    def propose(
+        keys: Keys, params: Params, state: Cache, context: Prompt, gamma: int, to_law: ToLaw
+    ) -> tuple[Draft, Cache]:
         keys = noise.at(keys, context.length, noise.Purpose.DRAFT)
         last_two = buffers.window(context.tokens, context.length - 2, 2)
-        cache = lm.rewind(cache, context.length - 2)
+        cache = lm.rewind(state, context.length - 2)
         forward, cache = lm.extend(params, cache, _known(lm, last_two))
         first, first_law = draw(keys, 0, forward.logits[:, -1:], to_law)
 
@@ -43,13 +45,13 @@ def model(lm: LanguageModel) -> Drafter:
         (cache, _), (rest, rest_laws) = jax.lax.scan(guess, (cache, first), jnp.arange(1, gamma))
         tokens = jnp.concatenate([first[None], rest]).T
         log_probs = None
-        if first_law is not None:
+        if first_law is not None and rest_laws is not None:
             log_probs = jnp.concatenate([first_law[None], rest_laws]).transpose(1, 0, 2)
         return Draft(tokens, log_probs, jnp.full_like(context.length, gamma)), cache
 
-    def commit(params: Params, cache, context: Prompt, verdict: Verdict, forward: Forward):
+    def commit(params: Params, state: Cache, context: Prompt, verdict: Verdict, forward: Forward) -> Cache:
         del params, context, verdict, forward
-        return cache  # the next round rewinds it
+        return state  # the next round rewinds it
 
     return Drafter(init, propose, commit, lm)
 
@@ -59,8 +61,9 @@ def draw(
 ) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
     """Guess number `index` of a round, and the log probabilities that it was drawn from (None: a point mass)."""
     law = to_law(logits)
-    if law.log_probs is None:
+    if law.tokens is not None:
         return law.tokens[:, 0], None
+    assert law.log_probs is not None
     log_probs = law.log_probs[:, 0]
     fresh = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
     return noise.categorical(fresh, log_probs), log_probs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -24,22 +25,23 @@ class LossFunction(Protocol):
 def logits_and_labels(config: T5Config | GPTConfig) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
     """For a family, (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
-    def t5(params: Any, batch: Batch):
-        labels = jnp.asarray(batch.target)
-        inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
-        prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-        return (
-            T5(config).apply({"params": params}, prompt, inputs),
-            labels,
-            _real(labels, batch.target_length),
-        )
+    if isinstance(config, T5Config):
+        return functools.partial(_t5, config)
+    return functools.partial(_gpt, config)
 
-    def gpt(params: Any, batch: Batch):
-        rows = jnp.asarray(batch.target)
-        logits = GPT(config).apply({"params": params}, rows[:, :-1])
-        return logits, rows[:, 1:], _real(rows[:, 1:], batch.target_length - 1)
 
-    return t5 if isinstance(config, T5Config) else gpt
+def _t5(config: T5Config, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+    labels = jnp.asarray(batch.target)
+    inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
+    prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
+    logits: Any = T5(config).apply({"params": params}, prompt, inputs)
+    return logits, labels, _real(labels, jnp.asarray(batch.target_length))
+
+
+def _gpt(config: GPTConfig, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+    rows = jnp.asarray(batch.target)
+    logits: Any = GPT(config).apply({"params": params}, rows[:, :-1])
+    return logits, rows[:, 1:], _real(rows[:, 1:], jnp.asarray(batch.target_length) - 1)
 
 
 def cross_entropy(config: T5Config | GPTConfig) -> LossFunction:
@@ -64,4 +66,4 @@ def over_real(
 
 
 def _real(labels: Array, length: Array) -> Float[Array, "batch step"]:
-    return (jnp.arange(labels.shape[1])[None, :] < jnp.asarray(length)[:, None]).astype(jnp.float32)
+    return (jnp.arange(labels.shape[1])[None, :] < length[:, None]).astype(jnp.float32)

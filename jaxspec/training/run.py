@@ -10,7 +10,7 @@ import transformers
 
 from jaxspec.model import load
 from jaxspec.nets import gpt, t5
-from jaxspec.recipes import Recipe
+from jaxspec.recipes import Distil, Recipe
 from jaxspec.training import data, optimizer
 from jaxspec.training.distil import answers, distillation
 from jaxspec.training.loop import fit
@@ -41,14 +41,14 @@ def batches(
     return data.Batches([*repeated, *extra], shapes, recipe.train.seed), data.Batches(few, shapes, recipe.train.seed)
 
 
-def teach(recipe: Recipe, folder: Path, work: Path, tokenizer, progress: bool):
+def teach(recipe: Recipe, distil: Distil, folder: Path, work: Path, tokenizer, progress: bool):
     """The distillation loss, and the teacher's answers to training inputs."""
-    teacher = load(recipe.distil.teacher)
-    loss = distillation(recipe.model, teacher, recipe.distil.weight)
-    if not recipe.distil.answers:
+    teacher = load(distil.teacher)
+    loss = distillation(recipe.model, teacher, distil.weight)
+    if not distil.answers:
         return loss, []
     train = examples(recipe, folder, tokenizer, recipe.data.train)
-    each = recipe.distil.answers // len(train)
+    each = distil.answers // len(train)
     asked = [e for task in train.values() for e in task[:: max(1, len(task) // each)][:each]]
     longest = max(t for _, t in recipe.data.shapes)
     return loss, answers(teacher, asked, work / "answers.jsonl", longest, progress)
@@ -64,7 +64,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     likelihood = cross_entropy(recipe.model)
     loss, extra = likelihood, []
     if recipe.distil is not None:
-        loss, extra = teach(recipe, folder, work, tokenizer, progress)
+        loss, extra = teach(recipe, recipe.distil, folder, work, tokenizer, progress)
     training, heldout = batches(recipe, folder, tokenizer, extra)
     net = t5 if recipe.family == "t5" else gpt
     params = net.init(recipe.model, jax.random.key(recipe.train.seed))
