@@ -120,7 +120,10 @@ def bench(
         print(json.dumps(found))
         return
     out = Console(highlight=False)
-    out.print(headline(found), speed_table(found), detail_table(found), *notes(found), sep="\n")
+    out.print(headline(found), speed_table(found), sep="\n")
+    if any("ratio" in row for row in found["results"]):
+        out.print(theory_table(found))
+    out.print(detail_table(found), *notes(found), sep="\n")
 
 
 def collect(
@@ -394,39 +397,43 @@ def headline(found: dict[str, Any]) -> Text:
 
 
 def speed_table(found: dict[str, Any]) -> Table:
-    """Speeds, beside the predicted ones."""
-    heads = ["batch", "γ", "tokens/s", "min..max", "speed-up", "min..max", "after\nprefill"]
-    heads += ["predicted", "predicted\nfrom α", "tokens\nper round", "c", "v", "same text"]
+    """Speeds, and whether the texts are the same."""
+    heads = ["batch", "γ", "tokens/s", "min..max", "speed-up", "min..max", "after\nprefill", "same text"]
     table = _table(heads)
     for row in found["results"]:
         speed = row["tokens_per_second"]
-        cells = [f"{row['batch']}", f"{row['gamma']}" if row["gamma"] else "plain"]
-        cells += [f"{speed['median']:.1f}", f"{speed['min']:.1f}..{speed['max']:.1f}"]
+        cells = [*_which(row), f"{speed['median']:.1f}", f"{speed['min']:.1f}..{speed['max']:.1f}"]
         if "ratio" in row:
             ratio, after = row["ratio"], row["ratio_after_prefill"]
             cells += [f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"]
-            cells += [f"{after['median']:.2f}×" if after else "–"]
-            cells += [f"{row['predicted']:.2f}×", f"{row['predicted_from_alpha']:.2f}×"]
-            cells += [f"{row['tokens_per_round']:.2f}", f"{row['c']:.3f}", f"{row['v']:.2f}"]
-            cells += [f"{row['same_text']} of {row['prompts']}"]
+            cells += [f"{after['median']:.2f}×" if after else "–", f"{row['same_text']} of {row['prompts']}"]
         table.add_row(*cells)
+    return table
+
+
+def theory_table(found: dict[str, Any]) -> Table:
+    """What Theorem 3.8 makes of the measured costs."""
+    table = _table(["batch", "γ", "tokens\nper round", "c", "v", "predicted", "predicted\nfrom α"])
+    for row in found["results"]:
+        if "ratio" in row:
+            cells = [*_which(row), f"{row['tokens_per_round']:.2f}", f"{row['c']:.3f}", f"{row['v']:.2f}"]
+            table.add_row(*cells, f"{row['predicted']:.2f}×", f"{row['predicted_from_alpha']:.2f}×")
     return table
 
 
 def detail_table(found: dict[str, Any]) -> Table:
     """Latency and memory."""
-    heads = ["batch", "γ", "first token,\nms", "per token, ms,\np50", "p95", "memory of\nthe program"]
-    table = _table([*heads, "weights, caches,\nlogits", "one over\nthe other"])
+    heads = ["batch", "γ", "first\ntoken, ms", "per token,\np50, ms", "p95", "program", "what it\nneeds", "quotient"]
+    table = _table(heads)
     for row in found["results"]:
-        used, token = row["memory"], row["token_ms"] or {}
-        least = used["weights"] + used["caches"] + used["logits"]
-        cells = [f"{row['batch']}", f"{row['gamma']}" if row["gamma"] else "plain"]
-        cells += [f"{row['first_token_ms']['median']:.1f}"]
-        cells += [f"{token[name]:.2f}" if token else "–" for name in ("p50", "p95")]
+        used, token = row["memory"], row["token_ms"]
+        needs = used["weights"] + used["caches"] + used["logits"]
+        cells = [*_which(row), f"{row['first_token_ms']['median']:.1f}"]
+        cells += [f"{token['p50']:.2f}", f"{token['p95']:.2f}"] if token else ["–", "–"]
         if used["program"] is None:
-            table.add_row(*cells, "–", render.size(least), "–")
+            table.add_row(*cells, "–", render.size(needs), "–")
         else:
-            table.add_row(*cells, render.size(used["program"]), render.size(least), f"{used['program'] / least:.2f}")
+            table.add_row(*cells, render.size(used["program"]), render.size(needs), f"{used['program'] / needs:.2f}")
     return table
 
 
@@ -436,7 +443,7 @@ def notes(found: dict[str, Any]) -> list[Text]:
     lines: list[str] = []
     if alpha:
         about = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f} over {alpha['positions']} positions"
-        lines.append(f"α = {about}; predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
+        lines.append(f"α = {about}. Predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
     for row in found["results"]:
         if "ratio" in row and row["ratio"]["median"] < 1:
             cost = row["gamma"] * row["c"] + row["v"]
@@ -450,8 +457,13 @@ def notes(found: dict[str, Any]) -> list[Text]:
         "before the models": process["before"],
         "device": process["device_peak"],
     }
-    lines.append("peak memory: " + ", ".join(f"{name} {render.size(n)}" for name, n in peaks.items() if n))
+    lines.append("A program needs its weights, its caches, and a block of logits [batch, γ + 1, vocabulary] per model.")
+    lines.append("Peak memory: " + ", ".join(f"{name} {render.size(n)}" for name, n in peaks.items() if n))
     return [Text(line) for line in lines]
+
+
+def _which(row: dict[str, Any]) -> list[str]:
+    return [f"{row['batch']}", f"{row['gamma']}" if row["gamma"] else "plain"]
 
 
 def _table(heads: Sequence[str]) -> Table:

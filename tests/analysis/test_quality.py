@@ -6,7 +6,10 @@ import math
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import typer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -79,67 +82,75 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=False, **special)
 
 
-@pytest.fixture
-def folder(tmp_path):
+def data_folder(folder):
     """A data folder with a few held-out examples."""
     pair = {"input": "a house", "output": "ein Haus", "package": "x"}
     rows = [json.dumps(pair | {"task": task}) for task in ("translation", "synopsis")]
-    (tmp_path / "t5.heldout.jsonl").write_text("\n".join(rows) + "\n")
-    (tmp_path / "gpt.heldout.jsonl").write_text(json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n")
-    return tmp_path
+    (folder / "t5.heldout.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "gpt.heldout.jsonl").write_text(json.dumps({"text": "Das ist ein Haus a house is a house"}) + "\n")
+    return folder
 
 
 def pair(net, config, tokenizer) -> tuple[Model, Model]:
-    made = [net.init(config, jax.random.key(seed)) for seed in (0, 1)]
+    made = [jax.jit(net.init, static_argnums=0)(config, jax.random.key(seed)) for seed in (0, 1)]
     lm = net.language_model(config)
     return Model(lm, made[0], tokenizer, config, "big"), Model(lm, made[1], tokenizer, config, "small")
 
 
-def test_report_of_a_translating_pair(folder, tokenizer):
+@pytest.fixture(scope="module")
+def found(tokenizer, tmp_path_factory):
+    """The report of a translating pair of random models."""
+    folder, done = data_folder(tmp_path_factory.mktemp("data")), []
     target, draft = pair(t5, T5, tokenizer)
-    done = []
-    found = report.report(target, draft, folder, rows=3, max_new_tokens=6, advance=lambda _, n: done.append(n))
-    assert sum(done) == report.steps(target, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "GAMMAS", (1, 3))
+        options = dict(rows=2, max_new_tokens=6)
+        made = report.report(target, draft, folder, advance=lambda _, rows: done.append(rows), **options)
+        assert sum(done) == report.steps(target, 2)
+    return made
+
+
+def test_report_of_a_translating_pair(found):
     assert found["target"]["name"] == "big" and found["draft"]["parameters"] == found["target"]["parameters"]
     for task, metric in (("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")):
         assert found["loss"][task]["target"] == pytest.approx(math.log(len(WORDS)), abs=2.0)
         results = found["tasks"][task]
-        assert results["rows"] == 3 and results["quality"]["metric"] == metric
-        assert results["same_text"] == results["compared"] == 9
-        assert list(results["tokens_per_round"]) == ["1", "4", "7"]
-        assert all(1 <= tokens <= int(gamma) + 1 for gamma, tokens in results["tokens_per_round"].items())
+        assert results["rows"] == 2 and results["quality"]["metric"] == metric
+        assert results["same_text"] == results["compared"] == 4
+        assert list(results["tokens_per_round"]) == ["1", "3"]
+        assert all(0 <= tokens <= int(gamma) + 1 for gamma, tokens in results["tokens_per_round"].items())
         assert all(0 <= alpha["alpha"] <= 1 for alpha in results["alpha"].values())
     assert json.loads(json.dumps(found))["environment"]["jax"] == jax.__version__
 
 
-def test_report_of_a_language_model_pair(folder, tokenizer):
+def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
+    """The loss per token is that of the examples, computed here without batches."""
+    folder = data_folder(tmp_path)
     target, _ = pair(gpt, GPT, tokenizer)
-    found = report.report(target, target, folder, rows=2, max_new_tokens=6)
-    assert list(found["tasks"]) == ["text"] and "quality" not in found["tasks"]["text"]
-    assert found["tasks"]["text"]["alpha"]["1"]["alpha"] == pytest.approx(1.0, abs=1e-5)
-    assert found["loss"]["text"]["target"] == found["loss"]["text"]["draft"]
+    row = tokenizer("</s> Das ist ein Haus a house is a house </s>")["input_ids"]
+    logits = jax.jit(gpt.GPT(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
+    log_probs = jax.nn.log_softmax(logits)[0]
+    expected = -float(np.mean([log_probs[i, token] for i, token in enumerate(row[1:])]))
+    assert report.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(FileNotFoundError):
+        report.heldout_loss(target, tmp_path / "nowhere", "text")
 
 
-def test_report_as_a_command(folder, tokenizer, tmp_path, monkeypatch):
-    import typer
+def test_report_as_a_command(found, tokenizer, tmp_path, monkeypatch):
+    named, asked = {"big": pair(t5, T5, tokenizer)[0], "small": pair(t5, T5, tokenizer)[1]}, []
 
-    models_by_name = dict(zip(("big", "small"), pair(t5, T5, tokenizer), strict=True))
-    monkeypatch.setattr(jaxspec, "load", models_by_name.get, raising=False)
+    def reported(target, draft, folder, **options):
+        asked.append((target.name, draft.name, folder, options["rows"], options["max_new_tokens"]))
+        options["advance"]("translation: target", 2)
+        return found
+
+    monkeypatch.setattr(jaxspec, "load", named.get, raising=False)
+    monkeypatch.setattr(report, "report", reported)
     app = typer.Typer()
     app.command()(report.main)
-    arguments = [
-        "--target",
-        "big",
-        "--draft",
-        "small",
-        "--data",
-        str(folder),
-        "--rows",
-        "2",
-        "--new-tokens",
-        "4",
-    ]
+    arguments = ["--target", "big", "--draft", "small", "--data", str(tmp_path), "--rows", "2", "--new-tokens", "4"]
     result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
-    assert "translation: sacreBLEU" in result.output and "synopsis: tokens per round, gamma 7" in result.output
-    assert json.loads((tmp_path / "out.json").read_text())["tasks"]["translation"]["rows"] == 2
+    assert asked == [("big", "small", tmp_path, 2, 4)]
+    assert "translation: sacreBLEU" in result.output and "synopsis: tokens per round, gamma 3" in result.output
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(found))

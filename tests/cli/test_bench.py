@@ -136,7 +136,7 @@ def test_a_pair_of_shapes_widened_in_tables(run):
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "random tiny-t5" in result.output and "2 of 2" in result.output
-    assert "peak memory: process" in result.output
+    assert "Peak memory: process" in result.output
 
 
 def test_bfloat16_shapes(monkeypatch):

@@ -21,7 +21,7 @@ from jaxspec.weights.orbax import CheckpointError
 
 runner = CliRunner()
 SMALL = ("-n", "12", "-g", "3", "--count", "2")  # few shapes: every test shares the same few programs
-PROMPT = "translate English to German: " + "a fast editor " * 5  # as long as the held-out ones: one bucket
+PROMPT = generate.heldout("translation", 1)[0]
 WORDS = ["<pad>", "</s>", "<unk>", "▁der", "▁die", "▁das", "▁alte", "▁neue", "▁Hund", "▁Katze", "▁sah", "▁und"]
 WORDS += ["n", "s", ".", ",", "▁ein", "▁klein"]
 
@@ -96,6 +96,7 @@ def test_json_says_what_the_library_says(zoo):
         assert found["stats"][name] == values.tolist()
     total = found["stats"]["total"]
     assert total["emitted"] == len(found["tokens"][0])
+    assert total["drafted"] > 0
     assert total["acceptance_rate"] == total["accepted"] / total["drafted"]
     assert found["settings"]["draft"] == "debian-t5-small"
     assert found["versions"]["jax"] == jax.__version__
