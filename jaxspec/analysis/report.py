@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -116,24 +117,26 @@ def decode(
 
 def table(found: dict[str, Any]) -> Table:
     """The report for a screen."""
-    names = [f"{found[side]['name']} ({found[side]['parameters'] / 1e6:.1f}M)" for side in ("target", "draft")]
-    view = Table("", *names, "pair", title="held-out")
+    view = Table(box=box.ROUNDED)
+    view.add_column("held-out", no_wrap=True)
+    for side in ("target", "draft"):
+        name, size = found[side]["name"], found[side]["parameters"]
+        view.add_column(f"{name}\n{size / 1e6:.1f}M parameters", justify="right", vertical="bottom")
+    view.add_column("pair", justify="right", vertical="bottom")
     for task, loss in found["loss"].items():
-        view.add_row(f"{task}: loss per token", f"{loss['target']:.3f}", f"{loss['draft']:.3f}", "")
         rest = found["tasks"][task]
+        view.add_section()
+        view.add_row(f"{task}, {rest['rows']} prompts", style="bold")
+        view.add_row("loss per token, nats", f"{loss['target']:.3f}", f"{loss['draft']:.3f}")
         if "quality" in rest:
             got = rest["quality"]
-            view.add_row(f"{task}: {got['metric']}", f"{got['target']:.1f}", f"{got['draft']:.1f}", "")
+            view.add_row(got["metric"], f"{got['target']:.1f}", f"{got['draft']:.1f}")
         for temperature, alpha in rest["alpha"].items():
-            view.add_row(
-                f"{task}: alpha at temperature {temperature}",
-                "",
-                "",
-                f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f}",
-            )
+            spread = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f}"
+            view.add_row(f"α, temperature {temperature}", "", "", spread)
         for gamma, tokens in rest["tokens_per_round"].items():
-            view.add_row(f"{task}: tokens per round, gamma {gamma}", "", "", f"{tokens:.2f}")
-        view.add_row(f"{task}: texts as plain decoding's", "", "", f"{rest['same_text']} of {rest['compared']}")
+            view.add_row(f"tokens per round, γ = {gamma}", "", "", f"{tokens:.2f}")
+        view.add_row("greedy texts as plain", "", "", f"{rest['same_text']} of {rest['compared']}")
     return view
 
 
