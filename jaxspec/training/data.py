@@ -88,7 +88,9 @@ def _assign(examples: Sequence[Example], shapes: Sequence[Bucket]) -> list[np.nd
     chosen: list[list[int]] = [[] for _ in shapes]
     for index, example in enumerate(examples):
         for i in order:
-            if len(example.source) <= shapes[i].source and len(example.target) <= shapes[i].target:
+            if len(example.source) <= shapes[i].source and len(example.target) <= shapes[i].target + (
+                shapes[i].source == 0
+            ):
                 chosen[i].append(index)
                 break
         else:
