@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxspec import accept, drafters
-from jaxspec.base import Drafter, LanguageModel, Model, Prompt
-from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
-
 if TYPE_CHECKING:
+    from jaxspec import accept, drafters
+    from jaxspec.base import Drafter, LanguageModel, Model, Prompt
+    from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.model import load
 
 __version__ = "0.1.0"
@@ -32,10 +31,31 @@ __all__ = [
     "stream",
 ]
 
-_LAZY = {"load": "jaxspec.model"}  # these import flax, which the decoding core does without
+# Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
+_HOMES = {
+    "Drafter": "jaxspec.base",
+    "Generation": "jaxspec.decode",
+    "LanguageModel": "jaxspec.base",
+    "Model": "jaxspec.base",
+    "Prompt": "jaxspec.base",
+    "accept": "",
+    "autoregressive": "jaxspec.decode",
+    "drafters": "",
+    "generate": "jaxspec.decode",
+    "load": "jaxspec.model",
+    "speculative": "jaxspec.decode",
+    "stream": "jaxspec.decode",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    found = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"jaxspec.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

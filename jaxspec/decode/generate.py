@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import buffers
 from jaxspec.base import AcceptRule, Drafter, Model, Prompt, RoundInfo, Stats
-from jaxspec.decode import loop, text
+from jaxspec.decode import loop, stopping, text
 from jaxspec.decode.request import Job, prepare
 
 
@@ -119,18 +117,15 @@ def generate(
         key=key,
         eos_ids=eos_ids,
     )
-    outcome = _run_until(job, target, _stop_strings(stop, target)) if stop else loop.run(*job)
+    strings = _stop_strings(stop, target)
+    outcome = stopping.run(job, target.tokenizer, strings) if strings else loop.run(*job)
     outcome = jax.tree.map(np.asarray, outcome)
     if outcome.failed.any():
-        rows = np.flatnonzero(outcome.failed).tolist()
-        raise FloatingPointError(
-            f"the target's logits were not finite for prompts {rows}: check its parameters (a bfloat16 overflow, a "
-            "damaged checkpoint) with jaxspec.generate(target, prompts, max_new_tokens=1)"
-        )
+        raise FloatingPointError(_not_finite(np.flatnonzero(outcome.failed).tolist()))
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    texts = _texts(target, tokens, outcome.length, stop)
+    texts = _texts(target, tokens, outcome.length, strings)
     return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace)
 
 
@@ -159,29 +154,24 @@ def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **o
 
 
 def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
-    state = loop.start(*job)
+    state, info = loop.start(*job), None
     committed: list[int] = []
-    shown, info = "", None
+    shown = ""
     while True:
-        seen = jax.tree.map(
-            np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats)
-        )
-        tokens, length, start, done, failed, stats = seen
+        if stop:
+            state, info = stopping.cut(state, info, target.tokenizer, stop)
+        row = jax.tree.map(np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats))
+        tokens, length, start, done, failed, stats = row
         if failed[0]:
-            raise FloatingPointError("the target's logits are not finite: check its parameters")
+            raise FloatingPointError(_not_finite([0]))
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         committed += new
-        ended = bool(done[0])
-        whole, hit = "", None
-        if target.tokenizer is not None:
-            whole = text.decode(target.tokenizer, committed)
-            hit = text.find_stop(whole, stop)
-        ended = ended or hit is not None
-        visible = whole[:hit] if ended else text.settled(whole, stop)
+        whole = "" if target.tokenizer is None else text.decode(target.tokenizer, committed)
+        visible = whole[: text.find_stop(whole, stop)] if done[0] else text.settled(whole, stop)
         fresh = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += fresh
-        yield _piece(fresh, new, info, stats, ended)
-        if ended:
+        yield _piece(fresh, new, info, stats, bool(done[0]))
+        if done[0]:
             return
         state, info = loop.advance(job.decoder, job.keys, job.weights, state)
 
@@ -193,33 +183,11 @@ def _piece(fresh: str, new: list[int], info: RoundInfo | None, stats: Stats, end
     return Piece(fresh, new, drafted, int(info.num_accepted[0]), stats, ended)
 
 
-def _run_until(job: Job, target: Model, stop: Sequence[str]) -> loop.Outcome:
-    """`loop.run`, round by round from the host, ending a row when its text holds a stop string."""
-    state, infos = loop.start(*job), []
-    while True:
-        tokens, length, start = (np.asarray(x) for x in (state.tokens, state.length, state.start))
-        done, over = np.asarray(state.done).copy(), np.zeros_like(length)
-        for row in range(len(length)):
-            new = tokens[row, start[row] : length[row]].tolist()
-            if text.find_stop(text.decode(target.tokenizer, new), stop) is not None:
-                over[row] = len(new) - text.tokens_needed(target.tokenizer, new, stop)
-                done[row] = True
-        stats = state.stats._replace(emitted=state.stats.emitted - jnp.asarray(over))
-        state = state._replace(length=state.length - jnp.asarray(over), done=jnp.asarray(done), stats=stats)
-        if done.all():
-            break
-        state, info = loop.advance(job.decoder, job.keys, job.weights, state)
-        infos.append(info)
-    new = buffers.window(state.tokens, state.start, job.max_new_tokens)
-    return loop.Outcome(new, state.length - state.start, state.failed, state.stats, _trace(infos, job, len(length)))
-
-
-def _trace(infos: Sequence[RoundInfo], job: Job, batch: int) -> loop.Trace:
-    """The rounds that were run one by one, as `loop.run` reports them."""
-    if infos:
-        return loop.Trace(*jax.tree.map(lambda *x: jnp.stack(x, axis=1), *infos))
-    none = jnp.zeros((batch, 0), jnp.int32)
-    return loop.Trace(jnp.zeros((batch, 0, job.decoder.gamma), jnp.int32), none, none, none)
+def _not_finite(rows: Sequence[int]) -> str:
+    return (
+        f"the target's logits were not finite for prompts {list(rows)}: check its parameters (a bfloat16 overflow, a "
+        "damaged checkpoint) with jaxspec.generate(target, prompts, max_new_tokens=1)"
+    )
 
 
 def _stop_strings(stop: Sequence[str], target: Model) -> tuple[str, ...]:
@@ -235,5 +203,4 @@ def _texts(target: Model, tokens: np.ndarray, length: np.ndarray, stop: Sequence
     if target.tokenizer is None:
         return []
     whole = [text.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(tokens, length, strict=True)]
-    strings = (stop,) if isinstance(stop, str) else stop
-    return [t[: text.find_stop(t, strings)] for t in whole]
+    return [t[: text.find_stop(t, stop)] for t in whole]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -149,13 +151,26 @@ def _check_pair(target: Model, draft: Model) -> None:
                 "two tokenizers there is no telling whether the ids they share mean the same"
             )
         return
-    first = first_difference(target.tokenizer, draft.tokenizer)
+    first = _known_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
         index, ours, theirs = first
         raise ValueError(
             f"target and drafter have different tokenizers: id {index} is {ours!r} for the target and {theirs!r} for "
             "the drafter. A drafter must share its target's vocabulary"
         )
+
+
+def _known_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
+    """`first_difference`, found once per pair: a vocabulary of 256k takes a second, and every call asks."""
+    for known, other, found in _COMPARED:
+        if known() is ours and other() is theirs:
+            return found
+    found = first_difference(ours, theirs)
+    _COMPARED.append((weakref.ref(ours), weakref.ref(theirs), found))
+    return found
+
+
+_COMPARED: collections.deque = collections.deque(maxlen=16)  # (tokenizer, tokenizer, difference): the last few pairs
 
 
 def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:

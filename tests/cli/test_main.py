@@ -39,7 +39,7 @@ def test_help_imports_nothing_slow():
         "import sys; from jaxspec.cli.main import app\n"
         "try: app(['generate', '--help'])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('flax', 'transformers', 'orbax', 'optax') if m in sys.modules], file=sys.stderr)"
+        "print([m for m in ('jax', 'flax', 'transformers', 'orbax', 'optax') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 import jaxspec
 from jaxspec.base import Prompt
+from jaxspec.decode import request
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model, table_model_from
 
@@ -138,3 +139,12 @@ def test_vocabularies_padded_differently(sizes):
 def test_unknown_sizes_without_tokenizers_raise():
     with pytest.raises(ValueError, match="6 token ids and the drafter 8"):
         jaxspec.generate(TARGET._replace(tokenizer=None), ONE, drafter=table_model(jax.random.key(0), 8))
+
+
+def test_tokenizers_are_compared_once_per_pair(monkeypatch):
+    ours, theirs = tokenizer(), tokenizer()
+    target = TARGET._replace(tokenizer=ours)
+    first = request.prepare(target, "red", drafter=target._replace(tokenizer=theirs))
+    monkeypatch.setattr(request, "first_difference", None)  # not callable: a second comparison would fail
+    again = request.prepare(target, "red", drafter=target._replace(tokenizer=theirs))
+    assert again.decoder is first.decoder

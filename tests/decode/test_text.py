@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -63,10 +64,16 @@ def test_stop_strings(gamma, stop):
     out = jaxspec.generate(model, START, **options)
     assert out.texts == [expected]
     assert out.stats.emitted.tolist() == out.lengths.tolist()
+    assert 1 + out.trace.kept.sum() == out.lengths[0]  # the first token is prefill's, and in no round
     if ends:  # the tokens end with the one that completes the stop string
         whole = text.decode(TOKENIZER, out.tokens[0, : out.lengths[0]])
         assert any(whole.endswith(s) for s in strings)
-    assert "".join(p.text for p in jaxspec.stream(model, START, **options)) == expected
+    pieces = list(jaxspec.stream(model, START, **options))
+    assert "".join(p.text for p in pieces) == expected
+    assert [t for p in pieces for t in p.tokens] == out.tokens[0, : out.lengths[0]].tolist()
+    for streamed, whole in zip(pieces[-1].stats, out.stats, strict=True):
+        assert streamed.tolist() == whole.tolist()
+    assert out.stats.accepted.sum() == np.minimum(out.trace.num_accepted, out.trace.kept).sum()
 
 
 def test_stop_is_per_row():
