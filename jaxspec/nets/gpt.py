@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -152,4 +153,4 @@ def _language_model(config: GPTConfig) -> LanguageModel:
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:
     """Random parameters, initialised as GPT-2's are."""
-    return GPT(config).init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return jax.jit(GPT(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]

@@ -315,4 +315,4 @@ def _language_model(config: T5Config) -> LanguageModel:
 def init(config: T5Config, key: Key[Array, ""]) -> Params:
     """Random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
     prompt = Prompt(jnp.zeros((1, 2), jnp.int32), jnp.full((1,), 2, jnp.int32))
-    return T5(config).init(key, prompt, jnp.zeros((1, 2), jnp.int32))["params"]
+    return jax.jit(T5(config).init)(key, prompt, jnp.zeros((1, 2), jnp.int32))["params"]

@@ -22,11 +22,17 @@ def config(request):
 def params_of(config, seed=0):
     return t5.init(config, jax.random.key(seed))
 
+def compiled(lm):
+    """The same model with every function jitted: op by op, each shape of each op is a compilation of its own."""
+    return lm._replace(
+        prefill=jax.jit(lm.prefill, static_argnames="capacity"), extend=jax.jit(lm.extend), rewind=jax.jit(lm.rewind)
+    )
+
 
 def test_cache_equals_full_pass(config):
     """Fed in ragged pieces through the cache, every position says what the full pass says."""
-    lm, params = t5.language_model(config), params_of(config)
-    full = t5.T5(config).apply({"params": params}, PROMPT, TOKENS)
+    lm, params = compiled(t5.language_model(config)), params_of(config)
+    full = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
     forward, cache = lm.prefill(params, PROMPT, capacity=9)
     np.testing.assert_allclose(forward.logits, full[:, :1], atol=2e-5)
     forward, cache = lm.extend(params, cache, TOKENS[:, 1:4])
@@ -39,7 +45,7 @@ def test_cache_equals_full_pass(config):
 
 
 def test_padding_of_the_prompt_has_no_effect(config):
-    lm, params = t5.language_model(config), params_of(config)
+    lm, params = compiled(t5.language_model(config)), params_of(config)
     wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 10)), constant_values=17), PROMPT.length)
     a, _ = lm.prefill(params, PROMPT, 4)
     b, _ = lm.prefill(params, wide, 4)
@@ -48,7 +54,7 @@ def test_padding_of_the_prompt_has_no_effect(config):
 
 def test_garbage_behind_the_length_is_masked(config):
     """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
-    lm, params = t5.language_model(config), params_of(config)
+    lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, capacity=4)
     clean, _ = lm.extend(params, cache, TOKENS[:, 1:4])  # ends exactly at capacity
     real = (jnp.arange(4) < 1)[None, None, :, None]
@@ -64,7 +70,7 @@ def test_garbage_behind_the_length_is_masked(config):
 
 def test_tree_equals_its_paths(config):
     """Two branches fed in one pass: each node says what its own path says; the kept path's cache is a chain's."""
-    lm, params = t5.language_model(config), params_of(config)
+    lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, capacity=12)
     _, cache = lm.extend(params, cache, TOKENS[:, 1:2])
     # root - a - c, and root - b - d, laid out root a b c d
@@ -84,7 +90,7 @@ def test_tree_equals_its_paths(config):
 
 def test_bfloat16_gives_float32_logits():
     config = t5.T5Config(61, 32, 48, 4, 8, 1, 1, dtype="bfloat16")
-    forward, cache = t5.language_model(config).prefill(params_of(config), PROMPT, 4)
+    forward, cache = compiled(t5.language_model(config)).prefill(params_of(config), PROMPT, 4)
     assert forward.logits.dtype == jnp.float32
     assert cache.decoder.keys[0].dtype == jnp.bfloat16
 
@@ -133,7 +139,7 @@ def test_parity_with_transformers(config):
         for parameter in peer.parameters():
             parameter.normal_(0.0, 0.15)
     params = from_peer({k: v.detach().numpy() for k, v in peer.state_dict().items()}, config)
-    ours = t5.T5(config).apply({"params": params}, PROMPT, TOKENS)
+    ours = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
     real = np.arange(6)[None] < np.asarray(PROMPT.length)[:, None]
     with torch.no_grad():
         theirs = peer(

@@ -58,7 +58,7 @@ def test_too_long_an_example_is_named():
 def test_cross_entropy_counts_real_tokens_only():
     for config, examples, net in ((CONFIG, texts(5), gpt), (ENCDEC, pairs(5), t5)):
         params = net.init(config, jax.random.key(0))
-        loss = losses.cross_entropy(config)
+        loss = jax.jit(losses.cross_entropy(config))
         shape = data.Bucket(0 if config is CONFIG else 8, 10, 5)
         total, count = loss(params, data.collate(examples, shape))
         alone = [loss(params, data.collate([e], shape._replace(rows=1))) for e in examples]
@@ -69,10 +69,10 @@ def test_cross_entropy_counts_real_tokens_only():
 def test_cross_entropy_against_a_direct_computation():
     params = gpt.init(CONFIG, jax.random.key(0))
     row = jnp.array([[3, 5, 2, 9]])
-    log_probs = jax.nn.log_softmax(gpt.GPT(CONFIG).apply({"params": params}, row[:, :-1]))
+    log_probs = jax.nn.log_softmax(jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, row[:, :-1]))
     expected = -sum(log_probs[0, i, row[0, i + 1]] for i in range(3))
     batch = data.collate([data.Example(np.zeros((0,), np.int32), np.array(row[0]))], data.Bucket(0, 6, 1))
-    total, count = losses.cross_entropy(CONFIG)(params, batch)
+    total, count = jax.jit(losses.cross_entropy(CONFIG))(params, batch)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     assert int(count) == 3
 
@@ -81,13 +81,13 @@ def test_distillation_from_itself_is_zero():
     params = gpt.init(CONFIG, jax.random.key(0))
     teacher = Model(gpt.language_model(CONFIG), params, config=CONFIG)
     batch = data.collate(texts(4), data.Bucket(0, 10, 4))
-    total, _ = distil.distillation(CONFIG, teacher, 1.0)(params, batch)
+    total, _ = jax.jit(distil.distillation(CONFIG, teacher, 1.0))(params, batch)
     np.testing.assert_allclose(total, 0.0, atol=1e-4)
     other = gpt.init(CONFIG, jax.random.key(1))
-    both, plain, kl = (distil.distillation(CONFIG, teacher, w)(other, batch)[0] for w in (0.25, 0.0, 1.0))
+    both, plain, kl = (jax.jit(distil.distillation(CONFIG, teacher, w))(other, batch)[0] for w in (0.25, 0.0, 1.0))
     np.testing.assert_allclose(both, 0.75 * plain + 0.25 * kl, rtol=1e-5)
     assert float(kl) > 0
-    np.testing.assert_allclose(plain, losses.cross_entropy(CONFIG)(other, batch)[0], rtol=1e-5)
+    np.testing.assert_allclose(plain, jax.jit(losses.cross_entropy(CONFIG))(other, batch)[0], rtol=1e-5)
 
 
 def test_answers_are_the_teachers_own_and_made_once(tmp_path):
