@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import render
-
-DTYPES = ("float32", "bfloat16")
+from jaxspec.cli import tables
 
 
 def models(
@@ -40,9 +38,9 @@ def models(
     out = Console(highlight=False)
     out.print(_shipped_table(report["shipped"]) if report["shipped"] else "no checkpoints come with this installation")
     out.print()
-    out.print(render.sizes_table("T5: encoder-decoders", report["t5"]))
+    out.print(_sizes_table("T5: encoder-decoders", report["t5"]))
     out.print()
-    out.print(render.sizes_table("GPT: decoders", report["gpt"]))
+    out.print(_sizes_table("GPT: decoders", report["gpt"]))
 
 
 def shipped() -> list[dict[str, Any]]:
@@ -98,11 +96,20 @@ def describe(name: str, config: Any) -> dict[str, Any]:
 
 
 def _shipped_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="Shipped checkpoints", title_justify="left", title_style="bold", box=box.ROUNDED)
-    table.add_column("name", no_wrap=True)
-    for head in ("parameters", "stored as", "on disk", "cache per token,\nfloat32"):
-        table.add_column(head, justify="right", vertical="bottom")
+    heads = ("parameters", "stored as", "on disk", "cache per token,\nfloat32")
+    table = tables.table(heads, first="name", title="Shipped checkpoints")
     for row in rows:
-        cells = [render.count(row["parameters"]), row["stored_as"], render.size(row["bytes"])]
-        table.add_row(row["name"], *cells, render.size(row["cache_bytes_per_token"]["float32"]))
+        cells = [tables.count(row["parameters"]), row["stored_as"], tables.size(row["bytes"])]
+        table.add_row(row["name"], *cells, tables.size(row["cache_bytes_per_token"]["float32"]))
+    return table
+
+
+def _sizes_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Networks and what they take: parameters, memory, cache."""
+    heads = ("parameters", "float32", "bfloat16", "cache per token,\nfloat32", "cache per token,\nbfloat16")
+    table = tables.table(heads, first="name", title=title)
+    for row in rows:
+        memory, cache = row["memory_bytes"], row["cache_bytes_per_token"]
+        sizes = [memory["float32"], memory["bfloat16"], cache["float32"], cache["bfloat16"]]
+        table.add_row(row["name"], tables.count(row["parameters"]), *map(tables.size, sizes))
     return table

@@ -1,0 +1,87 @@
+"""Where prompts come from: the command line, a file, standard input, or the held-out ones that come with jaxspec."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxspec.base import Model
+
+PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
+
+
+def given(prompt: str | None, file: str | None) -> list[str]:
+    """The prompts of the command line, a file or standard input; none if there are none."""
+    if prompt is not None and file is not None:
+        raise ValueError("got a PROMPT and a --file: expected one of them")
+    if prompt is not None and prompt != "-":
+        return [prompt]
+    file = prompt if file is None else file
+    if file is None:
+        return _lines(_piped())
+    where = "standard input" if file == "-" else file
+    try:
+        prompts = _lines(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
+    if not prompts:
+        raise ValueError(f"{where} holds no prompt: expected one a line")
+    return prompts
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+
+
+def _piped() -> str:
+    """What is piped into a command that was given no prompt.
+
+    A pipe is no proof that somebody writes to it (build systems leave theirs open for ever), so one that
+    stays silent is given up on, aloud.
+    """
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return ""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
+        return sys.stdin.read()  # not a file: somebody's replacement for one
+    if stat.S_ISCHR(mode):
+        return ""  # /dev/null
+    waits = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and sys.platform != "win32"
+    if waits and not select.select([sys.stdin], [], [], PATIENCE)[0]:
+        print(
+            "standard input is a silent pipe: taking held-out prompts (`-` would wait for it)",
+            file=sys.stderr,
+        )
+        return ""
+    return sys.stdin.read()
+
+
+def from_file(file: Path, count: int) -> list[str]:
+    """The first prompts of a file: one a line, or the inputs of a .jsonl file."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
+    texts = [json.loads(line)["input"] for line in lines] if file.suffix == ".jsonl" else lines
+    if not texts:
+        raise ValueError(f"{file} holds no prompt: expected one a line")
+    return texts
+
+
+def heldout_for(target: Model, count: int) -> list[str]:
+    """Held-out prompts of the kind that a model takes: a decoder-only one continues texts, others translate."""
+    return heldout("text" if target.lm.start_token is None else "translation", count)
+
+
+def heldout(task: str, count: int) -> list[str]:
+    """The first prompts of those that come with jaxspec, for a task: translation, synopsis or text."""
+    if count < 1:
+        raise ValueError(f"count is {count}: expected at least 1")
+    file = importlib.resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
+    rows = file.read_text(encoding="utf-8").splitlines()[:count]
+    return [json.loads(row)["input"] for row in rows]

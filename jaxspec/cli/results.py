@@ -1,0 +1,102 @@
+"""The measurements of `jaxspec bench` as tables and sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from jaxspec.cli import tables
+
+
+def headline(found: dict[str, Any]) -> Text:
+    """What was measured, and on what."""
+    sides = [found[side] for side in ("target", "draft") if found[side]]
+    about = found["environment"]
+    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
+    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
+    names = " and ".join(f"{side['name']} ({tables.count(side['parameters'])})" for side in sides)
+    how = f"greedy, {found['new_tokens']} new tokens, {sides[0]['dtype']}"
+    return Text(f"{names} · {how} · {machine}, {cpus} · jax {about['jax']}", "bold")
+
+
+def speed_table(found: dict[str, Any]) -> Table:
+    """Speeds, and whether the texts are the same."""
+    table = tables.table(["batch", "γ", "tokens/s", "min..max", "speed-up", "min..max", "same text"])
+    for row in found["results"]:
+        speed = row["tokens_per_second"]
+        cells = [*_which(row), f"{speed['median']:.1f}", f"{speed['min']:.1f}..{speed['max']:.1f}"]
+        if "ratio" in row:
+            ratio = row["ratio"]
+            cells += [f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"]
+            cells += [f"{row['same_text']} of {row['prompts']}"]
+        table.add_row(*cells)
+    return table
+
+
+def theory_table(found: dict[str, Any]) -> Table:
+    """What Theorem 3.8, which is about the time after prefill, makes of the measured costs."""
+    heads = ["batch", "γ", "tokens\nper round", "c", "v", "predicted", "predicted\nfrom α", "measured,\nno prefill"]
+    table = tables.table(heads)
+    for row in found["results"]:
+        if "ratio" in row:
+            after = row["ratio_after_prefill"]
+            cells = [*_which(row), f"{row['tokens_per_round']:.2f}", f"{row['c']:.3f}", f"{row['v']:.2f}"]
+            cells += [f"{row['predicted']:.2f}×", f"{row['predicted_from_alpha']:.2f}×"]
+            table.add_row(*cells, f"{after['median']:.2f}×" if after else "–")
+    return table
+
+
+def detail_table(found: dict[str, Any]) -> Table:
+    """Latency and memory."""
+    heads = [
+        "batch",
+        "γ",
+        "first\ntoken\nms",
+        "p50 per\ntoken\nms",
+        "p95\n\nms",
+        "program",
+        "what it\nneeds",
+        "times\nthat",
+    ]
+    table = tables.table(heads)
+    for row in found["results"]:
+        used, token = row["memory"], row["token_ms"]
+        needs = used["weights"] + used["caches"] + used["logits"]
+        cells = [*_which(row), f"{row['first_token_ms']['median']:.1f}"]
+        cells += [f"{token['p50']:.2f}", f"{token['p95']:.2f}"] if token else ["–", "–"]
+        if used["program"] is None:
+            table.add_row(*cells, "–", tables.size(needs), "–")
+        else:
+            table.add_row(*cells, tables.size(used["program"]), tables.size(needs), f"{used['program'] / needs:.2f}")
+    return table
+
+
+def notes(found: dict[str, Any]) -> list[Text]:
+    """What the numbers mean, in sentences."""
+    alpha, process = found["alpha"], found["process"]
+    lines: list[str] = []
+    if alpha:
+        about = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f} over {alpha['positions']} positions"
+        lines.append(f"α = {about}. Predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
+    for row in found["results"]:
+        if "ratio" in row and row["ratio"]["median"] < 1:
+            cost = row["gamma"] * row["c"] + row["v"]
+            lines.append(
+                f"Batch {row['batch']}, γ = {row['gamma']}: slower than plain decoding. A round costs "
+                f"{cost:.2f} one-token passes of the target (γc + v) and does the work of "
+                f"{row['passes_saved']:.2f}."
+            )
+    peaks = {
+        "process": process["peak"],
+        "before the models": process["before"],
+        "device": process["device_peak"],
+    }
+    lines.append("A program needs its weights, its caches, and a block of logits [batch, γ + 1, vocabulary] per model.")
+    lines.append("Peak memory: " + ", ".join(f"{name} {tables.size(n)}" for name, n in peaks.items() if n))
+    return [Text(line) for line in lines]
+
+
+def _which(row: dict[str, Any]) -> list[str]:
+    return [f"{row['batch']}", f"{row['gamma']}" if row["gamma"] else "plain"]

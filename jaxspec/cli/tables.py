@@ -1,0 +1,48 @@
+"""What the commands' tables share: their look, and how large numbers are put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+
+def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
+    """An empty table of numbers.
+
+    Args:
+        heads: of the columns of numbers.
+        first: head of a column of names before them, if there is one.
+        title: above the table.
+    """
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
+    if first is not None:
+        made.add_column(first, no_wrap=True)
+    for head in heads:
+        made.add_column(head, justify="right", vertical="bottom")
+    return made
+
+
+def count(number: int) -> str:
+    """A number of parameters.
+
+    >>> [count(n) for n in (999, 76_961_152, 11_135_332_352)]
+    ['999', '77.0M', '11.1B']
+    """
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)
+
+
+def size(number: float) -> str:
+    """A number of bytes.
+
+    >>> [size(n) for n in (512, 73_728, 307_844_608)]
+    ['512 B', '72.0 KiB', '293.6 MiB']
+    """
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number:.0f} B"

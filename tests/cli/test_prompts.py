@@ -1,0 +1,43 @@
+"""Where prompts come from: files, standard input in all its states, and the held-out ones."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from jaxspec.cli import prompts
+
+
+def test_prompts_come_a_line_each_from_a_file_or_standard_input(tmp_path, monkeypatch):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"das alte\r\n\n  \ndie neue")
+    expected = ["das alte", "die neue"]
+    assert prompts.given(None, str(file)) == expected
+    for prompt, source in (("-", None), (None, "-"), (None, None)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(file.read_text()))
+        assert prompts.given(prompt, source) == expected
+
+
+def test_a_silent_pipe_does_not_hang(monkeypatch, capsys):
+    read, write = os.pipe()
+    monkeypatch.setattr(prompts, "PATIENCE", 0.01)
+    with os.fdopen(read) as stdin, os.fdopen(write, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert prompts.given(None, None) == []
+    assert "standard input" in capsys.readouterr().err
+
+
+def test_a_terminal_is_not_read(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("not to be read"))
+    assert prompts.given(None, None) == []
+
+
+def test_held_out_prompts_are_counted():
+    assert len(prompts.heldout("synopsis", 3)) == 3
+    with pytest.raises(ValueError, match="count is 0"):
+        prompts.heldout("text", 0)

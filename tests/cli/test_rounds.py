@@ -1,0 +1,85 @@
+"""A round by what became of its tokens, spelt, in colours or marks."""
+
+import pytest
+
+from jaxspec.cli import rounds
+from jaxspec.cli.rounds import Judged, Round
+
+END = 256
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, and one special token."""
+
+    def decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(t for t in tokens if t != END).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, token):
+        return "<end>" if token == END else f"<{token}>"
+
+
+def ids(text):
+    return list(text.encode())
+
+
+def styles(text):
+    """The parts of a Text by the style that they have."""
+    return {str(span.style): text.plain[span.start : span.end] for span in text.spans}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Round([], [7], [], 0), Judged([], [], [7])),  # off the prompt, or plain decoding
+        (Round([7], [1, 2, 9], [1, 2, 3, 4], 2), Judged([1, 2], [3], [9])),
+        (Round([7], [9], [1, 2], 0), Judged([], [1], [9])),
+        (Round([7], [1, 2, 9], [1, 2], 2), Judged([1, 2], [], [9])),  # all accepted: a bonus token
+        (Round([7], [1], [1, 2, 3], 2), Judged([1], [], [])),  # cut at an end token or the limit
+        (Round([7], [1, 2], [1, 2, 3], 2), Judged([1, 2], [], [])),
+    ],
+)
+def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
+    assert rounds.judge(step) == expected
+
+
+def test_tokens_are_spelt_in_context():
+    assert rounds.spell(Bytes(), ids("Ab"), [*ids("c"), END]) == ["c", "<end>"]
+    assert rounds.spell(Bytes(), [], []) == []
+
+
+def test_half_a_character_is_completed_by_the_next_token():
+    first, second = "ä".encode()
+    assert rounds.spell(Bytes(), ids("B"), [first, second, *ids("r")]) == ["\ufffd", "ä", "r"]
+    assert rounds.spell(Bytes(), [*ids("B"), first], [second]) == ["ä"]
+
+
+def test_a_trace_line_has_the_colours_of_the_papers_figure():
+    line = rounds.trace_line(4, "Das ist", " ein", " Haus", " Hund", width=60, colour=True)
+    assert line.plain == "  4  Das ist ein Haus Hund"
+    found = [(line.plain[s.start : s.end], str(s.style)) for s in line.spans]
+    assert found[1:] == [("Das ist", "dim"), ("ein", "green"), ("Haus", "red strike"), ("Hund", "blue")]
+
+
+def test_a_trace_line_without_colour_marks_the_same_things():
+    bonus = rounds.trace_line(4, "Das ist", " ein Hund", "", ".", width=60, colour=False)
+    assert bonus.plain == "  4  Das ist| ein Hund{+.+}"
+    assert not [span for span in bonus.spans if str(span.style) != "dim"]
+
+
+@pytest.mark.parametrize("text", ["ein langer Satz " * 20, "長い文" * 40])
+def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
+    line = rounds.trace_line(12, text, " a", " b", " c\nd", width=40, colour=True)
+    assert 38 <= line.cell_len <= 40
+    assert line.plain.startswith(" 12  …")
+    assert line.plain.endswith(text[-3:] + " a b c⏎d")
+
+
+def test_a_trace_spells_the_rejected_token_behind_the_accepted_ones():
+    step = Round(ids("x"), [*ids("ab"), END], ids("abc"), 2)
+    assert rounds.trace(Bytes(), 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
+
+
+def test_the_legend_explains_the_colours():
+    assert styles(rounds.legend(True))["red strike"] == "rejected guess"
+    assert "[-rejected guess-]" in rounds.legend(False).plain

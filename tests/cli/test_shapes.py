@@ -1,0 +1,16 @@
+"""Random weights at a published shape."""
+
+import jax.numpy as jnp
+
+from jaxspec.cli import shapes
+from jaxspec.nets import t5
+from jaxspec.nets.t5 import T5Config
+
+TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+
+
+def test_bfloat16_shapes(monkeypatch):
+    monkeypatch.setitem(t5.SIZES, "tiny-t5", TINY_T5)
+    model = shapes.random_model("tiny-t5", "bfloat16", seed=0)
+    assert model.config.dtype == "bfloat16"
+    assert model.params["embedding"]["embedding"].dtype == jnp.bfloat16
