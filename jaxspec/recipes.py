@@ -76,12 +76,13 @@ class Distil:
     Attributes:
         teacher: a checkpoint: the target that the model will draft for.
         weight: of the divergence from the teacher's law; the rest is the likelihood of the data.
-        answers: how many training inputs the teacher answers (greedily), as additional examples.
+        answers: how many training inputs of each task the teacher answers, greedily; the drafter is then trained
+            on these answers alone. Empty: on the data.
     """
 
     teacher: str
     weight: float = 1.0
-    answers: int = 0
+    answers: tuple[int, ...] = ()
 
     def __post_init__(self):
         if not 0 <= self.weight <= 1:

@@ -19,7 +19,8 @@ def run(job: Job, tokenizer: Any, stop: Sequence[str]) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     state, infos = cut(loop.start(*job), None, tokenizer, stop)[0], []
     while not np.asarray(state.done).all():
-        state, info = cut(*loop.advance(job.decoder, job.keys, job.weights, state), tokenizer, stop)
+        state, info = loop.advance(job.decoder, job.keys, job.weights, state)
+        state, info = cut(state, info, tokenizer, stop)
         infos.append(info)
     new = buffers.window(state.tokens, state.start, job.max_new_tokens)
     trace = _trace(infos, len(state.length), job.decoder.gamma)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -14,12 +14,14 @@ from jaxspec.recipes import Distil, Recipe
 from jaxspec.training import data, optimizer
 from jaxspec.training.distil import answers, distillation
 from jaxspec.training.loop import fit
-from jaxspec.training.losses import cross_entropy
+from jaxspec.training.losses import LossFunction, cross_entropy
 
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
+Tasks = dict[str, list[data.Example]]
 
-def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> dict[str, list[data.Example]]:
+
+def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
     """The examples of each task of a recipe (of the one task "text" for a language model)."""
     source = max(s for s, _ in recipe.data.shapes)
     target = max(t for _, t in recipe.data.shapes)
@@ -28,30 +30,20 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> dict[str, li
     return {task: data.read_pairs(folder / file, tokenizer, [task], source, target) for task in recipe.data.tasks}
 
 
-def batches(
-    recipe: Recipe, folder: Path, tokenizer, extra: Sequence[data.Example] = ()
-) -> tuple[data.Batches, data.Batches]:
-    """Training batches (of the recipe's examples and `extra` ones) and held-out batches."""
-    shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
-    repeats = recipe.data.repeat or (1,) * max(1, len(recipe.data.tasks))
-    train = examples(recipe, folder, tokenizer, recipe.data.train)
-    repeated = [e for task, repeat in zip(train.values(), repeats, strict=True) for _ in range(repeat) for e in task]
-    held = examples(recipe, folder, tokenizer, recipe.data.heldout)
-    few = [e for task in held.values() for e in task[:: max(1, len(task) // HELDOUT_EXAMPLES)]]
-    return data.Batches([*repeated, *extra], shapes, recipe.train.seed), data.Batches(few, shapes, recipe.train.seed)
-
-
-def teach(recipe: Recipe, distil: Distil, folder: Path, work: Path, tokenizer, progress: bool):
-    """The distillation loss, and the teacher's answers to training inputs."""
+def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
+    """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
     teacher = load(distil.teacher)
     loss = distillation(recipe.model, teacher, distil.weight)
     if not distil.answers:
-        return loss, []
-    train = examples(recipe, folder, tokenizer, recipe.data.train)
-    each = distil.answers // len(train)
-    asked = [e for task in train.values() for e in task[:: max(1, len(task) // each)][:each]]
+        return loss, tasks
+    if len(distil.answers) != len(tasks):
+        raise ValueError(f"distil.answers is {list(distil.answers)}: expected a number for each of {list(tasks)}")
     longest = max(t for _, t in recipe.data.shapes)
-    return loss, answers(teacher, asked, work / "answers.jsonl", longest, progress)
+    answered = {}
+    for (task, asked), count in zip(tasks.items(), distil.answers, strict=True):
+        some = asked[:: max(1, len(asked) // max(1, count))][:count]
+        answered[task] = answers(teacher, some, work / f"answers.{task}.jsonl", longest, progress)
+    return loss, answered
 
 
 def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True):
@@ -62,10 +54,15 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     """
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
     likelihood = cross_entropy(recipe.model)
-    loss, extra = likelihood, []
+    loss, tasks = likelihood, examples(recipe, folder, tokenizer, recipe.data.train)
     if recipe.distil is not None:
-        loss, extra = teach(recipe, recipe.distil, folder, work, tokenizer, progress)
-    training, heldout = batches(recipe, folder, tokenizer, extra)
+        loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
+    held = examples(recipe, folder, tokenizer, recipe.data.heldout)
+    few = [e for task in held.values() for e in task[:: max(1, len(task) // HELDOUT_EXAMPLES)]]
+    repeats = recipe.data.repeat or (1,) * len(tasks)
+    repeated = [e for task, repeat in zip(tasks.values(), repeats, strict=True) for _ in range(repeat) for e in task]
+    shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
+    training, heldout = (data.Batches(some, shapes, recipe.train.seed) for some in (repeated, few))
     net = t5 if recipe.family == "t5" else gpt
     params = net.init(recipe.model, jax.random.key(recipe.train.seed))
     count = sum(x.size for x in jax.tree.leaves(params))

@@ -16,6 +16,7 @@ def params_of(config, seed=0):
     params = gpt.init(config, jax.random.key(seed))
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
 
+
 def compiled(lm):
     """The same model with every function jitted: op by op, each shape of each op is a compilation of its own."""
     return lm._replace(
@@ -50,7 +51,9 @@ def test_tree_equals_its_paths():
 
 def test_bfloat16_gives_float32_logits():
     config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
-    forward, cache = compiled(gpt.language_model(config)).prefill(params_of(config), Prompt(TOKENS, jnp.array([9, 9])), 12)
+    forward, cache = compiled(gpt.language_model(config)).prefill(
+        params_of(config), Prompt(TOKENS, jnp.array([9, 9])), 12
+    )
     assert forward.logits.dtype == jnp.float32
     assert cache.keys[0].dtype == jnp.bfloat16
 

@@ -22,6 +22,7 @@ def config(request):
 def params_of(config, seed=0):
     return t5.init(config, jax.random.key(seed))
 
+
 def compiled(lm):
     """The same model with every function jitted: op by op, each shape of each op is a compilation of its own."""
     return lm._replace(

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec import recipes
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.recipes import Train
 from jaxspec.training import data, distil, loop, losses, optimizer
+from jaxspec.training import run as run_recipe
 
 CONFIG = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
 ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
@@ -98,6 +100,29 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path):
     assert {tuple(e.source) for e in made} == {tuple(e.source) for e in examples}
     again = distil.answers(None, [], tmp_path / "a.jsonl", 6)
     assert [e.target.tolist() for e in again] == [e.target.tolist() for e in made]
+
+
+def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
+    teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
+    monkeypatch.setattr(run_recipe, "load", lambda name: teacher)
+    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", "", ((8, 6),)), Train(1, 1, 1.0))
+    tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
+    _, learnt = run_recipe.teach(made, recipes.Distil("teacher", 1.0, (3, 0)), tasks, tmp_path, progress=False)
+    assert {task: len(some) for task, some in learnt.items()} == {"one": 3, "two": 0}
+    assert all(len(e.target) == 6 for e in learnt["one"])  # never ends: its answers are as long as they may be
+    assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
+    with pytest.raises(ValueError, match=r"distil.answers is \[3\]: expected a number for each of \['one', 'two'\]"):
+        run_recipe.teach(made, recipes.Distil("teacher", 1.0, (3,)), tasks, tmp_path, progress=False)
+
+
+def test_a_language_models_rows_are_one_token_wider(tmp_path):
+    """A row of N + 1 tokens gives N predictions: it fits the shape of N."""
+    row = data.Example(np.zeros((0,), np.int32), np.arange(1, 10, dtype=np.int32))
+    batches = data.Batches([row], [data.Bucket(0, 8, 2)], seed=0)
+    assert batches.at(0).target.shape == (2, 9)
+    assert batches.at(0).target[0].tolist() == row.target.tolist()
+    with pytest.raises(ValueError, match="fits none of the batch shapes"):
+        data.Batches([row], [data.Bucket(0, 7, 2)], seed=0)
 
 
 def test_schedule():
