@@ -26,17 +26,24 @@ def given(prompt: str | None, file: str | None) -> list[str]:
     file = prompt if file is None else file
     if file is None:
         return _lines(_piped())
-    where = "standard input" if file == "-" else file
+    return from_file(file)
+
+
+def from_file(file: str | Path, count: int | None = None) -> list[str]:
+    """The first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file."""
+    where = "standard input" if str(file) == "-" else str(file)
     try:
-        prompts = _lines(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        lines = _lines(sys.stdin.read() if str(file) == "-" else Path(file).read_text(encoding="utf-8"))[:count]
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error}") from error
+    prompts = [json.loads(line)["input"] for line in lines] if where.endswith(".jsonl") else lines
     if not prompts:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return prompts
 
 
 def _lines(text: str) -> list[str]:
+    """Lines that are not empty. Only line feeds end one: JSON may hold U+2028, which `splitlines` takes for an end."""
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
@@ -64,15 +71,6 @@ def _piped() -> str:
     return sys.stdin.read()
 
 
-def from_file(file: Path, count: int) -> list[str]:
-    """The first prompts of a file: one a line, or the inputs of a .jsonl file."""
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
-    texts = [json.loads(line)["input"] for line in lines] if file.suffix == ".jsonl" else lines
-    if not texts:
-        raise ValueError(f"{file} holds no prompt: expected one a line")
-    return texts
-
-
 def heldout_for(target: Model, count: int) -> list[str]:
     """Held-out prompts of the kind that a model takes: a decoder-only one continues texts, others translate."""
     return heldout("text" if target.lm.start_token is None else "translation", count)
@@ -83,5 +81,5 @@ def heldout(task: str, count: int) -> list[str]:
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
     file = importlib.resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
-    rows = file.read_text(encoding="utf-8").splitlines()[:count]
+    rows = _lines(file.read_text(encoding="utf-8"))[:count]
     return [json.loads(row)["input"] for row in rows]

@@ -29,7 +29,7 @@ def speed_table(found: dict[str, Any]) -> Table:
         cells = [*_which(row), f"{speed['median']:.1f}", f"{speed['min']:.1f}..{speed['max']:.1f}"]
         if "ratio" in row:
             ratio = row["ratio"]
-            cells += [f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"]
+            cells += [f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"] if ratio else ["–", "–"]
             cells += [f"{row['same_text']} of {row['prompts']}"]
         table.add_row(*cells)
     return table
@@ -81,7 +81,7 @@ def notes(found: dict[str, Any]) -> list[Text]:
         about = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f} over {alpha['positions']} positions"
         lines.append(f"α = {about}. Predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
     for row in found["results"]:
-        if "ratio" in row and row["ratio"]["median"] < 1:
+        if row.get("ratio") and row["ratio"]["median"] < 1:
             cost = row["gamma"] * row["c"] + row["v"]
             lines.append(
                 f"Batch {row['batch']}, γ = {row['gamma']}: slower than plain decoding. A round costs "

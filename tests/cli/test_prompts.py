@@ -1,6 +1,7 @@
 """Where prompts come from: files, standard input in all its states, and the held-out ones."""
 
 import io
+import json
 import os
 import sys
 
@@ -41,3 +42,17 @@ def test_held_out_prompts_are_counted():
     assert len(prompts.heldout("synopsis", 3)) == 3
     with pytest.raises(ValueError, match="count is 0"):
         prompts.heldout("text", 0)
+
+
+def test_json_lines_may_hold_any_line_separator(tmp_path):
+    inputs = ["one\u2028two", "three", "four"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"input": text}, ensure_ascii=False) + "\n" for text in inputs), "utf-8")
+    assert prompts.from_file(file, 2) == inputs[:2]
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text"):
+        prompts.from_file(file, 2)
