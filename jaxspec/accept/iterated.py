@@ -71,34 +71,21 @@ def iterated(keys: Keys, position: Int[Array, " B"], proposals: Proposals, targe
     """
     tokens, log_probs, length = proposals
     count = tokens.shape[1]
-    real = jnp.arange(count, dtype=length.dtype)[None, :] < length[:, None]
     if target.tokens is not None:
-        accepted = jnp.logical_and(tokens == target.tokens, real)
-        return Choice(first(accepted, length), target.tokens[:, 0])
+        right = jnp.logical_and(tokens == target.tokens, jnp.arange(count)[None, :] < length[:, None])
+        found = jnp.argmax(jnp.pad(right, ((0, 0), (0, 1)), constant_values=True), axis=1).astype(length.dtype)
+        return Choice(jnp.minimum(found, length), target.tokens[:, 0])
     assert target.log_probs is not None
     coins = noise.uniform(noise.at(keys, position, noise.Purpose.COIN), count)
-    p, verdicts = jnp.exp(target.log_probs[:, 0]), []
+    p, index = jnp.exp(target.log_probs[:, 0]), length
     for k in range(count):
-        if log_probs is None:
-            q = (jnp.arange(p.shape[1])[None, :] == tokens[:, k, None]).astype(p.dtype)
-        else:
-            q = jnp.exp(log_probs[:, k])
-        verdicts.append(coins[:, k] * pick(q, tokens[:, k]) < pick(p, tokens[:, k]))
+        trial = jnp.logical_and(index == length, k < length)  # none accepted yet, and there is a proposal
+        point = (jnp.arange(p.shape[1])[None, :] == tokens[:, k, None]).astype(p.dtype)
+        q = point if log_probs is None else jnp.exp(log_probs[:, k])
+        accepted = jnp.logical_and(trial, coins[:, k] * pick(q, tokens[:, k]) < pick(p, tokens[:, k]))
         left = residual(p, q)
-        p = jnp.where(real[:, k, None], left / jnp.sum(left, axis=-1, keepdims=True), p)
-    accepted = jnp.logical_and(jnp.stack(verdicts, axis=1), real) if verdicts else real
-    index, token = first(accepted, length), draw(keys, position, jnp.log(p))
-    if count:
-        token = jnp.where(index < length, pick(tokens, jnp.minimum(index, count - 1)), token)
-    return Choice(index, token)
-
-
-def first(accepted: Array, length: Int[Array, " B"]) -> Int[Array, " B"]:
-    """The first accepted proposal of each row, or `length`.
-
-    >>> first(jnp.array([[False, True, True], [False, False, False]]), jnp.array([3, 2])).tolist()
-    [1, 2]
-    """
-    if accepted.shape[1] == 0:
-        return length
-    return jnp.where(jnp.any(accepted, axis=1), jnp.argmax(accepted, axis=1).astype(length.dtype), length)
+        p = jnp.where(
+            trial[:, None], jnp.where(accepted[:, None], point, left / jnp.sum(left, axis=-1, keepdims=True)), p
+        )
+        index = jnp.where(accepted, jnp.asarray(k, length.dtype), index)
+    return Choice(index, draw(keys, position, jnp.log(p)))
