@@ -6,6 +6,8 @@ and where rules are called by themselves one program calls all of them.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,7 @@ CASES = {  # of one program
     "disjoint": (NO_TWO, ONLY_TWO, PLAIN),
     "one-token support": (ONLY_TWO, RANDOM, PLAIN),
 }
-CERTAIN = {"temperature 0", "p is q", "disjoint", "one-token support"}  # where lenience, too, may change nothing
+CERTAIN = {"temperature 0", "disjoint", "one-token support"}  # where no rule has a choice
 
 
 def table_drafter(ragged):
@@ -76,11 +78,19 @@ def off_by(rule, drafter, gamma, case, **options):
     return certify(target, drafter=drafter, accept=rule, gamma=gamma, controls=controls, **options)
 
 
-@pytest.mark.parametrize(("kind", "gamma"), [("model", 1), ("model", 3), ("point mass", 3)])
-@pytest.mark.parametrize("name", RULES)
+def programs():
+    """(rule, drafter, gamma); what is enumerated elsewhere, or differs from a neighbour in little, only at leisure."""
+    for name in RULES:
+        for kind, gamma in [("model", 1), ("model", 3), ("point mass", 3)]:
+            slow = gamma == 1 and name not in ("block", "coupled")
+            yield pytest.param(name, kind, gamma, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("name", "kind", "gamma"), programs())
 def test_the_law_of_the_text(name, kind, gamma):
     """Exact rules are exact on every pair; each inexact one is not, on those where it has any room."""
-    rule, cases = RULES[name], list(CASES) if kind == "model" else ["a random one", "warped", "one-token support"]
+    rule = RULES[name]
+    cases = CASES if (kind, gamma) == ("model", 3) else ["a random one", "warped"]
     off = {case: off_by(rule, DRAFTERS[kind], gamma, case) for case in cases}
     assert rule.exact == (name not in INEXACT)
     if rule.exact:
@@ -88,6 +98,12 @@ def test_the_law_of_the_text(name, kind, gamma):
     else:
         assert off["a random one"] > 1e-2, off
         assert all(off[case] < EXACT for case in CERTAIN.intersection(cases)), off
+
+
+@pytest.mark.parametrize("name", ["block"])
+def test_the_law_of_all_tokens_of_a_round(name):
+    """One from prefill, three guesses at most, and the token after two."""
+    assert off_by(RULES[name], DRAFTERS["model"], 3, "a random one", steps=4) < EXACT
 
 
 # --- one program for all rules
@@ -98,7 +114,7 @@ def judge(keys, position, draft, target):
 
 
 JUDGE = jax.jit(judge)
-ROWS, GAMMA, VOCAB = 6, 3, 5
+ROWS, GAMMA, VOCAB = 24, 3, 5
 
 
 def laws(key, shape, zeros=0.3):
@@ -109,6 +125,7 @@ def laws(key, shape, zeros=0.3):
     return jax.nn.log_softmax(jnp.where(keep, logits, -jnp.inf), axis=-1)
 
 
+@functools.partial(jax.jit, static_argnames=("rows", "gamma", "vocab", "zeros"))
 def round_of(seed, rows=ROWS, gamma=GAMMA, vocab=VOCAB, zeros=0.3):
     """keys, positions, a draft that was drawn from its law, and a target."""
     p, q, x, n, k = jax.random.split(jax.random.key(seed), 5)
@@ -129,26 +146,24 @@ def outcome(verdicts):
 
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
 def test_rows_do_not_depend_on_mates_padding_or_order(certain):
-    order = [4, 1, 5, 0, 3, 2]
-    for seed in range(8):
-        keys, position, draft, target = round_of(seed)
-        wide = Draft(
-            jnp.pad(draft.tokens, ((0, 0), (0, 2)), constant_values=seed % VOCAB),
-            jnp.pad(draft.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan),
-            draft.length,
-        )
-        padded = Law(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan))
-        if certain:
-            draft, wide = draft._replace(log_probs=None), wide._replace(log_probs=None)
-        everything = keys, position, draft, target
-        together = outcome(JUDGE(*everything))
-        moved = outcome(JUDGE(*rows_of(everything, order)))
-        alone = outcome(JUDGE(*rows_of(everything, [seed % ROWS])))
-        within = outcome(JUDGE(keys, position, wide, padded))
-        for name in RULES:
-            assert [moved[name][order.index(i)] for i in range(ROWS)] == together[name], name
-            assert alone[name] == [together[name][seed % ROWS]], name
-            assert within[name] == together[name], name
+    """A shuffled batch; and rows alone, with drafts padded by two garbage guesses."""
+    keys, position, draft, target = round_of(0)
+    wide = Draft(
+        jnp.pad(draft.tokens, ((0, 0), (0, 2)), constant_values=1),
+        jnp.pad(draft.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan),
+        draft.length,
+    )
+    padded = Law(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan))
+    if certain:
+        draft, wide = draft._replace(log_probs=None), wide._replace(log_probs=None)
+    together = outcome(JUDGE(keys, position, draft, target))
+    order = [(7 * i + 3) % ROWS for i in range(ROWS)]
+    moved = outcome(JUDGE(*rows_of((keys, position, draft, target), order)))
+    alone = [outcome(JUDGE(*rows_of((keys, position, wide, padded), [i]))) for i in range(0, ROWS, 2)]
+    for name in RULES:
+        assert [moved[name][order.index(i)] for i in range(ROWS)] == together[name], name
+        assert [one[name][0] for one in alone] == together[name][::2], name
+    assert len({tuple(map(tuple, rows)) for rows in together.values()}) >= 3  # rules do differ here
 
 
 def test_vmap():
@@ -158,7 +173,7 @@ def test_vmap():
         assert outcome(rows_of(stacked, i)) == outcome(JUDGE(*each))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31 - 1), st.booleans())
 def test_what_the_target_never_says_is_never_said(seed, certain):
     """Kept guesses and the token after them have a probability, and no more guesses are kept than there are."""
@@ -175,10 +190,10 @@ def test_what_the_target_never_says_is_never_said(seed, certain):
 
 def test_equal_laws_accept_everything():
     """In float32, and after logits in bfloat16."""
-    keys, position, draft, _ = round_of(0, rows=500, zeros=0.0)
+    keys, position, draft, _ = round_of(0, zeros=0.0)
     for dtype in (jnp.float32, jnp.bfloat16):
-        logits = (3 * jax.random.normal(jax.random.key(5), (500, GAMMA + 1, VOCAB))).astype(dtype)
-        controls = Controls(jnp.ones(500), jnp.full(500, VOCAB), jnp.ones(500))
+        logits = (3 * jax.random.normal(jax.random.key(5), (ROWS, GAMMA + 1, VOCAB))).astype(dtype)
+        controls = Controls(jnp.ones(ROWS), jnp.full(ROWS, VOCAB), jnp.ones(ROWS))
         law = sampling()(controls, logits)
         assert law.log_probs.dtype == jnp.float32
         equal = Draft(
