@@ -112,15 +112,18 @@ class LanguageModel(NamedTuple):
 class Law(NamedTuple):
     """A distribution over the next token at each of several positions, after warping.
 
-    Exactly one of the two is given: a point mass needs no vocabulary-sized array, so greedy decoding has none.
+    Exactly one of the first two is given: a point mass needs no vocabulary-sized array, so greedy decoding has none.
 
     Attributes:
         log_probs: log probabilities, float32, normalised; -inf where the probability is 0.
         tokens: the certain token, where the law is a point mass.
+        soft: beside tokens, for a rule that asks how far a guess is from the best: the log probabilities before all
+            mass moved to the certain token. Not what is sampled from.
     """
 
     log_probs: Float[Array, "batch step vocab"] | None = None
     tokens: Int[Array, "batch step"] | None = None
+    soft: Float[Array, "batch step vocab"] | None = None
 
 
 class Draft(NamedTuple):

@@ -32,8 +32,12 @@ class Controls(NamedTuple):
 
 
 @functools.cache
-def greedy() -> Warp:
+def greedy(soft: bool = False) -> Warp:
     """The law at temperature 0: a point mass on the largest logit, without a softmax.
+
+    Args:
+        soft: whether the law also says what the probabilities are at temperature 1 (`Law.soft`), which costs a
+            softmax; `accept.lenient` reads them.
 
     >>> greedy()(None, jnp.array([[[1.0, 3.0, 3.0]]])).tokens.tolist()
     [[1]]
@@ -41,7 +45,8 @@ def greedy() -> Warp:
 
     def warp(controls, logits: Float[Array, "B T V"]) -> Law:
         del controls
-        return Law(tokens=jnp.argmax(logits, axis=-1).astype(jnp.int32))
+        before = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) if soft else None
+        return Law(tokens=jnp.argmax(logits, axis=-1).astype(jnp.int32), soft=before)
 
     return warp
 

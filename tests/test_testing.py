@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec import noise
 from jaxspec.accept import rejection
-from jaxspec.accept.rejection import count_accepted, residual
+from jaxspec.accept.common import count_accepted, residual
 from jaxspec.base import Draft, Drafter, Prompt, Tree, Verdict, Weights
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.drafters import model as model_drafter

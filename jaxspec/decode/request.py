@@ -53,7 +53,8 @@ def prepare(
     limit = _per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
-    temperatures, warping, controls = _sampling(temperature, top_k, top_p, batch, target.lm.vocab_size)
+    soft = getattr(accept, "reads_soft", False)  # a rule may be any function; ours are `accept.Rule`s
+    temperatures, warping, controls = _sampling(temperature, top_k, top_p, batch, target.lm.vocab_size, soft)
     if key is None:
         if np.any(temperatures > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
@@ -109,7 +110,7 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _sampling(temperature: Any, top_k: Any, top_p: Any, batch: int, vocab: int):
+def _sampling(temperature: Any, top_k: Any, top_p: Any, batch: int, vocab: int, soft: bool):
     temperatures = _per_row(temperature, batch, "temperature", np.float32)
     if not np.all(temperatures >= 0) or np.any(np.isinf(temperatures)):
         raise ValueError(f"temperature is {temperature!r}: expected 0 (greedy) or a positive number")
@@ -121,7 +122,7 @@ def _sampling(temperature: Any, top_k: Any, top_p: Any, batch: int, vocab: int):
         raise ValueError(f"top_p is {top_p!r}: expected a number in (0, 1], or None to keep every token")
     controls = warp.Controls(jnp.asarray(temperatures), jnp.asarray(ks), jnp.asarray(ps))
     if np.ndim(temperature) == 0 and temperatures[0] == 0:
-        return temperatures, warp.greedy(), controls
+        return temperatures, warp.greedy(soft=True) if soft else warp.greedy(), controls
     bound = None if top_k is None else min(vocab, 1 << (int(ks.max()) - 1).bit_length())
     return temperatures, warp.sampling(bound, top_p is not None), controls
 
@@ -136,7 +137,8 @@ def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept:
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
     _check_pair(target, drafter)
-    made = speculative(target.lm, drafters.model(drafter.lm), rule, warping, gamma)
+    drafts = drafters.model(drafter.lm, True) if getattr(rule, "plain_noise", False) else drafters.model(drafter.lm)
+    made = speculative(target.lm, drafts, rule, warping, gamma)
     return Weights(target.params, drafter.params), made
 
 

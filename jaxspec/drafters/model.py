@@ -9,17 +9,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
-from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, Law, Params, Prompt, ToLaw, Verdict
 
 
 @functools.cache
-def model(lm: LanguageModel) -> Drafter:
+def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     """Drafts gamma tokens from `lm`, in a `lax.scan`, sampling from its own law (the argmax if that is greedy).
 
     Its state is its cache. After a round in which every guess was accepted the cache lacks two committed tokens (the
     last guess was never fed, and the bonus token came from the target), otherwise one; so every round begins by
     reading the last two committed tokens again, from wherever the last round left off. With committed [a b c d e]:
     rewind to 3 tokens, feed [d e], draw x1; feed x1, draw x2; and so on. gamma guesses cost gamma passes.
+
+    With `coupled`, the guess for a position is drawn with the noise that plain sampling has for that position, and so
+    is likely to be what plain sampling says there: what `accept.coupled` rewards. Given that noise the guess is
+    certain, so it is proposed as a point mass, and every exact rule stays exact, although a position that is drafted
+    again meets the same noise again.
+
+    Args:
+        lm: the model that drafts.
+        coupled: whether guesses are drawn with plain sampling's noise.
     """
 
     def init(params: Params, prompt: Prompt, room: int, forward: Forward):
@@ -30,16 +39,23 @@ def model(lm: LanguageModel) -> Drafter:
     def propose(
         keys: Keys, params: Params, state: Cache, context: Prompt, gamma: int, to_law: ToLaw
     ) -> tuple[Draft, Cache]:
-        keys = noise.at(keys, context.length, noise.Purpose.DRAFT)
+        fresh = noise.at(keys, context.length, noise.Purpose.DRAFT)
+
+        def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"]):
+            if not coupled:
+                return sample(jax.vmap(lambda key: jax.random.fold_in(key, i))(fresh), to_law(logits))
+            position = context.length + jnp.asarray(i, context.length.dtype)
+            return sample(noise.at(keys, position, noise.Purpose.TOKEN), to_law(logits))[0], None
+
         last_two = buffers.window(context.tokens, context.length - 2, 2)
         cache = lm.rewind(state, context.length - 2)
         forward, cache = lm.extend(params, cache, _known(lm, last_two))
-        first, first_law = draw(keys, 0, forward.logits[:, -1:], to_law)
+        first, first_law = draw(0, forward.logits[:, -1:])
 
         def guess(carry, i: Int[Array, ""]):
             cache, token = carry
             forward, cache = lm.extend(params, cache, _known(lm, token[:, None]))
-            token, log_probs = draw(keys, i, forward.logits, to_law)
+            token, log_probs = draw(i, forward.logits)
             return (cache, token), (token, log_probs)
 
         (cache, _), (rest, rest_laws) = jax.lax.scan(guess, (cache, first), jnp.arange(1, gamma))
@@ -56,17 +72,13 @@ def model(lm: LanguageModel) -> Drafter:
     return Drafter(init, propose, commit, lm)
 
 
-def draw(
-    keys: Keys, index: int | Int[Array, ""], logits: Float[Array, "B 1 V"], to_law: ToLaw
-) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
-    """Guess number `index` of a round, and the log probabilities that it was drawn from (None: a point mass)."""
-    law = to_law(logits)
+def sample(keys: Keys, law: Law) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
+    """One guess of each row, and the log probabilities that it was drawn from (None: a point mass)."""
     if law.tokens is not None:
         return law.tokens[:, 0], None
     assert law.log_probs is not None
     log_probs = law.log_probs[:, 0]
-    fresh = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
-    return noise.categorical(fresh, log_probs), log_probs
+    return noise.categorical(keys, log_probs), log_probs
 
 
 def _known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

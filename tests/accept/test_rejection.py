@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec import accept, noise
-from jaxspec.accept.rejection import residual
+from jaxspec.accept.common import residual
 from jaxspec.base import Draft, Law
 
 RULE = accept.rejection()

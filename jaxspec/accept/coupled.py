@@ -1,0 +1,64 @@
+"""Coupled verification: speculative decoding says, token for token, what plain sampling says with the same key."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxspec import noise
+from jaxspec.accept.common import Rule, match
+from jaxspec.base import Draft, Keys, Law, Verdict
+
+
+@functools.cache
+def coupled() -> Rule:
+    """Keep guesses while they are the tokens that plain sampling draws at their positions with the same key.
+
+    The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the row's key and of t
+    itself, the one that `autoregressive` uses. Which tokens are emitted then does not depend on the drafter, on gamma
+    or on where rounds begin, only what they cost; in particular their law is the target's. (Up to the rounding of the
+    target's logits: a pass over several tokens is not bit-equal to several passes over one.)
+
+    A guess that is independent of that noise is kept with probability p(x). A drafter that draws its own guesses with
+    the same noise (`drafters.model(lm, coupled=True)`, which `jaxspec.generate` takes for this rule) agrees with
+    probability at least (1 - d) / (1 + d), where d = 1 - sum_x min(p(x), q(x)). The rejection rule keeps 1 - d: the
+    difference is the price of the invariance.
+
+    Returns:
+        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
+        draft.tokens [B, G], draft.log_probs is not read, target.log_probs [B, G + 1, V] or target.tokens [B, G + 1].
+
+    Example:
+        >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([7])
+        >>> law = Law(log_probs=jnp.log(jnp.full((1, 3, 9), 1 / 9)))
+        >>> plain = [int(noise.categorical(noise.at(keys, position + i, noise.Purpose.TOKEN), law.log_probs[:, i])[0])
+        ...          for i in range(3)]
+        >>> verdict = coupled()(keys, position, Draft(jnp.array([plain[:2]]), None, jnp.array([2])), law)
+        >>> verdict.num_accepted.tolist(), verdict.next_token.tolist() == plain[2:]
+        ([2], True)
+
+    Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
+    arXiv 2408.07978.
+    """
+
+    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+        if target.tokens is not None:
+            return match(draft, target.tokens)
+        return match(draft, plain_tokens(keys, position, target))
+
+    return Rule(judge, "coupled", exact=True, plain_noise=True)
+
+
+def plain_tokens(keys: Keys, position: Int[Array, " B"], target: Law) -> Int[Array, "B G+1"]:
+    """What plain sampling draws at each position from `position` on, if the guesses before it are right."""
+    assert target.log_probs is not None
+    log_probs = target.log_probs
+
+    def one(_, i: Int[Array, ""]):
+        law = jax.lax.dynamic_index_in_dim(log_probs, i, axis=1, keepdims=False)
+        return None, noise.categorical(noise.at(keys, position + i.astype(position.dtype), noise.Purpose.TOKEN), law)
+
+    return jax.lax.scan(one, None, jnp.arange(log_probs.shape[1]))[1].T

@@ -1,0 +1,49 @@
+"""Classical rejection sampling, not iterated (Leviathan et al., arXiv 2211.17192, appendix A.2): for comparison."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.accept.common import Rule, coins, count_accepted, draw, match, pick, probs_at, probs_of, proposals
+from jaxspec.base import Draft, Keys, Law, Verdict
+
+
+@functools.cache
+def rejection_sampling() -> Rule:
+    r"""Keep guess x with probability p(x) / (M q(x)), M = max_x p(x) / q(x); otherwise draw from p, unmodified.
+
+    The output has exactly the target's law: p / M + (1 - 1 / M) p = p. A guess is kept with probability 1 / M =
+    min_x q(x) / p(x) over the tokens that p allows, never more than the rejection rule's sum_x min(p(x), q(x)), and
+    never at all if q lacks a token that p has. In particular a deterministic proposal is kept only if p is certain of
+    it. Nobody decodes with this; it is what speculative sampling improves on.
+
+    Returns:
+        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
+        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
+        [B, G + 1].
+
+    Example:
+        >>> p, q = jnp.array([[[0.5, 0.5]]]), jnp.array([[[0.25, 0.75]]])
+        >>> smallest_ratio(p, q).tolist()  # the rejection rule would keep a guess with probability 0.75
+        [[0.5]]
+    """
+
+    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+        if target.tokens is not None:
+            return match(draft, target.tokens)
+        assert target.log_probs is not None
+        p = jnp.exp(target.log_probs[:, :-1])
+        scale = smallest_ratio(p, proposals(draft, p.shape[-1]))
+        kept = scale * probs_at(target.log_probs[:, :-1], draft.tokens)
+        count = count_accepted(coins(keys, position, draft) * probs_of(draft) < kept, draft.length)
+        return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
+
+    return Rule(judge, "rejection_sampling", exact=True)
+
+
+def smallest_ratio(p: Float[Array, "B G V"], q: Float[Array, "B G V"]) -> Float[Array, "B G"]:
+    """min_x q(x) / p(x) over the tokens of nonzero p: how often a guess is kept."""
+    return jnp.min(jnp.where(p > 0, q / jnp.where(p > 0, p, 1.0), jnp.inf), axis=-1)

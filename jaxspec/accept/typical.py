@@ -1,0 +1,72 @@
+"""Typical acceptance (Cai et al., Medusa, arXiv 2401.10774): keep what the target finds plausible. Inexact."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.accept.common import Rule, count_accepted, draw, match, pick
+from jaxspec.base import Draft, Keys, Law, Verdict
+
+
+@functools.cache
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
+    r"""Inexact: keep guess x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy; then draw from p.
+
+    An unsure target (large entropy) lets less likely tokens pass. There are no coins: what is kept depends on the
+    guesses, so the output leans towards the drafter.
+    Guarantee: given what precedes it, a token at or below the threshold has a probability of at most p(x); so it is
+    no likelier than in plain sampling. For tokens above the threshold there is no bound.
+
+    At temperature 0, where p is certain, the rule is exact match.
+
+    Args:
+        epsilon: hard threshold; by default Medusa's.
+        delta: factor of the threshold that depends on the entropy; by default Medusa's.
+
+    Returns:
+        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
+        draft.tokens [B, G], draft.log_probs is not read, target.log_probs [B, G + 1, V] or target.tokens [B, G + 1].
+
+    Raises:
+        ValueError: a threshold that is not in (0, 1].
+
+    Example:
+        >>> import jax
+        >>> from jaxspec import noise
+        >>> p = jnp.log(jnp.array([[[0.9, 0.1], [0.5, 0.5]]]))  # the threshold is min(0.5, 0.4 exp(-0.325)) = 0.289
+        >>> keys = noise.row_keys(jax.random.key(0), 1)
+        >>> for guess in (0, 1):
+        ...     draft = Draft(jnp.array([[guess]]), None, jnp.array([1]))
+        ...     typical(0.5, 0.4)(keys, jnp.array([3]), draft, Law(log_probs=p)).num_accepted.tolist()
+        [1]
+        [0]
+    """
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}: expected a number in (0, 1]")
+
+    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+        if target.tokens is not None:
+            return match(draft, target.tokens)
+        assert target.log_probs is not None
+        law = target.log_probs[:, :-1]
+        guess = jnp.take_along_axis(law, draft.tokens[..., None], axis=-1)[..., 0]
+        threshold = jnp.minimum(math.log(epsilon), math.log(delta) - entropy(law))
+        count = count_accepted(guess > threshold, draft.length)
+        return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
+
+    return Rule(judge, f"typical({epsilon:g}, {delta:g})", exact=False)
+
+
+def entropy(log_probs: Float[Array, "B T V"]) -> Float[Array, "B T"]:
+    """H(p) = -sum_x p(x) log p(x) in nats, where tokens of probability 0 count for nothing.
+
+    >>> round(float(entropy(jnp.log(jnp.array([[[0.5, 0.5, 0.0]]])))[0, 0]), 4)
+    0.6931
+    """
+    surprise = jnp.where(jnp.isneginf(log_probs), 0.0, -log_probs)
+    return jnp.sum(jnp.exp(log_probs) * surprise, axis=-1)
