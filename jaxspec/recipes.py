@@ -75,7 +75,8 @@ class Distil:
 
     Attributes:
         teacher: a checkpoint: the target that the model will draft for.
-        weight: of the divergence from the teacher's law; the rest is the likelihood of the data.
+        weight: of the divergence from the teacher's law; the rest is the likelihood of the data. 0 spares the
+            teacher's passes, most of the cost of a step: what a small budget wants, with answers.
         answers: how many training inputs of each task the teacher answers, greedily; the drafter is then trained
             on these answers alone. Empty: on the data.
     """

@@ -137,6 +137,23 @@ def test_a_coin_may_decide_several_things():
     assert total_variation(law, {(a, b): p[a] * second[b] for a in range(3) for b in range(3)}) < 1e-6
 
 
+@pytest.mark.parametrize("opens", [0.25, 0.75], ids=["low", "high"])
+def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
+    """Guess 0 is kept if both coins are on their open sides: the first coin alone decides nothing."""
+
+    def rule(keys, position, draft, target):
+        first, second = noise.uniform(keys, 2).T
+        open_side = second < opens if opens < 0.5 else second >= opens
+        count = jnp.logical_and(first < 0.5, open_side).astype(jnp.int32)
+        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
+
+    decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 1)
+    law = decoder_law(decoder, Weights(TOY.params), PROMPT, PLAIN, steps=2)
+    p = np.array([0.5, 0.3, 0.2])
+    second = 0.125 * np.eye(3)[1] + 0.875 * p
+    assert total_variation(law, {(a, b): p[a] * second[b] for a in range(3) for b in range(3)}) < 1e-6
+
+
 # --- what is wrong is caught
 
 

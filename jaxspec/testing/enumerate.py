@@ -7,10 +7,11 @@ order in which a call draws:
 
 * a draw of a token: the call is run to see the law it asks for, and the path becomes one path per token, each
   with its share of the weight;
-* a coin: what a step does is piecewise constant in a coin. With the later coins at their top, the points
-  where it changes (tokens, lengths, number accepted, or the law of a later draw) are found by bisection over
-  the 2^23 values that `jax.random.uniform` takes, and the path becomes one path per interval. For the
-  rejection rule these are "accept" and "reject"; behind a rejection a coin splits nothing.
+* a coin: what a step does is piecewise constant in a coin. The points where it changes (tokens, lengths, number
+  accepted, or the law of a later draw; with the later coins all at their top, or all at their bottom) are found by
+  bisection over the 2^23 values that `jax.random.uniform` takes, and the path becomes one path per interval. For the
+  rejection rule these are "accept" and "reject"; behind a rejection a coin splits nothing. A coin that matters only
+  where some of the later ones are high and others low is missed.
 
 So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several
 things from one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by

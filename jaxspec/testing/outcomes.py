@@ -115,10 +115,20 @@ class Outcomes:
         return high
 
     def _look(self, paths: _Paths, index: int, coins: Int[np.ndarray, "N k"]) -> Seen:
-        """What each path does with each of k values of one of its coins: N * k rows."""
-        many = _with_coin(take(paths, np.arange(len(coins)).repeat(coins.shape[1])), index, coins.reshape(-1))
-        seen = self._run(many, lambda state, seen: seen)
-        return seen._replace(laws=tuple(_normalised(law) for law in seen.laws))
+        """What each path does with each of k values of one of its coins: N * k rows.
+
+        With all later coins at their top, and with all at their bottom, side by side: what this coin does may show
+        in one of the cases only.
+        """
+        high = _with_coin(take(paths, np.arange(len(coins)).repeat(coins.shape[1])), index, coins.reshape(-1))
+        cases = [high]
+        if index + 1 < high.coins.shape[1]:
+            low = high.coins.copy()
+            low[:, index + 1 :] = 0
+            cases.append(high._replace(coins=low))
+        seen = [self._run(case, lambda state, seen: seen) for case in cases]
+        counts = np.concatenate([case.counts for case in seen], axis=1)
+        return Seen(counts, tuple(_normalised(law) for case in seen for law in case.laws))
 
     def _run(self, paths: _Paths, pick: Callable[[Any, Seen], Any], seed: int = 0) -> Any:
         """`pick(state, seen)` of every path, in numpy."""

@@ -33,7 +33,8 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
     """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
     teacher = load(distil.teacher)
-    loss = distillation(recipe.model, teacher, distil.weight)
+    likelihood = cross_entropy(recipe.model)
+    loss = distillation(recipe.model, teacher, distil.weight) if distil.weight else likelihood  # saves a pass
     if not distil.answers:
         return loss, tasks
     if len(distil.answers) != len(tasks):

@@ -118,6 +118,7 @@ def test_cache_holds_the_committed_tokens_but_the_last(model):
     assert len(accepted) > 2, "the test saw too few kinds of rounds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(small_networks()), ids=["gpt", "t5"])
 def test_drafter_equal_to_target_is_always_accepted(model):
     """Fails when the drafter's cache lacks the last accepted token: its next guesses would come from a hole."""
@@ -129,6 +130,7 @@ def test_drafter_equal_to_target_is_always_accepted(model):
     assert out.stats.acceptance_rate.min() > 0.98  # float32: p and q differ in the last bits, by shape
 
 
+@pytest.mark.slow
 def test_draft_logits_equal_a_fresh_pass():
     """After a full acceptance the drafter is two behind; what it then drafts from equals a recomputation."""
     config = gpt.GPTConfig(VOCAB, 16, 32, 1, 2, max_positions=64)
