@@ -1,0 +1,39 @@
+"""Where greedy texts part, and by what margin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.analysis import numerics
+from jaxspec.base import Prompt
+from jaxspec.testing import table_model, table_model_from
+
+PROMPT = Prompt(jnp.array([[0, 2], [1, 0]]), jnp.array([2, 1]))
+
+
+def test_a_pair_that_is_exact_parts_nowhere():
+    target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
+    assert numerics.divergences(target, draft, PROMPT, gamma=3, max_new_tokens=16) == []
+
+
+def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
+    """A target whose passes over several tokens see token 1 a little better: 0.01 behind, it then wins."""
+    target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
+
+    def extend(params, cache, tokens, tree=None):
+        forward, cache = target.lm.extend(params, cache, tokens, tree)
+        wide = 0.02 * (tokens.shape[1] > 1)
+        return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 1.0, 0.0]]])), cache
+
+    rounding = target._replace(lm=target.lm._replace(extend=extend))
+    found = numerics.divergences(rounding, target, PROMPT, gamma=2, max_new_tokens=8)
+    assert [(d.row, d.position, d.plain, d.speculative) for d in found] == [(0, 1, 0, 1), (1, 1, 0, 1)]
+    np.testing.assert_allclose([d.margin for d in found], 0.01, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_prompts_may_be_few(size):
+    target = table_model(jax.random.key(1), vocab=5)
+    some = Prompt(PROMPT.tokens[:size], PROMPT.length[:size])
+    assert numerics.divergences(target, target, some, max_new_tokens=4) == []
