@@ -41,7 +41,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "training": DECODING | MODELS | {"sharding"},
     "front door": DECODING | MODELS,  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
-    "cli": DECODING | MODELS | {"sharding", "training", "analysis", "front door"},
+    "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
 }
 NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
 

@@ -4,14 +4,12 @@ import json
 from importlib import resources
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 import jaxspec
-from jaxspec import buffers, noise, warp
-from jaxspec.analysis import numerics
+from jaxspec import buffers, noise
+from jaxspec.analysis import chisquare, numerics
 from jaxspec.base import Prompt
 from jaxspec.model import shipped
 
@@ -73,37 +71,12 @@ def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
 
 
 def test_sampled_tokens_have_the_targets_law(pair):
-    """Chi-square of the second token against its law given the first, over many rows of one prompt.
-
-    The second token is the first that a round decides: accepted, or drawn from the residual.
-    """
     target, draft, prompts, _, _ = pair
-    count, temperature = 4000, 0.6
-    one = Prompt(jnp.repeat(prompts.tokens[:1], count, 0), jnp.repeat(prompts.length[:1], count))
-    out = jaxspec.generate(
-        target,
-        one,
-        drafter=draft,
-        gamma=2,
-        temperature=temperature,
-        max_new_tokens=3,
-        key=jax.random.key(0),
-        eos_ids=(),
-    )
-    assert 0.05 < out.stats.acceptance_rate.mean() < 0.95  # both ways were taken
-    first, second = out.tokens[:, 0], out.tokens[:, 1]
-    common = np.bincount(first).argmax()
-    seen = np.bincount(second[first == common], minlength=target.lm.vocab_size)
-    _, cache = target.lm.prefill(target.params, Prompt(one.tokens[:1], one.length[:1]), WIDTH + 4)
-    forward, _ = target.lm.extend(target.params, cache, jnp.array([[common]]))
-    controls = warp.Controls(jnp.full(1, temperature), jnp.full(1, target.lm.vocab_size), jnp.ones(1))
-    law = np.exp(np.asarray(warp.sampling()(controls, forward.logits).log_probs[0, 0], np.float64))
-    expected = law / law.sum() * seen.sum()
-    rare = expected < 5
-    groups = [(seen[i], expected[i]) for i in np.flatnonzero(~rare)] + [(seen[rare].sum(), expected[rare].sum())]
-    observed, predicted = np.array([g for g in groups if g[1] > 0]).T
-    assert len(observed) > 3, "too few cells for a test"
-    assert stats.chisquare(observed, predicted * observed.sum() / predicted.sum()).pvalue > 1e-3
+    one = Prompt(prompts.tokens[:1], prompts.length[:1])
+    found = chisquare.second_token(target, draft, one, jax.random.key(0), rows=4000, temperature=0.6)
+    assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
+    assert found.cells > 3
+    assert found.pvalue > 1e-3
 
 
 def test_bfloat16_diverges_at_near_ties_only(pair):
