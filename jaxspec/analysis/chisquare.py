@@ -112,5 +112,7 @@ def _law_behind(target: Model, prompt: Prompt, token: int, temperature: float) -
     warping = warp.sampling()
     if target.tokenizer is not None and len(target.tokenizer) < target.lm.vocab_size:
         warping = warp.only(warping, len(target.tokenizer))
-    law = np.exp(np.asarray(warping(controls, forward.logits).log_probs[0, 0], np.float64))
-    return law / law.sum()
+    law = warping(controls, forward.logits).log_probs
+    assert law is not None
+    probs = np.exp(np.asarray(law[0, 0], np.float64))
+    return probs / probs.sum()

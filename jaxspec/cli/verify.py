@@ -82,11 +82,17 @@ def certificate(rule: Rule, gamma: int, steps: int, seed: int) -> dict[str, Any]
 
     models = [table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=3) for i in range(2)]
 
+    def init(params, prompt, room, forward):
+        return ()
+
     def propose(keys, params, state, context, gamma, to_law):
         batch = context.length.shape[0]
         return Draft(jnp.ones((batch, gamma), jnp.int32), None, jnp.full((batch,), gamma, jnp.int32)), state
 
-    fixed = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    def commit(params, state, context, verdict, forward):
+        return state
+
+    fixed = Drafter(init, propose, commit)
     drafts = {"model": (drafters.model(models[1].lm, rule.plain_noise), models[1].params), "fixed guess": (fixed, None)}
     distances = {
         kind: certify(models[0], drafter=drafter, accept=rule, gamma=gamma, steps=steps, draft_params=params)
@@ -104,14 +110,14 @@ def evidence(target: str, draft: str, gamma: int, count: int, new_tokens: int, s
     from jaxspec import model
     from jaxspec.analysis import chisquare, numerics
 
-    greedy = {}
-    for dtype in ("bfloat16", "float32"):
-        pair = [model.load(name, dtype=dtype) for name in (target, draft)]
-        prompts = prompts_of(pair[0], count)
-        parted = numerics.divergences(*pair, prompts, gamma=gamma, max_new_tokens=new_tokens)
+    pairs = {dtype: [model.load(name, dtype=dtype) for name in (target, draft)] for dtype in ("float32", "bfloat16")}
+    big, small = pairs["float32"]
+    prompts, greedy = prompts_of(big, count), {}
+    for dtype, models in pairs.items():
+        parted = numerics.divergences(models[0], models[1], prompts, gamma=gamma, max_new_tokens=new_tokens)
         greedy[dtype] = {"prompts": len(prompts.length), "parted": [p._asdict() for p in parted]}
     one = jax.tree.map(lambda x: x[:1], prompts)
-    sampled = chisquare.second_token(*pair, one, jax.random.key(seed), gamma=gamma, temperature=0.7)
+    sampled = chisquare.second_token(big, small, one, jax.random.key(seed), gamma=gamma, temperature=0.7)
     exact = not greedy["float32"]["parted"] and sampled.pvalue > UNLIKELY
     return {"target": target, "draft": draft, "greedy": greedy, "sampled": sampled._asdict(), "exact": exact}
 

@@ -128,7 +128,7 @@ class Outcomes:
             cases.append(high._replace(coins=low))
         seen = [self._run(case, lambda state, seen: seen) for case in cases]
         counts = np.concatenate([case.counts for case in seen], axis=1)
-        return Seen(counts, tuple(_normalised(law) for case in seen for law in case.laws))
+        return seen[0]._replace(counts=counts, laws=tuple(_normalised(law) for case in seen for law in case.laws))
 
     def _run(self, paths: _Paths, pick: Callable[[Any, Seen], Any], seed: int = 0) -> Any:
         """`pick(state, seen)` of every path, in numpy."""
