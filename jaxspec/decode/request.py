@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import weakref
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -153,7 +152,7 @@ def _check_pair(target: Model, draft: Model) -> None:
                 "two tokenizers there is no telling whether the ids they share mean the same"
             )
         return
-    first = _known_difference(target.tokenizer, draft.tokenizer)
+    first = first_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
         index, ours, theirs = first
         raise ValueError(
@@ -162,19 +161,7 @@ def _check_pair(target: Model, draft: Model) -> None:
         )
 
 
-def _known_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
-    """`first_difference`, found once per pair: a vocabulary of 256k takes a second, and every call asks."""
-    for known, other, found in _COMPARED:
-        if known() is ours and other() is theirs:
-            return found
-    found = first_difference(ours, theirs)
-    _COMPARED.append((weakref.ref(ours), weakref.ref(theirs), found))
-    return found
-
-
-_COMPARED: collections.deque = collections.deque(maxlen=16)  # (tokenizer, tokenizer, difference): the last few pairs
-
-
+@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` asks
 def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
     """The first token id below both sizes that two tokenizers do not agree on, and what each calls it."""
     if ours is theirs:

@@ -34,6 +34,11 @@ class Bucket(NamedTuple):
     target: int
     rows: int
 
+    @property
+    def width(self) -> int:
+        """Tokens of a target row: one more than predictions for a language model, whose first token predicts."""
+        return self.target + (self.source == 0)
+
 
 def read_pairs(path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int) -> list[Example]:
     """Examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut)."""
@@ -88,9 +93,7 @@ def _assign(examples: Sequence[Example], shapes: Sequence[Bucket]) -> list[np.nd
     chosen: list[list[int]] = [[] for _ in shapes]
     for index, example in enumerate(examples):
         for i in order:
-            if len(example.source) <= shapes[i].source and len(example.target) <= shapes[i].target + (
-                shapes[i].source == 0
-            ):
+            if len(example.source) <= shapes[i].source and len(example.target) <= shapes[i].width:
                 chosen[i].append(index)
                 break
         else:
@@ -140,11 +143,10 @@ class Batches:
 
 def collate(examples: Sequence[Example], shape: Bucket) -> Batch:
     """Pads examples to a batch shape; missing rows have length 0. A language model's target is one token wider."""
-    width = shape.target + (shape.source == 0)
     batch = Batch(
         np.zeros((shape.rows, shape.source), np.int32),
         np.zeros((shape.rows,), np.int32),
-        np.zeros((shape.rows, width), np.int32),
+        np.zeros((shape.rows, shape.width), np.int32),
         np.zeros((shape.rows,), np.int32),
     )
     for row, example in enumerate(examples):

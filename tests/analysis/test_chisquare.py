@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import noise
-from jaxspec.accept import rejection
 from jaxspec.analysis import chisquare
 from jaxspec.base import Prompt
 from jaxspec.testing import table_model
@@ -16,15 +14,9 @@ TARGET, DRAFT = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
 PROMPT = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
 
 
-def resamples_from_p(keys, position, draft, target):
-    verdict = rejection()(keys, position, draft, target)
-    again = noise.at(keys, position, noise.Purpose.RESIDUAL)
-    return verdict._replace(next_token=noise.categorical(again, target.log_probs[:, 0]))
-
-
-def test_a_right_rule_passes_and_a_wrong_one_does_not():
+def test_a_right_rule_passes_and_a_wrong_one_does_not(wrong_rule):
     right = chisquare.second_token(TARGET, DRAFT, PROMPT, jax.random.key(0))
-    wrong = chisquare.second_token(TARGET, DRAFT, PROMPT, jax.random.key(0), accept=resamples_from_p)
+    wrong = chisquare.second_token(TARGET, DRAFT, PROMPT, jax.random.key(0), accept=wrong_rule)
     assert right.pvalue > 1e-3 and wrong.pvalue < 1e-6
     assert 1000 < right.draws <= 4000 and 0.05 < right.acceptance_rate < 0.95
     np.testing.assert_allclose(right.pvalue, stats.chi2.sf(right.statistic, right.cells - 1), rtol=1e-4)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import accept, model, noise
+from jaxspec import accept, model
 from jaxspec.accept import Rule
 from jaxspec.analysis import chisquare, numerics
 from jaxspec.base import Prompt
@@ -18,13 +18,7 @@ from jaxspec.testing import table_model
 runner = CliRunner()
 
 
-def resamples_from_p(keys, position, draft, target):
-    verdict = accept.rejection()(keys, position, draft, target)
-    again = noise.at(keys, position, noise.Purpose.RESIDUAL)
-    return verdict._replace(next_token=noise.categorical(again, target.log_probs[:, 0]))
-
-
-def test_rules_are_as_they_say_and_a_liar_is_found(monkeypatch):
+def test_rules_are_as_they_say_and_a_liar_is_found(monkeypatch, wrong_rule):
     honest = [accept.rejection(), accept.lenient(0.5)]
     monkeypatch.setattr(verify, "rules", lambda: honest)
     result = runner.invoke(app, ["verify", "-g", "1", "--steps", "2", "--json"])
@@ -34,7 +28,7 @@ def test_rules_are_as_they_say_and_a_liar_is_found(monkeypatch):
         ("rejection", True, True),
         ("lenient(0.5)", False, True),
     ]
-    monkeypatch.setattr(verify, "rules", lambda: [*honest, Rule(resamples_from_p, "liar", exact=True)])
+    monkeypatch.setattr(verify, "rules", lambda: [*honest, Rule(wrong_rule, "liar", exact=True)])
     result = runner.invoke(app, ["verify", "-g", "1", "--steps", "2"])
     assert result.exit_code == 1
     assert "WRONG" in next(line for line in result.stdout.splitlines() if "liar" in line)

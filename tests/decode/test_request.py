@@ -145,6 +145,6 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
     ours, theirs = tokenizer(), tokenizer()
     target = TARGET._replace(tokenizer=ours)
     first = request.prepare(target, "red", drafter=target._replace(tokenizer=theirs))
-    monkeypatch.setattr(request, "first_difference", None)  # not callable: a second comparison would fail
+    monkeypatch.setattr(type(ours), "convert_ids_to_tokens", None)  # a second comparison would fail
     again = request.prepare(target, "red", drafter=target._replace(tokenizer=theirs))
     assert again.decoder is first.decoder

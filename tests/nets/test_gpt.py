@@ -17,14 +17,7 @@ def params_of(config, seed=0):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
 
 
-def compiled(lm):
-    """The same model with every function jitted: op by op, each shape of each op is a compilation of its own."""
-    return lm._replace(
-        prefill=jax.jit(lm.prefill, static_argnames="capacity"), extend=jax.jit(lm.extend), rewind=jax.jit(lm.rewind)
-    )
-
-
-def test_cache_equals_full_pass():
+def test_cache_equals_full_pass(compiled):
     lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
     full = jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, TOKENS)
     prompt = Prompt(TOKENS[:, :5], jnp.array([5, 3]))
@@ -38,7 +31,7 @@ def test_cache_equals_full_pass():
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:9], full[1, 4:7]]), atol=2e-5)
 
 
-def test_tree_equals_its_paths():
+def test_tree_equals_its_paths(compiled):
     lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
     _, cache = lm.prefill(params, Prompt(TOKENS[:, :4], jnp.array([4, 2])), capacity=10)
     tree = Tree(jnp.array([0, 1, 1]), jnp.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
@@ -49,7 +42,7 @@ def test_tree_equals_its_paths():
         np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
 
 
-def test_bfloat16_gives_float32_logits():
+def test_bfloat16_gives_float32_logits(compiled):
     config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
     forward, cache = compiled(gpt.language_model(config)).prefill(
         params_of(config), Prompt(TOKENS, jnp.array([9, 9])), 12

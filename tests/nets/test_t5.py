@@ -23,14 +23,7 @@ def params_of(config, seed=0):
     return t5.init(config, jax.random.key(seed))
 
 
-def compiled(lm):
-    """The same model with every function jitted: op by op, each shape of each op is a compilation of its own."""
-    return lm._replace(
-        prefill=jax.jit(lm.prefill, static_argnames="capacity"), extend=jax.jit(lm.extend), rewind=jax.jit(lm.rewind)
-    )
-
-
-def test_cache_equals_full_pass(config):
+def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces through the cache, every position says what the full pass says."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     full = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
@@ -45,7 +38,7 @@ def test_cache_equals_full_pass(config):
     np.testing.assert_allclose(forward.logits[1], full[1, 4:7], atol=2e-5)
 
 
-def test_padding_of_the_prompt_has_no_effect(config):
+def test_padding_of_the_prompt_has_no_effect(config, compiled):
     lm, params = compiled(t5.language_model(config)), params_of(config)
     wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 10)), constant_values=17), PROMPT.length)
     a, _ = lm.prefill(params, PROMPT, 4)
@@ -53,7 +46,7 @@ def test_padding_of_the_prompt_has_no_effect(config):
     np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
 
 
-def test_garbage_behind_the_length_is_masked(config):
+def test_garbage_behind_the_length_is_masked(config, compiled):
     """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, capacity=4)
@@ -69,7 +62,7 @@ def test_garbage_behind_the_length_is_masked(config):
     np.testing.assert_array_equal(forward.logits, clean.logits)
 
 
-def test_tree_equals_its_paths(config):
+def test_tree_equals_its_paths(config, compiled):
     """Two branches fed in one pass: each node says what its own path says; the kept path's cache is a chain's."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, capacity=12)
@@ -89,7 +82,7 @@ def test_tree_equals_its_paths(config):
     np.testing.assert_allclose(after.logits, expected.logits, atol=2e-5)
 
 
-def test_bfloat16_gives_float32_logits():
+def test_bfloat16_gives_float32_logits(compiled):
     config = t5.T5Config(61, 32, 48, 4, 8, 1, 1, dtype="bfloat16")
     forward, cache = compiled(t5.language_model(config)).prefill(params_of(config), PROMPT, 4)
     assert forward.logits.dtype == jnp.float32

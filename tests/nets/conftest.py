@@ -1,0 +1,15 @@
+"""What the networks' tests share."""
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def compiled():
+    """Makes of a model the same one with every function jitted: op by op, each shape is a compilation of its own."""
+
+    def jitted(lm):
+        prefill = jax.jit(lm.prefill, static_argnames="capacity")
+        return lm._replace(prefill=prefill, extend=jax.jit(lm.extend), rewind=jax.jit(lm.rewind))
+
+    return jitted
