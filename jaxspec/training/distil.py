@@ -8,18 +8,21 @@ Zhou et al., DistillSpec, arXiv 2310.08461.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
 
-from jaxspec.base import Model, Prompt
+from jaxspec.base import Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.training.data import Example
-from jaxspec.training.jsonl import read_jsonl, write_jsonl
+from jaxspec.training.jsonl import write_jsonl, write_text
 from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
 
 BATCH = 64  # prompts that the teacher answers at once
@@ -48,23 +51,59 @@ def distillation(config, teacher: Model, weight: float) -> LossFunction:
 def answers(
     teacher: Model, examples: Sequence[Example], path: Path, max_new_tokens: int, progress: bool = True
 ) -> list[Example]:
-    """The examples' sources with the teacher's own greedy outputs as targets; kept in `path`, made once.
+    """The examples' sources with the teacher's own greedy outputs as targets.
 
-    Examples are answered in order of length, so that a batch holds little padding.
+    Answers are kept in `path` as they are made: what is there is not made again, so that a killed run goes on and a
+    recipe that asks for more gets the rest. Examples are answered in order of length, so that a batch holds little
+    padding.
+
+    Raises:
+        ValueError: `path` holds answers of another teacher, or of another length.
     """
-    if path.is_file():
-        return [Example(np.array(r["source"], np.int32), np.array(r["target"], np.int32)) for r in read_jsonl(path)]
-    ordered = sorted(examples, key=lambda example: len(example.source))
-    batches = [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
-    made = []
-    for batch in track(batches, "the teacher's outputs", disable=not progress):
-        width = max(len(example.source) for example in batch)
-        tokens, length = np.zeros((BATCH, width), np.int32), np.ones((BATCH,), np.int32)
-        for row, example in enumerate(batch):
-            tokens[row, : len(example.source)], length[row] = example.source, len(example.source)
-        limits = np.where(np.arange(BATCH) < len(batch), max_new_tokens, 1)
-        out = generate(teacher, Prompt(jnp.asarray(tokens), jnp.asarray(length)), max_new_tokens=limits)
-        for row, example in enumerate(batch):
-            made.append(Example(example.source, out.tokens[row, : out.lengths[row]]))
-    write_jsonl(path, ({"source": e.source.tolist(), "target": e.target.tolist()} for e in made))
-    return made
+    made = _open(path, {"teacher": fingerprint(teacher.params), "max_new_tokens": max_new_tokens})
+    sources = sorted({tuple(e.source.tolist()) for e in examples}.difference(made), key=lambda s: (len(s), s))
+    batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
+    with path.open("a", encoding="utf-8") as file:
+        for batch in track(batches, "the teacher's outputs", disable=not progress):
+            for source, target in zip(batch, _answer(teacher, batch, max_new_tokens), strict=True):
+                made[source] = target
+                file.write(json.dumps({"source": source, "target": target}) + "\n")
+            file.flush()
+    return [Example(e.source, np.array(made[tuple(e.source.tolist())], np.int32)) for e in examples]
+
+
+def fingerprint(params: Params) -> str:
+    """Names parameters by their values: the same in every process, another one for other values.
+
+    >>> fingerprint({"a": jnp.zeros(2)}) == fingerprint({"a": jnp.zeros(2)}) != fingerprint({"a": jnp.ones(2)})
+    True
+    """
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
+    """The answers in `path`, by source; the file is begun if there is none, and a line cut short by a kill dropped."""
+    if not path.is_file():
+        write_jsonl(path, [header])
+        return {}
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    first, *rows = map(json.loads, whole.splitlines())
+    if first != header:
+        raise ValueError(f"{path} holds answers of {first}, expected {header}: move it away to have new ones made")
+    if whole != text:
+        write_text(path, [whole])
+    return {tuple(row["source"]): row["target"] for row in rows}
+
+
+def _answer(teacher: Model, sources: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[list[int]]:
+    """The teacher's greedy outputs, as one batch of `BATCH` rows."""
+    tokens, length = np.zeros((BATCH, max(map(len, sources))), np.int32), np.ones((BATCH,), np.int32)
+    for row, source in enumerate(sources):
+        tokens[row, : len(source)], length[row] = source, len(source)
+    limits = np.where(np.arange(BATCH) < len(sources), max_new_tokens, 1)
+    out = generate(teacher, Prompt(jnp.asarray(tokens), jnp.asarray(length)), max_new_tokens=limits)
+    return [out.tokens[row, : out.lengths[row]].tolist() for row in range(len(sources))]

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 
 def write_text(path: str | Path, chunks: Iterable[str]) -> None:
@@ -24,12 +25,12 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_jsonl(path: str | Path, rows: Iterable[dict[str, str]]) -> None:
+def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
     """Writes one JSON object per line, as `write_text` does."""
     write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_jsonl(path: str | Path) -> Iterator[dict[str, str]]:
+def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
     """Reads one JSON object per line."""
     with Path(path).open(encoding="utf-8") as file:
         yield from map(json.loads, file)

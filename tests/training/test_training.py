@@ -92,14 +92,29 @@ def test_distillation_from_itself_is_zero():
     np.testing.assert_allclose(plain, jax.jit(losses.cross_entropy(CONFIG))(other, batch)[0], rtol=1e-5)
 
 
-def test_answers_are_the_teachers_own_and_made_once(tmp_path):
-    teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
+def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
+    params = t5.init(ENCDEC, jax.random.key(0))
+    teacher, path = Model(t5.language_model(ENCDEC), params, config=ENCDEC), tmp_path / "a.jsonl"
     examples = pairs(5)
-    made = distil.answers(teacher, examples, tmp_path / "a.jsonl", 6, progress=False)
-    assert [len(e.target) for e in made] == [6] * 5
-    assert {tuple(e.source) for e in made} == {tuple(e.source) for e in examples}
-    again = distil.answers(None, [], tmp_path / "a.jsonl", 6)
-    assert [e.target.tolist() for e in again] == [e.target.tolist() for e in made]
+    made = distil.answers(teacher, examples[:3], path, 6, progress=False)
+    assert [len(e.target) for e in made] == [6] * 3
+    assert [e.source.tolist() for e in made] == [e.source.tolist() for e in examples[:3]]
+
+    with path.open("a") as file:
+        file.write('{"source": [1, 2], "tar')  # killed while it wrote
+    asked = []
+    answer = distil._answer
+    monkeypatch.setattr(distil, "_answer", lambda t, sources, n: asked.extend(sources) or answer(t, sources, n))
+    more = distil.answers(teacher, examples, path, 6, progress=False)
+    assert set(asked) == {tuple(e.source.tolist()) for e in examples[3:]}
+    again = distil.answers(teacher, examples, path, 6, progress=False)
+    assert len(asked) == 2
+    assert [e.target.tolist() for e in again[:3]] == [e.target.tolist() for e in made]
+    assert [e.target.tolist() for e in again] == [e.target.tolist() for e in more]
+
+    other = teacher._replace(params=jax.tree.map(lambda leaf: leaf + 1, params))
+    with pytest.raises(ValueError, match="holds answers of .*, expected .*: move it away"):
+        distil.answers(other, examples, path, 6, progress=False)
 
 
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
