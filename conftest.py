@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is most of the time that the tests take, and this halves it; what the compiler's optimisations make of a
+# program is the compiler's business. XLA_FLAGS="" brings them back.
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse the flag: nothing else is left
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; huggingface_hub reads this when it is imported
 
 import hypothesis
@@ -17,8 +24,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
 
-# Compiling is most of the time that the tests take; a second run need not do it again. Tests that count
-# compilations are not misled: jax reports one whether or not this cache then provides the result.
+# A second run need not compile again. Tests that count compilations are not misled: jax reports one whether or not this cache then provides the result.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"jax{jax.__version__}-py{sys.version_info.major}{sys.version_info.minor}"

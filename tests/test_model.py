@@ -77,7 +77,7 @@ def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
     wide, narrow = load(folder / name), load(folder / name, dtype="bfloat16")
     assert (wide.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
     types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in orbax._by_path(narrow.params).items()}
-    assert types["kernel"] == types["embedding"] == "bfloat16"
+    assert types["weight"] == types["embedding"] == "bfloat16"
     assert types["scale"] == "float32"
     prefill = jax.jit(functools.partial(narrow.lm.prefill, capacity=8))
     with jax.numpy_dtype_promotion("standard"):  # Linen's LayerNorm promotes bfloat16 to float32 by itself

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxspec.nets.dense import Dense, product
+
 MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
 
 
@@ -34,8 +36,8 @@ class Attention(nn.Module):
 
     def setup(self):
         def dense(features: int, scale: float):
-            init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal")
-            return nn.Dense(features, use_bias=self.use_bias, dtype=self.dtype, kernel_init=init)
+            init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
+            return Dense(features, self.use_bias, self.dtype, init)
 
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
         self.query = dense(self.heads * self.head_dim, query_scale)
@@ -92,8 +94,8 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         def dense(features: int, name: str):
-            init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal")
-            return nn.Dense(features, use_bias=self.use_bias, dtype=self.dtype, kernel_init=init, name=name)
+            init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
+            return Dense(features, self.use_bias, self.dtype, init, name=name)
 
         act = {"relu": jax.nn.relu, "gelu": lambda y: jax.nn.gelu(y, approximate=True)}[self.activation]
         hidden = act(dense(self.hidden, "gate" if self.gated else "wi")(x))
@@ -138,5 +140,5 @@ def tied_head(embedding: nn.Embed, x: Float[Array, "B T M"], training: bool = Fa
     In training the transpose is kept apart from the product, so that the gradient is x^T dlogits, and not
     dlogits^T x: transposing dlogits was measured at a sixth of a training step on CPU.
     """
-    table = embedding.embedding.astype(x.dtype).T
-    return x @ (jax.lax.optimization_barrier(table) if training else table)
+    table = embedding.embedding.astype(x.dtype)
+    return x @ jax.lax.optimization_barrier(table.T) if training else product(x, table)

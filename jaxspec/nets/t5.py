@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm, tied_head
+from jaxspec.nets.dense import Dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +183,7 @@ class T5(nn.Module):
         self.decoder = [DecoderLayer(c) for _ in range(c.decoder_layers)]
         self.encoder_norm, self.decoder_norm = RMSNorm(dtype=dtype), RMSNorm(dtype=dtype)
         if not c.tied_head:
-            self.head = nn.Dense(c.vocab_size, use_bias=False, dtype=dtype)
+            self.head = Dense(c.vocab_size, dtype=dtype)
 
     def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each decoder position, given the decoder's inputs (start token first)."""

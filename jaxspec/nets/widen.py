@@ -16,11 +16,11 @@ from jaxspec.nets.t5 import T5Config
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.
 _HIDDEN: dict[tuple[str, ...], int] = {
-    ("gate", "kernel"): 1,
+    ("gate", "weight"): 0,
     ("gate", "bias"): 0,
-    ("wi", "kernel"): 1,
+    ("wi", "weight"): 0,
     ("wi", "bias"): 0,
-    ("out", "kernel"): 0,
+    ("out", "weight"): 1,
 }
 
 
@@ -42,8 +42,8 @@ def widen(model: Model, ff_dim: int) -> Model:
         >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
         >>> small = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
         >>> wide = widen(small, 64)
-        >>> wide.config.ff_dim, wide.params["layers_0"]["ff"]["out"]["kernel"].shape
-        (64, (64, 16))
+        >>> wide.config.ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
+        (64, (16, 64))
     """
     if not isinstance(model.config, T5Config | GPTConfig):
         kind = type(model.config).__name__

@@ -1,7 +1,7 @@
 """Matrices as int8 with one float32 scale per channel, symmetric: pure functions on parameter trees.
 
 A channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more
-than s / 2. A channel is an output column of a kernel [in, out], or a row of an embedding [vocab, dim]; every
+than s / 2. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]; every
 other leaf (norm scales, biases, tables of position biases) is small and stays as it is.
 
 A scale keeps 17 of float32's 24 significant bits. |q| needs 7, so s * q is exact: reading back gives the same
@@ -11,7 +11,6 @@ bits on every backend, fused or not, and quantising what was read back gives the
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -21,32 +20,30 @@ from jaxtyping import Array, Float, Int8
 from jaxspec.base import Params
 
 LARGEST = 127  # -128 is not used: the grid is symmetric
-WITHIN = {"kernel": 0, "embedding": 1}  # the axis of a matrix along which a channel runs
+MATRICES = ("weight", "embedding")  # the names of leaves whose rows are channels
 
 
-def channel_axis(path: tuple[Any, ...], leaf: Any) -> int | None:
-    """The axis along which the channels of a leaf run; None for leaves that are not matrices of weights.
+def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether a leaf is a matrix of weights.
 
     Args:
         path: of the leaf in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
         leaf: anything with a shape.
     """
-    name = jax.tree_util.keystr(path[-1:], simple=True)
-    return WITHIN.get(name) if len(leaf.shape) == 2 else None
+    return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) == 2
 
 
 def quantise(params: Params) -> Params:
-    """Replaces each matrix by {"int8": entries, "scale": one float32 per channel, its other axis kept as 1}.
+    """Replaces each matrix by {"int8": entries, "scale": one float32 per row}.
 
-    >>> layer = {"kernel": jnp.array([[0.5, 2.0], [-1.0, 0.25]]), "bias": jnp.array([0.1, 0.2])}
+    >>> layer = {"weight": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "bias": jnp.array([0.1, 0.2])}
     >>> stored = quantise(layer)
-    >>> stored["kernel"]["int8"].tolist(), stored["kernel"]["scale"].shape, stored["bias"].shape
-    ([[64, 127], [-127, 16]], (1, 2), (2,))
+    >>> stored["weight"]["int8"].tolist(), stored["weight"]["scale"].shape, stored["bias"].shape
+    ([[64, -127], [127, 16]], (2, 1), (2,))
     """
 
     def leaf(path: tuple[Any, ...], x: Array) -> Any:
-        axis = channel_axis(path, x)
-        return x if axis is None else quantise_matrix(x, axis)
+        return quantise_matrix(x) if is_matrix(path, x) else x
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -54,9 +51,9 @@ def quantise(params: Params) -> Params:
 def dequantise(params: Params) -> Params:
     """Undoes `quantise`, but for the rounding: every {"int8", "scale"} becomes a float32 matrix again.
 
-    >>> stored = {"kernel": {"int8": jnp.array([[64], [-127]], jnp.int8), "scale": jnp.array([[0.5]])}}
-    >>> dequantise(stored)["kernel"].tolist()
-    [[32.0], [-63.5]]
+    >>> stored = {"weight": {"int8": jnp.array([[64, -127]], jnp.int8), "scale": jnp.array([[0.5]])}}
+    >>> dequantise(stored)["weight"].tolist()
+    [[32.0, -63.5]]
     """
 
     def leaf(x: Any) -> Any:
@@ -65,11 +62,11 @@ def dequantise(params: Params) -> Params:
     return jax.tree.map(leaf, params, is_leaf=_is_quantised)
 
 
-@functools.partial(jax.jit, static_argnames="axis")
-def quantise_matrix(matrix: Float[Array, "rows columns"], axis: int) -> dict[str, Array]:
-    """One matrix whose channels run along `axis`. A channel of zeros has scale 1."""
+@jax.jit
+def quantise_matrix(matrix: Float[Array, "rows columns"]) -> dict[str, Array]:
+    """One matrix, whose channels are its rows. A channel of zeros has scale 1."""
     matrix = matrix.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(matrix), axis=axis, keepdims=True) / LARGEST
+    scale = jnp.max(jnp.abs(matrix), axis=1, keepdims=True) / LARGEST
     scale = jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=16)
     # Subnormal scales may be flushed to 0: such a channel is all zeros to within a float's smallest number.
     scale = jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1.0, scale)

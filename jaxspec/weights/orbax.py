@@ -174,13 +174,13 @@ def read_manifest(folder: str | Path) -> Manifest:
 def cast(params: Params, dtype: Any) -> Params:
     """Matrices as `dtype`; other leaves are left alone, since norms and position biases compute in float32.
 
-    >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"kernel": jnp.ones((4, 8))}}
+    >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
     >>> {name: str(x.dtype) for name, x in _by_path(cast(params, jnp.bfloat16)).items()}
-    {'head/kernel': 'bfloat16', 'norm/scale': 'float32'}
+    {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
     """
 
     def leaf(path: tuple[Any, ...], x: Any) -> Any:
-        return x if int8.channel_axis(path, x) is None else x.astype(dtype)
+        return x.astype(dtype) if int8.is_matrix(path, x) else x
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 

@@ -86,7 +86,7 @@ def from_peer(state):
     weights = {name.removeprefix("transformer."): jnp.array(value.numpy()) for name, value in state.items()}
 
     def linear(name, part=slice(None)):
-        return {"kernel": weights[f"{name}.weight"][:, part], "bias": weights[f"{name}.bias"][part]}
+        return {"weight": weights[f"{name}.weight"][:, part].T, "bias": weights[f"{name}.bias"][part]}
 
     def norm(name):
         return {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}

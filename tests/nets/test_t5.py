@@ -149,13 +149,13 @@ def from_peer(weights, config):
 
     def attention(prefix):
         return {
-            ours: {"kernel": jnp.array(weights[f"{prefix}.{theirs}.weight"].T)}
+            ours: {"weight": jnp.array(weights[f"{prefix}.{theirs}.weight"])}
             for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o"))
         }
 
     def feed_forward(prefix):
         names = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
-        return {n: {"kernel": jnp.array(weights[f"{prefix}.DenseReluDense.{m}.weight"].T)} for n, m in names.items()}
+        return {n: {"weight": jnp.array(weights[f"{prefix}.DenseReluDense.{m}.weight"])} for n, m in names.items()}
 
     def norm(name):
         return {"scale": jnp.array(weights[f"{name}.weight"])}
@@ -187,5 +187,5 @@ def from_peer(weights, config):
             "ff": feed_forward(f"{at}.2"),
         }
     if not config.tied_head:
-        params["head"] = {"kernel": jnp.array(weights["lm_head.weight"].T)}
+        params["head"] = {"weight": jnp.array(weights["lm_head.weight"])}
     return params

@@ -113,7 +113,7 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
     assert [e.target.tolist() for e in again] == [e.target.tolist() for e in more]
 
     other = teacher._replace(params=jax.tree.map(lambda leaf: leaf + 1, params))
-    with pytest.raises(ValueError, match="holds answers of .*, expected .*: move it away"):
+    with pytest.raises(ValueError, match=r"holds answers of .*, expected .*: move it away"):
         distil.answers(other, examples, path, 6, progress=False)
 
 

@@ -11,14 +11,14 @@ from jaxspec.weights import int8
 def _tree(seed: int = 0) -> dict:
     """Matrices whose channels differ in size by many orders of magnitude, and leaves that are no matrices."""
     rng = np.random.default_rng(seed)
-    kernel = rng.standard_normal((24, 40)) * 10.0 ** rng.uniform(-30, 30, (1, 40))
+    weight = rng.standard_normal((40, 24)) * 10.0 ** rng.uniform(-30, 30, (40, 1))
     embedding = rng.standard_normal((40, 24)) * 10.0 ** rng.uniform(-30, 30, (40, 1))
-    kernel[:, 3], embedding[5] = 0.0, 0.0
-    kernel[:, 4], embedding[6] = kernel[:, 4] * 0 + 1e-41, 3e38  # a subnormal channel, a nearly infinite one
-    kernel, embedding = jnp.asarray(kernel, jnp.float32), jnp.asarray(embedding, jnp.float32)
+    weight[3], embedding[5] = 0.0, 0.0
+    weight[4], embedding[6] = weight[4] * 0 + 1e-41, 3e38  # a subnormal channel, a nearly infinite one
+    weight, embedding = jnp.asarray(weight, jnp.float32), jnp.asarray(embedding, jnp.float32)
     return {
         "embedding": {"embedding": embedding},
-        "layer": {"kernel": kernel, "bias": jnp.ones(40), "norm": {"scale": jnp.ones(24)}},
+        "layer": {"weight": weight, "bias": jnp.ones(40), "norm": {"scale": jnp.ones(24)}},
         "bias": {"table": jnp.asarray(rng.standard_normal((32, 4)), jnp.float32)},
     }
 
@@ -26,10 +26,10 @@ def _tree(seed: int = 0) -> dict:
 def test_only_matrices_change_and_scales_lie_along_their_channels():
     tree = _tree()
     stored = int8.quantise(tree)
-    assert jax.tree.map(jnp.shape, stored["layer"]["kernel"]) == {"int8": (24, 40), "scale": (1, 40)}
+    assert jax.tree.map(jnp.shape, stored["layer"]["weight"]) == {"int8": (40, 24), "scale": (40, 1)}
     assert jax.tree.map(jnp.shape, stored["embedding"]["embedding"]) == {"int8": (40, 24), "scale": (40, 1)}
-    assert stored["layer"]["kernel"]["int8"].dtype == jnp.int8
-    assert stored["layer"]["kernel"]["scale"].dtype == jnp.float32
+    assert stored["layer"]["weight"]["int8"].dtype == jnp.int8
+    assert stored["layer"]["weight"]["scale"].dtype == jnp.float32
     assert stored["bias"]["table"] is tree["bias"]["table"]
     assert stored["layer"]["bias"] is tree["layer"]["bias"]
     assert stored["layer"]["norm"]["scale"] is tree["layer"]["norm"]["scale"]
@@ -41,7 +41,7 @@ def test_no_weight_moves_by_more_than_half_a_scale(seed):
     tree = _tree(seed)
     stored = int8.quantise(tree)
     read = int8.dequantise(stored)
-    for *path, last in (("layer", "kernel"), ("embedding", "embedding")):
+    for *path, last in (("layer", "weight"), ("embedding", "embedding")):
         before, after = (np.asarray(t[path[0]][last], np.float64) for t in (tree, read))
         scale = np.asarray(stored[path[0]][last]["scale"], np.float64)
         assert (np.abs(before - after) <= scale * (0.5 + 1e-5)).all()  # the division is rounded, too
@@ -56,27 +56,27 @@ def test_what_was_read_back_is_stored_as_itself(seed):
 
 
 def test_every_significand_of_a_scale_survives():
-    """A column per 16-bit significand: the largest weight is 127 times the scale, exactly."""
+    """A row per 16-bit significand: the largest weight is 127 times the scale, exactly."""
     largest = jnp.asarray(np.arange(2**16, 2**17, dtype=np.float32)) * 127
-    stored = int8.quantise({"kernel": largest[None, :]})
+    stored = int8.quantise({"weight": largest[:, None]})
     again = int8.quantise(int8.dequantise(stored))
-    assert (stored["kernel"]["scale"] == again["kernel"]["scale"]).all()
-    assert (stored["kernel"]["int8"] == 127).all() and (again["kernel"]["int8"] == 127).all()
+    assert (stored["weight"]["scale"] == again["weight"]["scale"]).all()
+    assert (stored["weight"]["int8"] == 127).all() and (again["weight"]["int8"] == 127).all()
 
 
 def test_reading_back_is_exact_so_that_it_cannot_depend_on_the_backend():
-    stored = int8.quantise(_tree())["layer"]["kernel"]
+    stored = int8.quantise(_tree())["layer"]["weight"]
     wide = np.asarray(stored["int8"], np.float64) * np.asarray(stored["scale"], np.float64)
     assert (np.asarray(int8.dequantise(stored), np.float64) == wide).all()
     assert (jax.jit(int8.dequantise)(stored) == int8.dequantise(stored)).all()
 
 
 def test_zero_and_subnormal_channels_become_zero():
-    stored = int8.quantise(_tree())["layer"]["kernel"]
-    assert (stored["scale"][0, 3:5] == 1.0).all()
-    assert (stored["int8"][:, 3:5] == 0).all()
+    stored = int8.quantise(_tree())["layer"]["weight"]
+    assert (stored["scale"][3:5] == 1.0).all()
+    assert (stored["int8"][3:5] == 0).all()
 
 
 def test_abstract_trees_work():
-    shapes = jax.eval_shape(int8.quantise, {"kernel": jax.ShapeDtypeStruct((8, 4), jnp.float32)})
-    assert shapes["kernel"]["scale"].shape == (1, 4)
+    shapes = jax.eval_shape(int8.quantise, {"weight": jax.ShapeDtypeStruct((4, 8), jnp.float32)})
+    assert shapes["weight"]["scale"].shape == (4, 1)

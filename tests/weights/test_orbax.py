@@ -225,14 +225,14 @@ def test_tree_mismatch_lists_all_differences(copy):
         restore(copy)
     intro, missing, unexpected, wrong = str(caught.value).splitlines()
     assert "not those that manifest.toml describes" in intro
-    assert missing.startswith("  missing: decoder_1/attention/key/kernel, ") and missing.endswith("more")
-    assert unexpected == "  unexpected: decoder_0/ff/gate/kernel, encoder_0/ff/gate/kernel"
+    assert missing.startswith("  missing: decoder_1/attention/key/weight, ") and missing.endswith("more")
+    assert unexpected == "  unexpected: decoder_0/ff/gate/weight, encoder_0/ff/gate/weight"
     assert "embedding/embedding is float32[48, 16], expected float32[50, 16]" in wrong
 
 
 def test_stored_type_mismatch(copy):
     edit(copy / "manifest.toml", 'dtype = "float32"\nparameters', 'dtype = "bfloat16"\nparameters')
-    with pytest.raises(CheckpointError, match=r"kernel is float32\[16, 16\], expected bfloat16\[16, 16\]"):
+    with pytest.raises(CheckpointError, match=r"weight is float32\[16, 16\], expected bfloat16\[16, 16\]"):
         restore(copy)
 
 
@@ -260,10 +260,10 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
     options = {"name": "a", "family": "t5", "dtype": "int8", "about": {}}
     params = params_of("t5")
     headless = {name: tree for name, tree in params.items() if name != "head"}
-    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing: head/kernel"):
+    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing: head/weight"):
         save(tmp_path / "a", headless, T5, tokenizer, **options)
-    bad = params | {"head": {"kernel": params["head"]["kernel"].at[0, 0].set(jnp.nan)}}
-    with pytest.raises(CheckpointError, match="NaN or infinity in head/kernel: nothing was saved"):
+    bad = params | {"head": {"weight": params["head"]["weight"].at[0, 0].set(jnp.nan)}}
+    with pytest.raises(CheckpointError, match="NaN or infinity in head/weight: nothing was saved"):
         save(tmp_path / "a", bad, T5, tokenizer, **options)
     with pytest.raises(CheckpointError, match=r"folder .* lacks tokenizer\.json and tokenizer_config\.json"):
         save(tmp_path / "a", params, T5, tmp_path, **options)
