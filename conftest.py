@@ -24,7 +24,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
 
-# A second run need not compile again. Tests that count compilations are not misled: jax reports one whether or not this cache then provides the result.
+# A second run need not compile again. Tests that count compilations are not misled: jax reports one whether or not
+# this cache then provides the result.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"jax{jax.__version__}-py{sys.version_info.major}{sys.version_info.minor}"
