@@ -128,7 +128,7 @@ def measure(
         own = None if keys is None else keys[group.rows]
         text = generate(target, group.prompt, key=own, **options)
         tokens = jnp.asarray(text.tokens[:, :max_new_tokens])
-        own_controls = warps.Controls(*(x[group.rows] for x in controls))
+        own_controls = jax.tree.map(lambda x, rows=group.rows: x[rows], controls)
         parties = (target.lm, drafter.lm, to_law, target.params, drafter.params)
         shared = np.asarray(overlap(*parties, own_controls, group.prompt, tokens), np.float64)
         real = np.arange(tokens.shape[1])[None, :] < text.lengths[:, None]
