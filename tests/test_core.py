@@ -200,7 +200,7 @@ def test_minus_infinity_and_bfloat16_logits():
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["temperature 0", "sampling"])
 def test_where_nothing_is_allowed_there_is_no_law(temperature):
     nothing = jnp.full((1, 2, 9), -jnp.inf).at[0, 1, 4].set(0.0)
-    law = warp.sampling(9, True, True)(controls(temperature, batch=1)._replace(min_p=jnp.zeros(1)), nothing)
+    law = jax.jit(warp.sampling(9, True, True))(controls(temperature, batch=1)._replace(min_p=jnp.zeros(1)), nothing)
     assert jnp.isnan(law.log_probs[0, 0]).all() and law.log_probs[0, 1, 4] == 0
     assert warp.greedy()(None, nothing).tokens.tolist() == [[-1, 4]]
 

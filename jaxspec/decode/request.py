@@ -52,9 +52,7 @@ def prepare(
     if limit.min() < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
     soft = getattr(accept, "reads_soft", False)  # a rule may be any function; ours are `accept.Rule`s
-    vocab = target.lm.vocab_size
-    ids = vocab if target.tokenizer is None else min(len(target.tokenizer), vocab)
-    warp, controls, draft_controls = plan(batch, vocab, ids, soft, **options)
+    warp, controls, draft_controls = plan(target, batch, soft, **options)
     if key is None:
         if np.any(np.asarray(controls.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")

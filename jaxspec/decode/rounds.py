@@ -38,11 +38,7 @@ def begin(
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
     """
     forward, cache = prefilled
-    batch = prompt.tokens.shape[0]
-    if lm.start_token is None:
-        row, start = prompt.tokens, prompt.length
-    else:
-        row, start = jnp.full((batch, 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length)
+    row, start = first_row(lm, prompt)
     zero = jnp.zeros_like(start)
     state = DecodeState(
         tokens=jnp.pad(row, ((0, 0), (0, room))),
@@ -57,6 +53,13 @@ def begin(
     )
     law = warp(request.controls, forward.logits, prefix(state))
     return commit(state, sample(keys, start, law)[:, None], zero + 1, hopeless(forward, law, zero))[0]
+
+
+def first_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """What the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
+    if lm.start_token is None:
+        return prompt
+    return Prompt(jnp.full((prompt.tokens.shape[0], 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length))
 
 
 def prefix(state: DecodeState) -> Prefix:

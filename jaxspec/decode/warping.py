@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxspec import warp
-from jaxspec.base import Stage, Warp
+from jaxspec.base import Model, Stage, Warp
 from jaxspec.warp import Controls
 
 
@@ -45,10 +45,9 @@ class Plan(NamedTuple):
 
 
 def plan(
+    target: Model,
     batch: int,
-    vocab: int,
-    ids: int,
-    soft: bool,
+    soft: bool = False,
     *,
     temperature: Any = 0.0,
     top_k: Any = None,
@@ -64,14 +63,15 @@ def plan(
     """Checks and converts; see `generate` for the options and their defaults.
 
     Args:
+        target: whose law it is; ids past its tokenizer's are never said.
         batch: number of prompts.
-        vocab: width of the target's logits.
-        ids: how many of them are real tokens.
         soft: whether a greedy law must say what is second best; see `warp.greedy`.
 
     Raises:
         ValueError: an option out of range; every token ruled out.
     """
+    vocab = target.lm.vocab_size
+    ids = vocab if target.tokenizer is None else min(len(target.tokenizer), vocab)
     temperatures = _temperatures(temperature, batch, "temperature")
     ks = _top_k(top_k, batch, vocab)
     values: dict[str, Any] = dict(

@@ -102,7 +102,7 @@ def test_presence_and_frequency_count_what_was_generated(seen):
 
 def test_without_guesses_every_position_sees_the_row():
     controls = SETTINGS["repetition"]
-    alone = WHOLE(controls, LOGITS[:, :1], prefix()._replace(guesses=None, seen=None)).log_probs
+    alone = jax.jit(WHOLE)(controls, LOGITS[:, :1], prefix()._replace(guesses=None, seen=None)).log_probs
     np.testing.assert_allclose(alone[:, 0], whole(controls, prefix())[:, 0], atol=1e-6)
 
 
