@@ -99,7 +99,7 @@ def penalised(model, row, frequency, new, read=()):
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_each_guess_is_penalised_for_its_own_prefix(gamma):
-    """Greedy: as plain decoding, and as numpy. The target drafting for itself counts its guesses: it is always right."""
+    """Greedy: as plain decoding, and as numpy. The target, drafting for itself, counts its guesses too."""
     expected = [penalised(TARGET, *pair, 21) for pair in zip(PROMPTS, PENALTIES["frequency_penalty"], strict=True)]
     assert tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=21, **PENALTIES)) == expected
     for drafter in (BLEND, TARGET):
