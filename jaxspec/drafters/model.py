@@ -16,6 +16,8 @@ from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, La
 def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     """Drafts gamma tokens from `lm`, in a `lax.scan`, sampling from its own law (the argmax if that is greedy).
 
+    Its law is warped as the target's, each guess behind those before it, or by `Request.draft_controls` of its own.
+
     Its state is its cache. After a round in which every guess was accepted the cache lacks two committed tokens (the
     last guess was never fed, and the bonus token came from the target), otherwise one; so every round begins by
     reading the last two committed tokens again, from wherever the last round left off. With committed [a b c d e]:
