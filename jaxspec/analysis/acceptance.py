@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
 from jaxspec import warp as warps
+from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prompt, Warp
 from jaxspec.decode import generate, request
 
@@ -43,19 +44,12 @@ class Acceptance:
     @property
     def alpha(self) -> float:
         """The mean over all positions: 4 of 6 is 0.667."""
-        return float(self.sums.sum() / self.counts.sum())
+        return Ratio(self.sums, self.counts).value
 
     @property
     def stderr(self) -> float:
-        """Standard error of alpha as a ratio of row totals: rows are independent, positions in one are not.
-
-        NaN for a single row, which says nothing about the spread between rows.
-        """
-        rows = len(self.sums)
-        if rows < 2:
-            return float("nan")
-        off = self.sums - self.alpha * self.counts
-        return float(np.sqrt(rows / (rows - 1) * np.square(off).sum()) / self.counts.sum())
+        """Standard error of alpha: rows are independent, positions in one are not. NaN for a single row."""
+        return Ratio(self.sums, self.counts).stderr
 
     @property
     def positions(self) -> int:
@@ -69,6 +63,22 @@ class Group(NamedTuple):
     prompt: Prompt
     rows: np.ndarray
     real: int
+
+
+class Text(NamedTuple):
+    """What the target says to a group of prompts.
+
+    Attributes:
+        group: the prompts.
+        tokens: the new tokens, padded to the limit [batch, new].
+        lengths: how many of them are real [batch].
+        controls: of the target's warp, for these rows.
+    """
+
+    group: Group
+    tokens: Int[Array, "B N"]
+    lengths: Int[np.ndarray, " B"]
+    controls: warps.Controls
 
 
 def measure(
@@ -114,28 +124,45 @@ def measure(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
     """
+    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens)
+    to_law = _warp(target, temperature, top_k, top_p)
+    sums, counts = [], []
+    for text in texts(target, drafter, prompts, key=key, batch=batch, **options):
+        parties = (target.lm, drafter.lm, to_law, target.params, drafter.params)
+        shared = np.asarray(overlap(*parties, text.controls, text.group.prompt, text.tokens), np.float64)
+        real = np.arange(shared.shape[1])[None, :] < text.lengths[:, None]
+        sums.append((shared * real).sum(axis=1)[: text.group.real])
+        counts.append(text.lengths[: text.group.real])
+        advance(text.group.real)
+    return Acceptance(np.concatenate(sums), np.concatenate(counts))
+
+
+def texts(
+    target: Model, drafter: Model, prompts: Sequence[str] | str | Prompt, *, key: Any, batch: int, **options: Any
+) -> Iterator[Text]:
+    """What the target, decoding plainly, says to the prompts, in batches of one shape.
+
+    Args:
+        target, drafter: two models with one vocabulary.
+        prompts: text, or token ids.
+        key: as in `jaxspec.generate`.
+        batch: rows at a time.
+        options: temperature, top_k, top_p and max_new_tokens of `jaxspec.generate`.
+
+    Raises:
+        TypeError, ValueError: as `measure`.
+    """
     if not isinstance(drafter, Model):
         kind = type(drafter).__name__
         raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose law is known")
-    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens)
     prompt = request.encode(target, prompts)
-    asked: dict[str, Any] = dict(drafter=drafter, gamma=1, accept=None, key=key, eos_ids=None)
-    pair = request.prepare(target, prompt, **asked, **options)  # checks that the two belong together, too
+    pair = request.prepare(target, prompt, drafter=drafter, gamma=1, key=key, **options)  # checks the pair, too
     keys = None if key is None else noise.row_keys(key, len(prompt.length))
-    to_law, controls = _warp(target, temperature, top_k, top_p), pair.request.controls
-    sums, counts = [], []
     for group in in_batches(prompt, batch):
         own = None if keys is None else keys[group.rows]
         text = generate(target, group.prompt, key=own, **options)
-        tokens = jnp.asarray(text.tokens[:, :max_new_tokens])
-        own_controls = warps.Controls(*(x[group.rows] for x in controls))
-        parties = (target.lm, drafter.lm, to_law, target.params, drafter.params)
-        shared = np.asarray(overlap(*parties, own_controls, group.prompt, tokens), np.float64)
-        real = np.arange(tokens.shape[1])[None, :] < text.lengths[:, None]
-        sums.append((shared * real).sum(axis=1)[: group.real])
-        counts.append(text.lengths[: group.real])
-        advance(group.real)
-    return Acceptance(np.concatenate(sums), np.concatenate(counts))
+        tokens = jnp.asarray(text.tokens[:, : options["max_new_tokens"]])
+        yield Text(group, tokens, text.lengths, warps.Controls(*(x[group.rows] for x in pair.request.controls)))
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "to_law"))
