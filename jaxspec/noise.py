@@ -76,13 +76,20 @@ def categorical(
     [1, 2]
     """
 
-    def draw() -> Int[Array, " batch"]:
+    def draw(keys: Keys) -> Int[Array, " batch"]:
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
         return _first_largest(log_probs + gumbel)
 
     if wanted is None:
-        return draw()
-    return jax.lax.cond(jnp.any(wanted), draw, lambda: jnp.zeros(log_probs.shape[:1], jnp.int32))
+        return draw(keys)
+    # As data, because under vmap a cond selects between copies of what goes into it, which reads as using a key twice.
+    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    return jax.lax.cond(
+        jnp.any(wanted),
+        lambda data: draw(jax.random.wrap_key_data(data, impl=impl)),
+        lambda data: jnp.zeros(data.shape[:1], jnp.int32),
+        data,
+    )
 
 
 def _first_largest(values: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
