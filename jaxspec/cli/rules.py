@@ -119,12 +119,13 @@ def cost_of_all(
 def _costs(
     batch: int, vocab: int, usual: dict[str, np.ndarray], alike: dict[str, np.ndarray], taken: Cost, same: bool
 ) -> dict[str, Any]:
-    rows = {
-        name: {"usual_us": spread(1e6 * usual[name]), "all_kept_us": spread(1e6 * alike[name])}
-        | ({"share": float(np.median(alike[name])) * 1e3 / taken.verify_ms} if same else {})
-        for name in usual
-    }
     passes = {"one_token_ms": taken.target_ms, "verify_ms": taken.verify_ms}
+    rows: dict[str, Any] = {}
+    for name in usual:
+        rows[name] = {"usual_us": spread(1e6 * usual[name]), "all_kept_us": spread(1e6 * alike[name])}
+        if same:
+            worst = 1e3 * max(float(np.median(seconds[name])) for seconds in (usual, alike))
+            rows[name]["share"] = {of: worst / ms for of, ms in passes.items()}
     return {"batch": batch, "vocab": vocab, "rules": rows} | passes
 
 
@@ -152,11 +153,12 @@ def cost_tables(found: dict[str, Any]) -> list[Table]:
         one, many = f"{size['one_token_ms']:.1f}", f"{size['verify_ms']:.1f}"
         title = f"batch {size['batch']}, V = {size['vocab']:,}, γ = {found['gamma']}"
         title += f"; a pass of {found['shape']} takes {one} ms over 1 token, {many} ms over {found['gamma'] + 1}"
-        heads = ["µs", "min..max", "µs, all kept", "min..max", "of the verify pass"]
+        heads = ["µs", "min..max", "µs, all kept", "min..max", "of the long pass", "of the short"]
         table = tables.table(heads, first="", title=title)
         for name, row in size["rules"].items():
             cells = [text for what in ("usual_us", "all_kept_us") for text in _spread(row[what])]
-            table.add_row(name, *cells, f"{row['share']:.1%}" if "share" in row else "–")
+            share = row.get("share", {})
+            table.add_row(name, *cells, *(f"{share[of]:.1%}" if share else "–" for of in ("verify_ms", "one_token_ms")))
         made.append(table)
     return made
 

@@ -282,7 +282,8 @@ def test_a_generation_is_one_program():
     assert len(jaxpr.jaxpr.eqns) == 1
     loops = [e for e in inner.params["jaxpr"].jaxpr.eqns if e.primitive.name == "while"]
     assert len(loops) == 1
-    assert "exp" not in {e.primitive.name for e in inner.params["jaxpr"].jaxpr.eqns}
+    greedy = str(jaxpr)  # loops and calls included; the model itself has none of these
+    assert not [word for word in (" exp ", " log ", "sort[", "top_k[", "random_bits") if word in greedy]
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
