@@ -11,7 +11,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.base import Keys
 
@@ -64,12 +64,41 @@ def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     return jax.vmap(one)(keys)
 
 
-def categorical(keys: Keys, log_probs: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+def categorical(
+    keys: Keys, log_probs: Float[Array, "batch vocab"], wanted: Bool[Array, " batch"] | None = None
+) -> Int[Array, " batch"]:
     """One draw per row by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
+
+    With `wanted`, only those rows' draws will be looked at; nothing is drawn where no row's will.
 
     >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     >>> categorical(row_keys(jax.random.key(0), 2), log_probs).tolist()
     [1, 2]
     """
-    gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
-    return jnp.argmax(log_probs + gumbel, axis=-1).astype(jnp.int32)
+
+    def draw(keys: Keys) -> Int[Array, " batch"]:
+        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
+        return _first_largest(log_probs + gumbel)
+
+    if wanted is None:
+        return draw(keys)
+    # As data, because under vmap a cond selects between copies of what goes into it, which reads as using a key twice.
+    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    return jax.lax.cond(
+        jnp.any(wanted),
+        lambda data: draw(jax.random.wrap_key_data(data, impl=impl)),
+        lambda data: jnp.zeros(data.shape[:1], jnp.int32),
+        data,
+    )
+
+
+def _first_largest(values: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+    """argmax in two reductions: XLA fuses what goes before into one over pairs, and on CPU then runs it unvectorised.
+
+    >>> _first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0]])).tolist()
+    [1, 2]
+    """
+    vocab = values.shape[-1]
+    largest = jnp.max(values, axis=-1, keepdims=True)
+    at = jnp.where(values == largest, jnp.arange(vocab, dtype=jnp.int32)[None, :], vocab - 1)
+    return jnp.min(at, axis=-1)

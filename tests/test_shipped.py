@@ -1,14 +1,18 @@
 """The shipped pairs on held-out prompts: exact, token for token and in law."""
 
 import json
+import os
+import subprocess
+import sys
 from importlib import resources
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import buffers, noise
+from jaxspec import accept, buffers, noise
 from jaxspec.analysis import chisquare, numerics
 from jaxspec.base import Prompt
 from jaxspec.model import shipped
@@ -59,15 +63,65 @@ def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
         assert got == [plain[i] for i in chosen]
 
 
-def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
-    target, draft, _, rows, plain = pair
+def stranger(draft):
+    """The drafter with random weights."""
     leaves, tree = jax.tree.flatten(draft.params)
     keys = jax.random.split(jax.random.key(0), len(leaves))
     noisy = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    stranger = draft._replace(params=jax.tree.unflatten(tree, noisy))
+    return draft._replace(params=jax.tree.unflatten(tree, noisy))
+
+
+def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
+    target, draft, _, rows, plain = pair
     for row, expected in zip(rows[:50], plain[:50], strict=True):
-        out = jaxspec.generate(target, row, drafter=stranger, gamma=4, max_new_tokens=NEW)
+        out = jaxspec.generate(target, row, drafter=stranger(draft), gamma=4, max_new_tokens=NEW)
         assert out.tokens[0].tolist() == expected
+
+
+# --- the coupled rule: the text of plain sampling
+
+SAMPLED, FEW = 100, 16  # prompts, and new tokens of each
+SEED = 11
+
+
+@pytest.fixture(scope="module", params=list(PAIRS))
+def sampled(request):
+    """A pair, prompts, keys, and what plain sampling says, one by one."""
+    target, draft, prompts = heldout(request.param, SAMPLED)
+    keys = noise.row_keys(jax.random.key(SEED), SAMPLED)
+    options = dict(temperature=1.0, max_new_tokens=FEW)
+    plain = []
+    for i in range(SAMPLED):
+        prompt, key = some(prompts, keys, [i])
+        plain += said(jaxspec.generate(target, prompt, key=key, **options))
+    return target, draft, prompts, keys, plain
+
+
+def some(prompts, keys, rows):
+    """Rows of a batch, and their keys."""
+    rows = np.array(rows)
+    return Prompt(prompts.tokens[rows], prompts.length[rows]), keys[rows]
+
+
+def said(out):
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("drafter", ["good", "random"])
+@pytest.mark.parametrize("gamma", [1, 4, 7])
+def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
+    """Alone, and in shuffled batches of 16."""
+    target, draft, prompts, keys, plain = sampled
+    options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
+    options |= dict(temperature=1.0, max_new_tokens=FEW)
+    for i in range(SAMPLED):
+        prompt, key = some(prompts, keys, [i])
+        assert said(jaxspec.generate(target, prompt, key=key, **options)) == [plain[i]], i
+    order = np.random.default_rng(gamma).permutation(SAMPLED)
+    for start in range(0, SAMPLED, 16):
+        chosen = order[(start + np.arange(16)) % SAMPLED]  # the last batch wraps around
+        prompt, key = some(prompts, keys, chosen)
+        assert said(jaxspec.generate(target, prompt, key=key, **options)) == [plain[i] for i in chosen]
 
 
 def test_sampled_tokens_have_the_targets_law(pair):
@@ -98,3 +152,18 @@ def test_rows_are_keyed_by_row_and_position(pair):
     together = jaxspec.generate(target, batch, key=keys, **options)
     alone = jaxspec.generate(target, Prompt(batch.tokens[2:3], batch.length[2:3]), key=keys[2:3], **options)
     assert alone.tokens[0].tolist() == together.tokens[2, : together.lengths[2]].tolist()
+
+
+def test_coupled_text_does_not_depend_on_the_mesh():
+    """A batch split over 8 devices (which must exist before jax starts, so in another process) says the same."""
+    found = subprocess.run(
+        [sys.executable, Path(__file__).with_name("mesh_text.py")],
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    assert report["devices"] == 8 and report["shards"] == [2] * 8
+    assert report["split"] == report["plain"] == report["whole"]

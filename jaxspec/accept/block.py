@@ -12,6 +12,7 @@ from jaxspec.accept.common import (
     coins,
     count_accepted,
     draw,
+    likelihood_ratio,
     match,
     pick,
     probs_at,
@@ -75,7 +76,7 @@ def block() -> Rule:
         left = residual(pick(ratio, count)[:, None] * p, q)
         return Verdict(count, draw(keys, position, jnp.log(left)))
 
-    return Rule(judge, "block", exact=True)
+    return Rule(judge, "block", exact=True, kept_ratio=likelihood_ratio)
 
 
 def sound(draft: Draft) -> Draft:

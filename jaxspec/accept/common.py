@@ -5,6 +5,7 @@ Axis letters as in `base.py`: B batch, G gamma, V vocabulary; T is any number of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +17,10 @@ from jaxspec.base import AcceptRule, Draft, Keys, Law, Verdict
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
 NOTHING = 1e-6
+LARGEST = 80.0  # of a logarithm whose exponential float32 holds
+
+# (log_p [B, T, V], log_q [B, T, V], tokens [B, T]) -> [B, T]
+KeptRatio = Callable[[Float[Array, "B T V"], Float[Array, "B T V"], Int[Array, "B T"]], Float[Array, "B T"]]
 
 
 class Rule(NamedTuple):
@@ -28,6 +33,9 @@ class Rule(NamedTuple):
             factory says what is guaranteed instead.
         plain_noise: whether guesses drawn with plain sampling's own noise are accepted more often.
         reads_soft: whether it reads `Law.soft` of a greedy law.
+        kept_ratio: of each token x of a text, the probability that x is guessed and kept, over p(x), so that products
+            of it say how many guesses are kept (see `analysis.replay`); None where that is not known. Under a rule
+            that judges guesses together their probabilities multiply before they are cut.
 
     >>> rule = Rule(lambda keys, position, draft, target: match(draft, target.tokens), "mine", exact=True)
     >>> draft = Draft(jnp.array([[4, 9]]), None, jnp.array([2]))
@@ -40,6 +48,7 @@ class Rule(NamedTuple):
     exact: bool
     plain_noise: bool = False
     reads_soft: bool = False
+    kept_ratio: KeptRatio | None = None
 
     def __call__(self, keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
         return self.judge(keys, position, draft, target)
@@ -122,3 +131,17 @@ def pick(rows: Array, index: Int[Array, " B"]) -> Array:
 def probs_at(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """The probability of one token at each position."""
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
+
+
+def likelihood_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """q(x) / p(x) of each token; 0 where p(x) is 0.
+
+    >>> p, q = jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 2])), jnp.log(jnp.array([[[0.25, 0.25, 0.5]] * 2]))
+    >>> likelihood_ratio(p, q, jnp.array([[1, 2]])).tolist()
+    [[0.5, 0.0]]
+    """
+    p, q = (jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] for law in (log_p, log_q))
+    possible = p > -jnp.inf
+    return jnp.where(possible, jnp.exp(jnp.minimum(q - jnp.where(possible, p, 0.0), LARGEST)), 0.0)

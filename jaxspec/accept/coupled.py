@@ -6,10 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import noise
-from jaxspec.accept.common import Rule, match
+from jaxspec.accept.common import Rule, likelihood_ratio, match
 from jaxspec.base import Draft, Keys, Law, Verdict
 
 
@@ -47,18 +47,41 @@ def coupled() -> Rule:
     def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
         if target.tokens is not None:
             return match(draft, target.tokens)
-        return match(draft, plain_tokens(keys, position, target))
+        return match(draft, plain_tokens(keys, position, draft, target))
 
-    return Rule(judge, "coupled", exact=True, plain_noise=True)
+    return Rule(judge, "coupled", exact=True, plain_noise=True, kept_ratio=kept_ratio)
 
 
-def plain_tokens(keys: Keys, position: Int[Array, " B"], target: Law) -> Int[Array, "B G+1"]:
-    """What plain sampling draws at each position from `position` on, if the guesses before it are right."""
+def kept_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """P(x wins both races) / p(x) for a guess drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
+
+    With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.
+
+    >>> p, q = (jnp.log(jnp.array([[[x, 1 - x]] * 2])) for x in (0.5, 0.75))
+    >>> [round(x, 3) for x in kept_ratio(p, q, jnp.array([[0, 1]]))[0].tolist()]
+    [1.0, 0.5]
+    """
+    ratio = likelihood_ratio(log_p, log_q, tokens)[..., None]
+    known = jnp.where(ratio > 0, ratio, 1.0)
+    rivals = jnp.sum(jnp.maximum(jnp.exp(log_p), jnp.exp(log_q) / known), axis=-1)
+    return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
+
+
+def plain_tokens(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Int[Array, "B G+1"]:
+    """What plain sampling draws from `position` on, up to each row's first wrong guess; anything behind it.
+
+    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row needs.
+    """
     assert target.log_probs is not None
-    log_probs = target.log_probs
+    log_probs, guesses = target.log_probs, jnp.pad(draft.tokens, ((0, 0), (0, 1)))
 
-    def one(_, i: Int[Array, ""]):
-        law = jax.lax.dynamic_index_in_dim(log_probs, i, axis=1, keepdims=False)
-        return None, noise.categorical(noise.at(keys, position + i.astype(position.dtype), noise.Purpose.TOKEN), law)
+    def one(right: Bool[Array, " B"], i: Int[Array, ""]):
+        law, guess = (jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False) for x in (log_probs, guesses))
+        at = noise.at(keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
+        token = noise.categorical(at, law, right)
+        return jnp.logical_and(right, jnp.logical_and(i < draft.length, guess == token)), token
 
-    return jax.lax.scan(one, None, jnp.arange(log_probs.shape[1]))[1].T
+    count = jnp.arange(log_probs.shape[1], dtype=draft.length.dtype)
+    return jax.lax.scan(one, jnp.ones(position.shape, bool), count)[1].T

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
-from jaxspec.accept.common import Rule
+from jaxspec.accept.common import Rule, probs_at
 from jaxspec.accept.rejection import rejection
 from jaxspec.base import Draft, Keys, Law, Verdict
 
@@ -39,4 +39,12 @@ def exact_match() -> Rule:
     def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
         return rejection().judge(keys, position, draft._replace(log_probs=None), target)
 
-    return Rule(judge, "exact_match", exact=True)
+    return Rule(judge, "exact_match", exact=True, kept_ratio=kept_ratio)
+
+
+def kept_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """p q / p."""
+    del log_p
+    return probs_at(log_q, tokens)

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.accept.common import Rule, coins, count_accepted, match, pick, probs_at, probs_of
+from jaxspec.accept.common import Rule, coins, count_accepted, likelihood_ratio, match, pick, probs_at, probs_of
 from jaxspec.accept.rejection import after
 from jaxspec.base import Draft, Keys, Law, Verdict
 
@@ -67,4 +67,9 @@ def lenient(lenience: float) -> Rule:
         guess = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
         return guess >= jnp.max(log_probs, axis=-1) + math.log(lenience)
 
-    return Rule(judge, f"lenient({lenience:g})", exact=lenience == 1, reads_soft=lenience < 1)
+    def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        """min(p / l, q) / p."""
+        return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
+
+    name = f"lenient({lenience:g})"
+    return Rule(judge, name, exact=lenience == 1, reads_soft=lenience < 1, kept_ratio=kept_ratio)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec.accept.common import (
     Rule,
     coins,
     count_accepted,
     draw,
+    likelihood_ratio,
     match,
     pick,
     probs_at,
@@ -54,7 +55,14 @@ def rejection() -> Rule:
         count = count_accepted(accepted, draft.length)
         return Verdict(count, after(keys, position, draft, target, count))
 
-    return Rule(judge, "rejection", exact=True)
+    return Rule(judge, "rejection", exact=True, kept_ratio=kept_ratio)
+
+
+def kept_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """min(p, q) / p."""
+    return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1.0)
 
 
 def after(

@@ -41,7 +41,12 @@ def rejection_sampling() -> Rule:
         count = count_accepted(coins(keys, position, draft) * probs_of(draft) < kept, draft.length)
         return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
 
-    return Rule(judge, "rejection_sampling", exact=True)
+    def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        """(p / M) / p, the same for every token."""
+        del tokens
+        return smallest_ratio(jnp.exp(log_p), jnp.exp(log_q))
+
+    return Rule(judge, "rejection_sampling", exact=True, kept_ratio=kept_ratio)
 
 
 def smallest_ratio(p: Float[Array, "B G V"], q: Float[Array, "B G V"]) -> Float[Array, "B G"]:

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.accept.common import Rule, count_accepted, draw, match, pick
+from jaxspec.accept.common import Rule, count_accepted, draw, likelihood_ratio, match, pick
 from jaxspec.base import Draft, Keys, Law, Verdict
 
 
@@ -53,13 +53,18 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         if target.tokens is not None:
             return match(draft, target.tokens)
         assert target.log_probs is not None
-        law = target.log_probs[:, :-1]
-        guess = jnp.take_along_axis(law, draft.tokens[..., None], axis=-1)[..., 0]
-        threshold = jnp.minimum(math.log(epsilon), math.log(delta) - entropy(law))
-        count = count_accepted(guess > threshold, draft.length)
+        count = count_accepted(plausible(target.log_probs[:, :-1], draft.tokens), draft.length)
         return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
 
-    return Rule(judge, f"typical({epsilon:g}, {delta:g})", exact=False)
+    def plausible(law: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        threshold = jnp.minimum(math.log(epsilon), math.log(delta) - entropy(law))
+        return jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] > threshold
+
+    def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        """q / p, or nothing."""
+        return jnp.where(plausible(log_p, tokens), likelihood_ratio(log_p, log_q, tokens), 0.0)
+
+    return Rule(judge, f"typical({epsilon:g}, {delta:g})", exact=False, kept_ratio=kept_ratio)
 
 
 def entropy(log_probs: Float[Array, "B T V"]) -> Float[Array, "B T"]:
@@ -68,5 +73,5 @@ def entropy(log_probs: Float[Array, "B T V"]) -> Float[Array, "B T"]:
     >>> round(float(entropy(jnp.log(jnp.array([[[0.5, 0.5, 0.0]]])))[0, 0]), 4)
     0.6931
     """
-    surprise = jnp.where(jnp.isneginf(log_probs), 0.0, -log_probs)
-    return jnp.sum(jnp.exp(log_probs) * surprise, axis=-1)
+    finite = jnp.maximum(log_probs, jnp.finfo(log_probs.dtype).min)
+    return -jnp.einsum("btv,btv->bt", jnp.exp(log_probs), finite)  # a sum with exp in it is not vectorised on CPU

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
 from jaxspec import warp as warps
+from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prefix, Prompt, Warp
 from jaxspec.decode import generate, request, rounds
 from jaxspec.decode.warping import Warping, plan
@@ -44,19 +45,12 @@ class Acceptance:
     @property
     def alpha(self) -> float:
         """The mean over all positions: 4 of 6 is 0.667."""
-        return float(self.sums.sum() / self.counts.sum())
+        return Ratio(self.sums, self.counts).value
 
     @property
     def stderr(self) -> float:
-        """Standard error of alpha as a ratio of row totals: rows are independent, positions in one are not.
-
-        NaN for a single row, which says nothing about the spread between rows.
-        """
-        rows = len(self.sums)
-        if rows < 2:
-            return float("nan")
-        off = self.sums - self.alpha * self.counts
-        return float(np.sqrt(rows / (rows - 1) * np.square(off).sum()) / self.counts.sum())
+        """Standard error of alpha: rows are independent, positions in one are not. NaN for a single row."""
+        return Ratio(self.sums, self.counts).stderr
 
     @property
     def positions(self) -> int:
@@ -70,6 +64,23 @@ class Group(NamedTuple):
     prompt: Prompt
     rows: np.ndarray
     real: int
+
+
+class Text(NamedTuple):
+    """What the target says to a group of prompts.
+
+    Attributes:
+        group: the prompts.
+        tokens: the new tokens, padded to the limit [batch, new].
+        lengths: how many of them are real [batch].
+        warp, controls: what makes laws of logits; of the target's and of the drafter's own, for these rows.
+    """
+
+    group: Group
+    tokens: Int[Array, "B N"]
+    lengths: Int[np.ndarray, " B"]
+    warp: Warp
+    controls: tuple[warps.Controls, warps.Controls | None]
 
 
 def measure(
@@ -114,6 +125,40 @@ def measure(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
     """
+    sums, counts = [], []
+    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, key=key, batch=batch)
+    for text in texts(target, drafter, prompts, **options, **warping):
+        parties = (target.lm, drafter.lm, text.warp, target.params, drafter.params)
+        shared = np.asarray(overlap(*parties, text.controls, text.group.prompt, text.tokens), np.float64)
+        real = np.arange(shared.shape[1])[None, :] < text.lengths[:, None]
+        sums.append((shared * real).sum(axis=1)[: text.group.real])
+        counts.append(text.lengths[: text.group.real])
+        advance(text.group.real)
+    return Acceptance(np.concatenate(sums), np.concatenate(counts))
+
+
+def texts(
+    target: Model,
+    drafter: Model,
+    prompts: Sequence[str] | str | Prompt,
+    *,
+    max_new_tokens: int,
+    key: Any,
+    batch: int,
+    **warping: Unpack[Warping],
+) -> Iterator[Text]:
+    """What the target, decoding plainly, says to the prompts, in batches of one shape.
+
+    Args:
+        target, drafter: two models with one vocabulary.
+        prompts: text, or token ids.
+        max_new_tokens, key: as in `jaxspec.generate`.
+        batch: rows at a time.
+        **warping: as in `jaxspec.generate`; one value for all rows.
+
+    Raises:
+        TypeError, ValueError: as `measure`.
+    """
     if not isinstance(drafter, Model):
         kind = type(drafter).__name__
         raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose law is known")
@@ -122,19 +167,11 @@ def measure(
     request.prepare(target, prompt, drafter=drafter, gamma=1, key=key, **options)  # checks that the two belong together
     keys = None if key is None else noise.row_keys(key, len(prompt.length))
     warp, *controls = plan(target, len(prompt.length), **warping)
-    sums, counts = [], []
     for group in in_batches(prompt, batch):
         own = None if keys is None else keys[group.rows]
         text = generate(target, group.prompt, key=own, **options)
-        tokens = jnp.asarray(text.tokens[:, :max_new_tokens])
-        own_controls = jax.tree.map(lambda x, rows=group.rows: x[rows], tuple(controls))
-        parties = (target.lm, drafter.lm, warp, target.params, drafter.params)
-        shared = np.asarray(overlap(*parties, own_controls, group.prompt, tokens), np.float64)
-        real = np.arange(tokens.shape[1])[None, :] < text.lengths[:, None]
-        sums.append((shared * real).sum(axis=1)[: group.real])
-        counts.append(text.lengths[: group.real])
-        advance(group.real)
-    return Acceptance(np.concatenate(sums), np.concatenate(counts))
+        rows = jax.tree.map(lambda x, rows=group.rows: x[rows], tuple(controls))
+        yield Text(group, jnp.asarray(text.tokens[:, :max_new_tokens]), text.lengths, warp, rows)
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "warp"))

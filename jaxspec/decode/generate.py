@@ -25,6 +25,7 @@ class Generation:
         lengths: how many of them are real [batch].
         stats: counts per row; see `base.Stats`.
         trace: what each round drafted and kept; see `loop.Trace`.
+        exact: whether the text has the target's law: it was decoded plainly, or by a rule that says it is exact.
     """
 
     texts: list[str]
@@ -32,6 +33,7 @@ class Generation:
     lengths: np.ndarray
     stats: Stats
     trace: loop.Trace
+    exact: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,8 @@ def generate(
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
     texts = _texts(target, tokens, outcome.length, strings)
-    return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace)
+    exact = job.decoder.gamma == 0 or accept is None or getattr(accept, "exact", False)
+    return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace, exact)
 
 
 def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import noise
 from jaxspec.base import Decoder, Keys, Request
@@ -112,7 +112,10 @@ class _Tape:
         self.events: list[Event] = []
         self.laws: list[Float[Array, "B V"]] = []
 
-    def categorical(self, keys: Keys, log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:
+    def categorical(
+        self, keys: Keys, log_probs: Float[Array, "B V"], wanted: Bool[Array, " B"] | None = None
+    ) -> Int[Array, " B"]:
+        del wanted
         index = len(self.laws)
         self.laws.append(log_probs)
         self.events.append(("draw", index))

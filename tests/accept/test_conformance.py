@@ -230,7 +230,7 @@ def test_a_draft_of_no_guesses_is_a_draw_from_p(monkeypatch):
     for certain in (False, True):
         for name, rule in RULES.items():
             asked = []
-            monkeypatch.setattr(noise, "categorical", lambda keys, law, asked=asked: asked.append(law) or position)
+            monkeypatch.setattr(noise, "categorical", lambda keys, law, *_, asked=asked: asked.append(law) or position)
             with jax.disable_jit():
                 verdict = rule(keys, position, draft._replace(log_probs=None) if certain else draft, target)
             monkeypatch.undo()

@@ -1,0 +1,208 @@
+"""Replay against enumeration of what a decoder does, and against decoders that run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import accept, buffers, drafters
+from jaxspec import warp as warps
+from jaxspec.analysis import acceptance, replay
+from jaxspec.analysis.estimate import Ratio
+from jaxspec.base import Prompt, Weights
+from jaxspec.decode import speculative
+from jaxspec.testing import plain_law, table_model, table_model_from
+from jaxspec.testing.outcomes import Outcomes, take
+from jaxspec.testing.script import init_program, step_program
+
+RULES = [
+    accept.rejection(),
+    accept.block(),
+    accept.exact_match(),
+    accept.coupled(),
+    accept.rejection_sampling(),
+    accept.lenient(0.5),
+    accept.typical(0.3, 0.5),
+]
+EXACT = [rule for rule in RULES if rule.exact]
+INDEPENDENT = [rule for rule in RULES if not rule.plain_noise]  # the enumeration draws every noise afresh
+
+
+def named(rules, quick=("block", "coupled")):
+    marked = [pytest.param(rule, marks=[] if rule.name in quick else [pytest.mark.slow]) for rule in rules]
+    return pytest.mark.parametrize("rule", marked, ids=lambda rule: rule.name)
+
+
+# --- by enumeration: three tokens, of three ids
+
+STEPS, VOCAB = 4, 3
+TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.key(2), VOCAB, sharpness=1.5)
+ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
+
+
+def controls(temperature):
+    return warps.Controls(jnp.full(1, temperature), jnp.full(1, VOCAB), jnp.ones(1))
+
+
+def every_text(temperature):
+    """A store whose rows are all texts, and the probability of each."""
+    law = plain_law(TARGET, ONE, warps.sampling(), controls(temperature), STEPS)
+    texts, chances = np.array(list(law)), np.array(list(law.values()))
+    many = Prompt(jnp.tile(ONE.tokens, (len(texts), 1)), jnp.tile(ONE.length, len(texts)))
+    logits = [acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)]
+    flat = [np.asarray(side).reshape(-1, VOCAB) for side in logits]
+    manifest = {"temperature": temperature}
+    return replay.Store(manifest, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
+
+
+def rounds_of(rule, gamma, temperature):
+    """By enumeration: the expected number of guesses that the first round emits, and of rounds."""
+    decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), rule, warps.sampling(), gamma)
+    shared = Weights(TARGET.params, DRAFT.params), jnp.array([-1], jnp.int32)
+    asked = jax.tree.map(np.asarray, (ONE, controls(temperature), np.full(1, STEPS, np.int32)))
+    first = init_program(decoder, buffers.room(STEPS, gamma))
+    rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
+    rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+    accepted, rounds = float(weight @ rows.stats.accepted), 0.0
+    while True:
+        rounds += float(weight[rows.done] @ rows.stats.rounds[rows.done])
+        rows, weight = take((rows, weight), ~rows.done)
+        if not len(weight):
+            return accepted, rounds
+        rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+
+
+@named(INDEPENDENT)
+def test_enumeration(rule, gamma=3):
+    """The first round of every rule, and all rounds of an exact one, with texts at its own temperature or another."""
+    accepted, rounds = rounds_of(rule, gamma, 0.7)
+    for temperature in (0.7, 1.0):
+        store, chances = every_text(temperature)
+        ratio, shift = replay._along(store, rule.kept_ratio, temperature, 0.7)
+        weights = [
+            replay.survival(ratio[i : i + STEPS], shift[i : i + STEPS], gamma, rule.exact)[1:]
+            for i in range(0, len(ratio), STEPS)
+        ]
+        # The texts' first token, from prefill, has the law of the store's temperature, not of the decoder's.
+        start = np.array([np.exp(0.0) if temperature == 0.7 else shift[i] for i in range(0, len(ratio), STEPS)])
+        assert np.sum(chances * start * [w[0].sum() for w in weights]) == pytest.approx(accepted, abs=1e-5)
+        if rule.exact and temperature == 0.7:
+            assert chances @ [replay.expected_rounds(w) for w in weights] == pytest.approx(rounds, abs=1e-5)
+            found = replay.evaluate(store, rule, gamma=gamma)
+            assert found.own_text
+            np.testing.assert_allclose(found.tokens_per_round.counts @ chances, rounds, atol=1e-5)
+
+
+def test_coupled_guesses_agree_as_often_as_gumbel_noise_makes_them():
+    p, q = (jax.nn.log_softmax(1.5 * jax.random.normal(jax.random.key(i), (1, 1, 6))) for i in range(2))
+    p = p.at[0, 0, 2].set(-jnp.inf)
+    noise = jax.random.gumbel(jax.random.key(3), (100_000, 6))
+    ours, theirs = (jnp.argmax(law[0] + noise, axis=-1) for law in (p, q))
+    every = jnp.arange(6)[None, :]
+    ratio = accept.coupled().kept_ratio(*(jnp.tile(law, (1, 6, 1)) for law in (p, q)), every)[0]
+    both = np.bincount(np.asarray(ours)[np.asarray(ours == theirs)], minlength=6) / len(noise)
+    np.testing.assert_allclose(ratio * jnp.exp(p[0, 0]), both, atol=0.006)
+    overlap = float(jnp.minimum(jnp.exp(p), jnp.exp(q)).sum() / jnp.exp(p).sum())
+    assert both.sum() > overlap / (2 - overlap) - 0.006
+
+
+# --- decoders that run
+
+BIG, ROWS, NEW = 6, 96, 33
+WORDS = table_model(jax.random.key(3), BIG, sharpness=1.5)
+NEAR = table_model_from(0.6 * WORDS.params + 0.4 * table_model(jax.random.key(4), BIG).params)
+PROMPTS = Prompt(jax.random.randint(jax.random.key(5), (ROWS, 3), 0, BIG), jnp.full(ROWS, 3))
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    options = dict(max_new_tokens=NEW, key=jax.random.key(6), batch=40)
+    return {t: replay.record(folder / f"{t}", WORDS, NEAR, PROMPTS, temperature=t, **options) for t in (0.0, 0.7)}
+
+
+def decoded(rule, temperature, gamma=4):
+    options = dict(drafter=NEAR, gamma=gamma, accept=rule, temperature=temperature, max_new_tokens=NEW)
+    stats = jaxspec.generate(WORDS, PROMPTS, key=jax.random.key(7), **options).stats
+    return Ratio(stats.emitted - 1, stats.rounds)
+
+
+@named(EXACT)
+def test_replay_says_what_decoding_yields(rule, stores):
+    found, ran = replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round, decoded(rule, 0.7)
+    assert abs(found.value - ran.value) < 3 * np.hypot(found.stderr, ran.stderr)
+    assert found.stderr < ran.stderr  # of the rounds, only the mean is left
+    assert found.stderr < 0.08
+
+
+@named([rule for rule in RULES if not rule.reads_soft])
+def test_at_temperature_0_replay_is_the_decoder(rule, stores):
+    found, ran = replay.evaluate(stores[0.0], rule, gamma=4), decoded(rule, 0.0)
+    assert found.own_text or not rule.exact
+    if rule.exact:
+        np.testing.assert_allclose(found.tokens_per_round.counts, ran.counts)
+
+
+def test_alpha_is_that_of_the_whole_laws(stores):
+    found = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
+    options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
+    measured = acceptance.measure(WORDS, NEAR, PROMPTS, **options)
+    assert abs(found.value - measured.alpha) < 3 * found.stderr
+    assert found.stderr < 0.01
+
+
+def test_rules_in_order(stores):
+    """Block keeps the most, then rejection, coupled, and the baselines."""
+    found = {rule.name: replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round.value for rule in EXACT}
+    order = ["block", "rejection", "coupled", "exact_match"]
+    assert sorted(order, key=found.__getitem__, reverse=True) == order
+    assert found["rejection_sampling"] < found["rejection"]
+
+
+def test_another_temperature_is_reached_by_weights(stores):
+    """Two stores, one question; the weights cost precision, and the answer says so."""
+    rule = accept.rejection()
+    own = replay.evaluate(stores[0.7], rule, gamma=2)
+    moved = replay.evaluate(stores[0.7], rule, gamma=2, temperature=0.8)
+    assert not moved.own_text and moved.temperature == 0.8
+    assert moved.accepted.stderr > own.accepted.stderr
+    assert abs(moved.accepted.value - own.accepted.value) < 0.2
+    assert moved.improvement(0.1, 1.2) == pytest.approx((1 + moved.accepted.value) / 1.4)
+
+
+def test_a_store_is_read_as_it_was_written(stores, tmp_path):
+    options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
+    made = replay.record(tmp_path / "a" / "store", WORDS, NEAR, PROMPTS, batch=40, **options)
+    again = replay.open_store(tmp_path / "a" / "store")
+    assert again.manifest == made.manifest and isinstance(again.target, np.memmap)
+    assert again.manifest["rows"] == ROWS and again.manifest["positions"] == 5 * ROWS == len(again.tokens)
+    text = jaxspec.generate(WORDS, PROMPTS, **options).tokens
+    np.testing.assert_array_equal(again.tokens.reshape(ROWS, 5), text)
+    last = PROMPTS.tokens[:, -2:]
+    np.testing.assert_array_equal(again.target[::5], WORDS.params[last[:, 0], last[:, 1]])
+    np.testing.assert_array_equal(again.draft[::5], NEAR.params[last[:, 0], last[:, 1]])
+
+
+def test_nothing_is_left_of_a_recording_that_fails(tmp_path):
+    def fail(rows):
+        raise RuntimeError("disk full")
+
+    options = dict(temperature=0.0, max_new_tokens=3)
+    with pytest.raises(RuntimeError, match="disk full"):
+        replay.record(tmp_path / "store", WORDS, NEAR, PROMPTS, advance=fail, **options)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "store").mkdir()
+    with pytest.raises(FileExistsError, match="is there already"):
+        replay.record(tmp_path / "store", WORDS, NEAR, PROMPTS, **options)
+
+
+def test_what_cannot_be_answered(stores):
+    with pytest.raises(ValueError, match="gamma is 0"):
+        replay.evaluate(stores[0.7], accept.rejection(), gamma=0)
+    with pytest.raises(ValueError, match="say nothing of temperature 1"):
+        replay.evaluate(stores[0.0], accept.rejection(), gamma=2, temperature=1.0)
+    with pytest.raises(ValueError, match="not in the text"):
+        replay.evaluate(stores[0.0], accept.lenient(0.5), gamma=2)
+    with pytest.raises(ValueError, match="kept_ratio"):
+        replay.evaluate(stores[0.7], accept.rejection()._replace(kept_ratio=None), gamma=2)
