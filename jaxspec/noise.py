@@ -78,7 +78,7 @@ def categorical(
 
     def draw(keys: Keys) -> Int[Array, " batch"]:
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
-        return _first_largest(log_probs + gumbel)
+        return first_largest(log_probs + gumbel)
 
     if wanted is None:
         return draw(keys)
@@ -92,13 +92,12 @@ def categorical(
     )
 
 
-def _first_largest(values: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """argmax in two reductions: XLA fuses what goes before into one over pairs, and on CPU then runs it unvectorised.
+def first_largest(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
+    """argmax in two reductions: one over pairs, into which XLA fuses what goes before, is not vectorised on CPU.
 
-    >>> _first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0]])).tolist()
+    >>> first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0]])).tolist()
     [1, 2]
     """
     vocab = values.shape[-1]
-    largest = jnp.max(values, axis=-1, keepdims=True)
-    at = jnp.where(values == largest, jnp.arange(vocab, dtype=jnp.int32)[None, :], vocab - 1)
-    return jnp.min(at, axis=-1)
+    index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    return jnp.min(jnp.where(values == jnp.max(values, axis=-1, keepdims=True), index, vocab - 1), axis=-1)

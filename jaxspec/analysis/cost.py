@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, noise
 from jaxspec.base import Cache, LanguageModel, Model, Params, Prompt
 from jaxspec.decode import request
 
@@ -160,7 +160,7 @@ def passes(
     def one(_, carry):
         tokens, cache = carry
         forward, cache = lm.extend(params, cache, tokens)
-        return jnp.argmax(forward.logits, axis=-1).astype(tokens.dtype), lm.rewind(cache, length)
+        return noise.first_largest(forward.logits), lm.rewind(cache, length)
 
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxspec import noise
 from jaxspec.base import Law, Prefix, Stage, Warp
 from jaxspec.warp.controls import Controls
 from jaxspec.warp.truncate import cool, keep_min_p, keep_top_k, keep_top_p
@@ -28,7 +29,7 @@ def greedy(soft: bool = False) -> Warp:
     def warp(controls, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Law:
         del controls, prefix
         before = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) if soft else None
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = noise.first_largest(logits)
         return Law(tokens=jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, best, -1), soft=before)
 
     return warp

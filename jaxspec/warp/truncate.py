@@ -14,7 +14,7 @@ def cool(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Floa
     """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf)."""
     temperature = temperature[:, None, None]
     positive = temperature > 0
-    best = jnp.argmax(logits, axis=-1, keepdims=True)
+    best = noise.first_largest(logits)[..., None]
     allowed = jnp.logical_and(jnp.arange(logits.shape[-1])[None, None, :] == best, logits > -jnp.inf)
     point = jnp.where(allowed, 0.0, -jnp.inf)
     return jnp.where(positive, logits / jnp.where(positive, temperature, 1.0), point)
