@@ -116,7 +116,7 @@ class Law(NamedTuple):
 
     Attributes:
         log_probs: log probabilities, float32, normalised; -inf where the probability is 0.
-        tokens: the certain token, where the law is a point mass.
+        tokens: the certain token, where the law is a point mass; -1 where no token is allowed (log_probs are then NaN).
         soft: beside tokens, for a rule that asks how far a guess is from the best: the log probabilities before all
             mass moved to the certain token. Not what is sampled from.
     """
@@ -159,15 +159,55 @@ class AcceptRule(Protocol):
         ...
 
 
+class Prefix(NamedTuple):
+    """What precedes each position of a pass: the committed row, then the guesses that lead to the position.
+
+    For a row [a b | c d] (the prompt a b) and the guesses x y behind it, the positions after d, x and y have
+    start 2, row.length 4, guesses [x y], seen [[0 0] [1 0] [1 1]].
+
+    Attributes:
+        row: the committed tokens; an encoder-decoder's are the decoder's, without the encoder's prompt.
+        start: length of the row before its first new token.
+        guesses: tokens behind the committed ones; None where there are none.
+        seen: `seen[t, j]` says that guess j precedes position t (a chain: j < t; a tree: its ancestors).
+    """
+
+    row: Prompt
+    start: Int[Array, " batch"]
+    guesses: Int[Array, "batch guesses"] | None = None
+    seen: Bool[Array, "step guesses"] | None = None
+
+
+class Stage(Protocol):
+    def __call__(
+        self, controls: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None
+    ) -> Float[Array, "batch step vocab"]:
+        """A part of a warp (`warp.chain`): logits to logits, float32; -inf for a token that may not be said."""
+        ...
+
+
 class Warp(Protocol):
-    def __call__(self, controls: Any, logits: Float[Array, "batch step vocab"]) -> Law:
-        """Turns logits into the law that is sampled from. `controls` holds its traced values."""
+    def __call__(self, controls: Any, logits: Float[Array, "batch step vocab"], prefix: Prefix | None = None) -> Law:
+        """Turns logits into the law that is sampled from.
+
+        `controls` holds its traced values. Decoders always give the prefix; only penalties read it.
+        """
         ...
 
 
 class ToLaw(Protocol):
-    def __call__(self, logits: Float[Array, "batch step vocab"]) -> Law:
-        """A warp with its controls filled in; logits of another width are fitted to the target's vocabulary."""
+    def __call__(
+        self,
+        logits: Float[Array, "batch step vocab"],
+        guesses: Int[Array, "batch guesses"] | None = None,
+        seen: Bool[Array, "step guesses"] | None = None,
+    ) -> Law:
+        """A warp with its controls and the committed row filled in.
+
+        Logits of another width are fitted to the target's vocabulary. `guesses` follow the committed row, and position
+        t is behind those that `seen[t]` marks; see `Prefix`. A drafter that does not say what it guessed so far stays
+        exact, but is penalised only for what is committed.
+        """
         ...
 
 
@@ -217,11 +257,13 @@ class Request(NamedTuple):
         controls: the traced values of the warp.
         limit: most new tokens.
         eos: ids that end a row (shared by all rows); -1 where there is none.
+        draft_controls: those of the drafter's warp, whose text they do not change; None for the target's own.
     """
 
     controls: Any
     limit: Int[Array, " batch"]
     eos: Int[Array, " ends"]
+    draft_controls: Any = None
 
 
 class Weights(NamedTuple):
@@ -273,7 +315,7 @@ class DecodeState(NamedTuple):
     request: Request
     # outcome
     done: Bool[Array, " batch"]
-    failed: Bool[Array, " batch"]  # the target's logits were not finite
+    failed: Bool[Array, " batch"]  # the target's logits were not finite, or the warp allowed no token
     stats: Stats
 
 

@@ -184,7 +184,7 @@ def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
 def test_rows_have_their_own_controls():
     mixed = warp.Controls(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
     law = warp.sampling(top_k=9, top_p=True)(mixed, LOGITS)
-    for b, (temperature, top_k, top_p) in enumerate(zip(*mixed, strict=True)):
+    for b, (temperature, top_k, top_p) in enumerate(zip(*mixed[:3], strict=True)):
         alone = warp.sampling(top_k=9, top_p=True)(controls(temperature, top_k, top_p, 1), LOGITS[b : b + 1])
         np.testing.assert_allclose(law.log_probs[b], alone.log_probs[0], atol=1e-6)
 
@@ -195,6 +195,14 @@ def test_minus_infinity_and_bfloat16_logits():
     assert law.log_probs.dtype == jnp.float32
     assert jnp.exp(law.log_probs)[0, 0, 1] == 0
     assert jnp.isfinite(jnp.exp(law.log_probs)).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["temperature 0", "sampling"])
+def test_where_nothing_is_allowed_there_is_no_law(temperature):
+    nothing = jnp.full((1, 2, 9), -jnp.inf).at[0, 1, 4].set(0.0)
+    law = jax.jit(warp.sampling(9, True, True))(controls(temperature, batch=1)._replace(min_p=jnp.zeros(1)), nothing)
+    assert jnp.isnan(law.log_probs[0, 0]).all() and law.log_probs[0, 1, 4] == 0
+    assert warp.greedy()(None, nothing).tokens.tolist() == [[-1, 4]]
 
 
 def test_greedy_program_has_no_softmax_and_no_sort():

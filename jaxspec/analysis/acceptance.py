@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
 from jaxspec import warp as warps
-from jaxspec.base import LanguageModel, Model, Params, Prompt, Warp
-from jaxspec.decode import generate, request
+from jaxspec.base import LanguageModel, Model, Params, Prefix, Prompt, Warp
+from jaxspec.decode import generate, request, rounds
+from jaxspec.decode.warping import Warping, plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +77,11 @@ def measure(
     drafter: Model,
     prompts: Sequence[str] | str | Prompt,
     *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     max_new_tokens: int = 64,
     key: Any = None,
     batch: int = 16,
     advance: Callable[[int], object] = lambda rows: None,
+    **warping: Unpack[Warping],
 ) -> Acceptance:
     """Measures alpha over every position of the text that the target, decoding plainly, generates.
 
@@ -93,10 +92,11 @@ def measure(
     Args:
         target, drafter: two models with one vocabulary.
         prompts: text, or token ids [rows, prompt]; rows are the unit of the standard error.
-        temperature, top_k, top_p, key: as in `jaxspec.generate`; one value for all rows (or one key per row).
         max_new_tokens: most tokens to generate per row.
+        key: as in `jaxspec.generate`.
         batch: rows at a time; all batches share one compiled program. The result does not depend on it.
         advance: called with the number of rows done, for a progress bar.
+        **warping: as in `jaxspec.generate`; one value for all rows.
 
     Raises:
         TypeError: the drafter is no Model: others have no law at positions where they were not asked.
@@ -117,19 +117,18 @@ def measure(
     if not isinstance(drafter, Model):
         kind = type(drafter).__name__
         raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose law is known")
-    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, max_new_tokens=max_new_tokens)
     prompt = request.encode(target, prompts)
-    asked: dict[str, Any] = dict(drafter=drafter, gamma=1, accept=None, key=key, eos_ids=None)
-    pair = request.prepare(target, prompt, **asked, **options)  # checks that the two belong together, too
+    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, **warping)
+    request.prepare(target, prompt, drafter=drafter, gamma=1, key=key, **options)  # checks that the two belong together
     keys = None if key is None else noise.row_keys(key, len(prompt.length))
-    to_law, controls = _warp(target, temperature, top_k, top_p), pair.request.controls
+    warp, *controls = plan(target, len(prompt.length), **warping)
     sums, counts = [], []
     for group in in_batches(prompt, batch):
         own = None if keys is None else keys[group.rows]
         text = generate(target, group.prompt, key=own, **options)
         tokens = jnp.asarray(text.tokens[:, :max_new_tokens])
-        own_controls = warps.Controls(*(x[group.rows] for x in controls))
-        parties = (target.lm, drafter.lm, to_law, target.params, drafter.params)
+        own_controls = jax.tree.map(lambda x, rows=group.rows: x[rows], tuple(controls))
+        parties = (target.lm, drafter.lm, warp, target.params, drafter.params)
         shared = np.asarray(overlap(*parties, own_controls, group.prompt, tokens), np.float64)
         real = np.arange(tokens.shape[1])[None, :] < text.lengths[:, None]
         sums.append((shared * real).sum(axis=1)[: group.real])
@@ -138,20 +137,23 @@ def measure(
     return Acceptance(np.concatenate(sums), np.concatenate(counts))
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "to_law"))
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "warp"))
 def overlap(
     target: LanguageModel,
     drafter: LanguageModel,
-    to_law: Warp,
+    warp: Warp,
     params: Params,
     draft_params: Params,
-    controls: warps.Controls,
+    controls: tuple[warps.Controls, warps.Controls | None],
     prompt: Prompt,
     tokens: Int[Array, "B N"],
 ) -> Float[Array, "B N"]:
     """sum_x min(p(x), q(x)) of the two laws of each new token, given those before it; 0 or 1 if greedy."""
-    p = to_law(controls, teacher_forced(target, params, prompt, tokens))
-    q = to_law(controls, warps.fit(teacher_forced(drafter, draft_params, prompt, tokens), target.vocab_size))
+    row, new = rounds.first_row(target, prompt), tokens.shape[1]
+    prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool))
+    own = controls[0] if controls[1] is None else controls[1]
+    p = warp(controls[0], teacher_forced(target, params, prompt, tokens), prefix)
+    q = warp(own, warps.fit(teacher_forced(drafter, draft_params, prompt, tokens), target.vocab_size), prefix)
     if p.log_probs is None or q.log_probs is None:
         return (p.tokens == q.tokens).astype(jnp.float32)
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs, q.log_probs)), axis=-1), 1.0)
@@ -183,9 +185,3 @@ def in_batches(prompt: Prompt, batch: int) -> Iterator[Group]:
     for start in range(0, total, batch):
         rows = np.minimum(np.arange(start, start + batch), total - 1)
         yield Group(jax.tree.map(lambda x, rows=rows: x[rows], prompt), rows, min(batch, total - start))
-
-
-def _warp(target: Model, temperature: float, top_k: int | None, top_p: float | None) -> Warp:
-    """The warp of plain decoding with these arguments."""
-    warp = warps.greedy() if temperature == 0 else warps.sampling(top_k, top_p is not None)
-    return warp if target.tokenizer is None else warps.only(warp, len(target.tokenizer))

@@ -38,6 +38,22 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that hold this probability.")
     ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample from tokens at least this many times as likely as the likeliest.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1, makes tokens of prompt and text less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Taken from the logits of tokens that are in the text.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Taken from a token's logit each time it is in the text.")
+    ] = None,
+    ban: Annotated[
+        list[int] | None, typer.Option(help="The id of a token that is never said; may be repeated.")
+    ] = None,
+    draft_temperature: Annotated[float | None, typer.Option(help="The drafter's own temperature.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens per prompt.")] = 96,
     seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same text.")] = 0,
     stop: Annotated[
@@ -71,7 +87,24 @@ def generate(
         jaxspec generate --target debian-gpt-base --temperature 1 --trace
     """
     draft = _draft_name(target, draft)
-    settings = Settings(target, draft, gamma, temperature, top_k, top_p, max_new_tokens, seed, tuple(stop or ()), dtype)
+    settings = Settings(
+        target=target,
+        draft=draft,
+        gamma=gamma,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        stop=tuple(stop or ()),
+        dtype=dtype,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        draft_temperature=draft_temperature,
+        banned=tuple(ban or ()),
+    )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     given = prompts.given(prompt, file)

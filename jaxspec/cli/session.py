@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Job
 
 TARGET, DRAFT = "debian-t5-base", "debian-t5-small"
+WARPING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+           "draft_temperature", "banned")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Settings:
     seed: int
     stop: tuple[str, ...]
     dtype: str
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    draft_temperature: float | None = None
+    banned: tuple[int, ...] = ()
 
 
 class Session(NamedTuple):
@@ -56,8 +64,8 @@ class Session(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The arguments of `jaxspec.generate` that are the same for every prompt."""
         s = self.settings
-        sampling = dict(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
-        return dict(drafter=self.drafter, gamma=s.gamma, max_new_tokens=s.max_new_tokens, **sampling)
+        warping = {name: getattr(s, name) for name in WARPING}
+        return dict(drafter=self.drafter, gamma=s.gamma, max_new_tokens=s.max_new_tokens, **warping)
 
     def rows(self, start: int, stop: int) -> tuple[Prompt, Any]:
         """Some of the prompts, and their keys: a row's text is the same in any batch."""

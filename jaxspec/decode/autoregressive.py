@@ -33,16 +33,16 @@ def autoregressive(target: LanguageModel, warp: Warp) -> Decoder:
     def init(keys: Keys, weights: Weights, prompt: Prompt, request: Request, room: int) -> DecodeState:
         with jax.named_scope("prefill"):
             prefilled = target.prefill(weights.target, prompt, buffers.row_width(target, prompt) + room)
-        law = warp(request.controls, prefilled[0].logits)
-        return rounds.begin(keys, target, prompt, request, room, prefilled, law)
+        return rounds.begin(keys, target, prompt, request, room, prefilled, warp)
 
     def step(keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
         live, empty = jnp.logical_not(state.done), rounds.no_draft(state.length)
         with jax.named_scope("target"):
             forward, cache = target.extend(weights.target, state.cache, rounds.last_token(state))
-        token = rounds.sample(keys, state.length, warp(state.request.controls, forward.logits))
-        verdict = Verdict(empty.length, token)
-        state, kept = rounds.commit(state, token[:, None], empty.length + 1, rounds.not_finite(forward, empty.length))
+        law = warp(state.request.controls, forward.logits, rounds.prefix(state))
+        token = rounds.sample(keys, state.length, law)
+        verdict, bad = Verdict(empty.length, token), rounds.hopeless(forward, law, empty.length)
+        state, kept = rounds.commit(state, token[:, None], empty.length + 1, bad)
         state = state._replace(cache=target.rewind(cache, state.length - 1))
         return rounds.count(state, live, empty, verdict, kept)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.base import AcceptRule, Drafter, Model, Prompt, RoundInfo, Stats
 from jaxspec.decode import loop, stopping, text
 from jaxspec.decode.request import Job, prepare
+from jaxspec.decode.warping import Warping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +62,17 @@ def generate(
     drafter: Model | Drafter | None = None,
     gamma: int = 5,
     accept: AcceptRule | None = None,
-    temperature: Any = 0.0,
-    top_k: Any = None,
-    top_p: Any = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
     stop: Sequence[str] = (),
+    **warping: Unpack[Warping],
 ) -> Generation:
     """Generates from `target`, faster with a `drafter`, with the same law of the output.
 
     The whole generation is one jitted program, from prefill to the last token of the longest row; every row accepts
     its own number of guesses per round. Calls whose prompts and limits fall into the same buckets (`buffers.bucket`)
-    share a program, whatever their temperature, top_k, top_p, key and text. With stop strings, which only the host
+    share a program, whatever their temperature, penalties, key and text. With stop strings, which only the host
     can see, rounds are run one by one.
 
     Args:
@@ -82,15 +81,27 @@ def generate(
         drafter: a smaller Model with the same tokenizer, any Drafter, or None for plain decoding.
         gamma: guesses per round.
         accept: the acceptance rule; `jaxspec.accept.rejection()` by default.
-        temperature, top_k, top_p: a number for all rows, or one per row. Temperature 0 is greedy.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
         eos_ids: tokens that end a row (kept in the output); by default the tokenizer's.
         stop: strings that end a row (cut from its text).
+        **warping: the law, in the order of `jaxspec.warp`; each a number for all rows or one per row, but as noted.
+            An option that is None (the default) is no part of the program.
+
+            logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
+            banned: ids that no row says.
+            repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
+                (encoder-decoder: in the text).
+            presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
+            temperature: 0, the default, is greedy.
+            top_k, top_p, min_p: keep the k likeliest tokens; the likeliest with this mass; those at least this
+                many times as likely as the likeliest.
+            draft_temperature: the drafter's own temperature, by default the target's. Changes how many guesses are
+                accepted, not the law of the text; without effect where the temperature is 0.
 
     Raises:
         ValueError: input that cannot be decoded from; the message says what was got and what was expected.
-        FloatingPointError: the target's logits were not finite.
+        FloatingPointError: the target's logits were not finite, or it allows nothing but what is banned.
 
     Example:
         >>> import jax, jaxspec
@@ -110,12 +121,10 @@ def generate(
         drafter=drafter,
         gamma=gamma,
         accept=accept,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         max_new_tokens=max_new_tokens,
         key=key,
         eos_ids=eos_ids,
+        **warping,
     )
     strings = _stop_strings(stop, target)
     outcome = stopping.run(job, target.tokenizer, strings) if strings else loop.run(*job)
@@ -185,8 +194,9 @@ def _piece(fresh: str, new: list[int], info: RoundInfo | None, stats: Stats, end
 
 def _not_finite(rows: Sequence[int]) -> str:
     return (
-        f"the target's logits were not finite for prompts {list(rows)}: check its parameters (a bfloat16 overflow, a "
-        "damaged checkpoint) with jaxspec.generate(target, prompts, max_new_tokens=1)"
+        f"the target's logits were not finite for prompts {list(rows)}, or all that they allow is banned: check its "
+        "parameters (a bfloat16 overflow, a damaged checkpoint) with jaxspec.generate(target, prompts, "
+        "max_new_tokens=1)"
     )
 
 

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         tokens, length: the new tokens of each row, padded, and how many are real.
-        failed: rows that ended because the target's logits were not finite.
+        failed: rows that ended because the target's logits were not finite, or no token was allowed.
         stats, trace: counts, and the rounds behind them.
     """
 

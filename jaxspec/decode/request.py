@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise, warp
-from jaxspec.base import AcceptRule, Decoder, Drafter, Keys, LanguageModel, Model, Prompt, Request, Weights
+from jaxspec import buffers, drafters, noise
+from jaxspec.base import AcceptRule, Decoder, Drafter, Keys, LanguageModel, Model, Prompt, Request, Warp, Weights
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
+from jaxspec.decode.warping import Warping, check_ids, per_row, plan
 
 
 class Job(NamedTuple):
@@ -35,12 +36,10 @@ def prepare(
     drafter: Model | Drafter | None = None,
     gamma: int = 5,
     accept: AcceptRule | None = None,
-    temperature: Any = 0.0,
-    top_k: Any = None,
-    top_p: Any = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
+    **options: Unpack[Warping],
 ) -> Job:
     """Checks and converts; see `generate` for the arguments, their defaults and the errors."""
     if not isinstance(target, Model):
@@ -49,23 +48,20 @@ def prepare(
         raise ValueError(f"gamma is {gamma!r}: expected an integer, 0 (plain decoding) or more")
     prompt = encode(target, prompts)
     batch = prompt.tokens.shape[0]
-    limit = _per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
+    limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
     soft = getattr(accept, "reads_soft", False)  # a rule may be any function; ours are `accept.Rule`s
-    temperatures, warping, controls = _sampling(temperature, top_k, top_p, batch, target.lm.vocab_size, soft)
+    warp, controls, draft_controls = plan(target, batch, soft, **options)
     if key is None:
-        if np.any(temperatures > 0):
+        if np.any(np.asarray(controls.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
         key = jax.random.key(0)  # nothing is drawn at temperature 0
-    ids = _real_ids(target)
-    if ids is not None and ids < target.lm.vocab_size:
-        warping = warp.only(warping, ids)
-    weights, decoder = _decoder(target, drafter, gamma, accept, warping)
+    weights, decoder = _decoder(target, drafter, gamma, accept, warp)
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
     if isinstance(drafter, Model | Drafter) and drafter.lm is not None and decoder.gamma:
         _check_positions(drafter.lm, "the drafter", prompt, int(limit.max()))
-    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids))
+    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls)
     keys = noise.row_keys(key, batch)
     return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
 
@@ -109,35 +105,18 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _sampling(temperature: Any, top_k: Any, top_p: Any, batch: int, vocab: int, soft: bool):
-    temperatures = _per_row(temperature, batch, "temperature", np.float32)
-    if not np.all(temperatures >= 0) or np.any(np.isinf(temperatures)):
-        raise ValueError(f"temperature is {temperature!r}: expected 0 (greedy) or a positive number")
-    ks = _per_row(vocab if top_k is None else top_k, batch, "top_k", np.int32)
-    if ks.min() < 1:
-        raise ValueError(f"top_k is {top_k!r}: expected at least 1, or None to keep every token")
-    ps = _per_row(1.0 if top_p is None else top_p, batch, "top_p", np.float32)
-    if not np.all((ps > 0) & (ps <= 1)):
-        raise ValueError(f"top_p is {top_p!r}: expected a number in (0, 1], or None to keep every token")
-    controls = warp.Controls(jnp.asarray(temperatures), jnp.asarray(ks), jnp.asarray(ps))
-    if np.ndim(temperature) == 0 and temperatures[0] == 0:
-        return temperatures, warp.greedy(soft=True) if soft else warp.greedy(), controls
-    bound = None if top_k is None else min(vocab, 1 << (int(ks.max()) - 1).bit_length())
-    return temperatures, warp.sampling(bound, top_p is not None), controls
-
-
-def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept: AcceptRule | None, warping):
+def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept: AcceptRule | None, warp: Warp):
     if drafter is None or gamma == 0:
-        return Weights(target.params), autoregressive(target.lm, warping)
+        return Weights(target.params), autoregressive(target.lm, warp)
     rule = accept_rules.rejection() if accept is None else accept
     if isinstance(drafter, Drafter):
-        made = speculative(target.lm, drafter._replace(params=None), rule, warping, gamma)
+        made = speculative(target.lm, drafter._replace(params=None), rule, warp, gamma)
         return Weights(target.params, drafter.params), made
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
     _check_pair(target, drafter)
     drafts = drafters.model(drafter.lm, True) if getattr(rule, "plain_noise", False) else drafters.model(drafter.lm)
-    made = speculative(target.lm, drafts, rule, warping, gamma)
+    made = speculative(target.lm, drafts, rule, warp, gamma)
     return Weights(target.params, drafter.params), made
 
 
@@ -184,24 +163,9 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> N
         )
 
 
-def _real_ids(target: Model) -> int | None:
-    return None if target.tokenizer is None else len(target.tokenizer)
-
-
 def _eos(target: Model, eos_ids: Sequence[int] | None):
     if eos_ids is None:
         known = None if target.tokenizer is None else target.tokenizer.eos_token_id
         eos_ids = [] if known is None else [known]
-    for token in eos_ids:
-        if not 0 <= token < target.lm.vocab_size:
-            raise ValueError(f"eos_ids has {token}: expected ids from 0 to {target.lm.vocab_size - 1}")
+    check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     return jnp.asarray(list(eos_ids) or [-1], jnp.int32)
-
-
-def _per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
-    array = np.asarray(value)
-    if array.dtype.kind not in ("iuf" if np.issubdtype(dtype, np.floating) else "iu"):
-        raise ValueError(f"{name} is {value!r}: expected a number, or one per prompt")
-    if array.shape not in ((), (batch,)):
-        raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected a number, or one per prompt")
-    return np.broadcast_to(array.astype(dtype), (batch,))

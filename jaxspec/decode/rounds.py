@@ -14,11 +14,13 @@ from jaxspec.base import (
     Keys,
     LanguageModel,
     Law,
+    Prefix,
     Prompt,
     Request,
     RoundInfo,
     Stats,
     Verdict,
+    Warp,
 )
 
 
@@ -29,18 +31,14 @@ def begin(
     request: Request,
     room: int,
     prefilled: tuple[Forward, Cache],
-    law: Law,
+    warp: Warp,
 ) -> DecodeState:
-    """The state after prefill: every row with its first new token, drawn from `law` of prefill's own logits.
+    """The state after prefill: every row with its first new token, drawn from prefill's own logits.
 
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
     """
     forward, cache = prefilled
-    batch = prompt.tokens.shape[0]
-    if lm.start_token is None:
-        row, start = prompt.tokens, prompt.length
-    else:
-        row, start = jnp.full((batch, 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length)
+    row, start = first_row(lm, prompt)
     zero = jnp.zeros_like(start)
     state = DecodeState(
         tokens=jnp.pad(row, ((0, 0), (0, room))),
@@ -53,7 +51,20 @@ def begin(
         failed=zero > 0,
         stats=Stats(zero, zero, zero, zero),
     )
-    return commit(state, sample(keys, start, law)[:, None], zero + 1, not_finite(forward, zero))[0]
+    law = warp(request.controls, forward.logits, prefix(state))
+    return commit(state, sample(keys, start, law)[:, None], zero + 1, hopeless(forward, law, zero))[0]
+
+
+def first_row(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """What the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
+    if lm.start_token is None:
+        return prompt
+    return Prompt(jnp.full((prompt.tokens.shape[0], 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length))
+
+
+def prefix(state: DecodeState) -> Prefix:
+    """What precedes the next token: the committed row."""
+    return Prefix(Prompt(state.tokens, state.length), state.start)
 
 
 def sample(keys: Keys, position: Int[Array, " B"], law: Law) -> Int[Array, " B"]:
@@ -72,6 +83,26 @@ def not_finite(forward: Forward, last: Int[Array, " B"]) -> Bool[Array, " B"]:
     slot = jnp.arange(forward.logits.shape[1], dtype=last.dtype)[None, :]
     bad = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
     return jnp.any(jnp.logical_and(bad, slot <= last[:, None]), axis=-1)
+
+
+def no_token(law: Law, last: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Rows whose law allows no token at all at some position up to `last`: bans, and what the model rules out.
+
+    >>> no_token(Law(tokens=jnp.array([[3, -1], [3, -1]])), jnp.array([0, 1])).tolist()
+    [False, True]
+    """
+    if law.tokens is not None:
+        bad = law.tokens < 0
+    else:
+        assert law.log_probs is not None
+        bad = jnp.isnan(law.log_probs[..., 0])  # normalising nothing makes every entry NaN
+    slot = jnp.arange(bad.shape[1], dtype=last.dtype)[None, :]
+    return jnp.any(jnp.logical_and(bad, slot <= last[:, None]), axis=-1)
+
+
+def hopeless(forward: Forward, law: Law, last: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """Rows that cannot go on: what the target says, or what the warp leaves of it, is no law."""
+    return jnp.logical_or(not_finite(forward, last), no_token(law, last))
 
 
 def verdict_tokens(draft: Draft, verdict: Verdict) -> Int[Array, "B step"]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import buffers
 from jaxspec import warp as warps
@@ -18,6 +19,7 @@ from jaxspec.base import (
     Keys,
     LanguageModel,
     Law,
+    Prefix,
     Prompt,
     Request,
     RoundInfo,
@@ -52,27 +54,35 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
     def init(keys: Keys, weights: Weights, prompt: Prompt, request: Request, room: int) -> DecodeState:
         with jax.named_scope("prefill"):
             prefilled = target.prefill(weights.target, prompt, buffers.row_width(target, prompt) + room)
-        law = warp(request.controls, prefilled[0].logits)
-        state = rounds.begin(keys, target, prompt, request, room, prefilled, law)
+        state = rounds.begin(keys, target, prompt, request, room, prefilled, warp)
         with jax.named_scope("draft"):
             return state._replace(drafter=drafter.init(weights.draft, prompt, room, prefilled[0]))
 
     def step(keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
         live, context = jnp.logical_not(state.done), Prompt(state.tokens, state.length)
 
-        def to_law(logits: Float[Array, "B T W"]) -> Law:
-            return warp(state.request.controls, warps.fit(logits, target.vocab_size))
+        def to_law(
+            controls: Any,
+            logits: Float[Array, "B T W"],
+            guesses: Int[Array, "B F"] | None = None,
+            seen: Bool[Array, "T F"] | None = None,
+        ) -> Law:
+            prefix = Prefix(context, state.start, guesses, seen)
+            return warp(controls, warps.fit(logits, target.vocab_size), prefix)
 
+        controls, own = state.request.controls, state.request.draft_controls
+        draft_law = functools.partial(to_law, controls if own is None else own)
         with jax.named_scope("draft"):
-            draft, drafter_state = drafter.propose(keys, weights.draft, state.drafter, context, gamma, to_law)
+            draft, drafter_state = drafter.propose(keys, weights.draft, state.drafter, context, gamma, draft_law)
         with jax.named_scope("target"):
             fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
             forward, cache = target.extend(weights.target, state.cache, fed)
         with jax.named_scope("accept"):
-            verdict = accept(keys, state.length, draft, to_law(forward.logits))
+            law = to_law(controls, forward.logits, draft.tokens, jnp.tri(gamma + 1, gamma, -1, bool))
+            verdict = accept(keys, state.length, draft, law)
         with jax.named_scope("commit"):
             new = rounds.verdict_tokens(draft, verdict)
-            bad = rounds.not_finite(forward, verdict.num_accepted)
+            bad = rounds.hopeless(forward, law, verdict.num_accepted)
             state, kept = rounds.commit(state, new, verdict.num_accepted + 1, bad)
             state = state._replace(cache=target.rewind(cache, state.length - 1))
             after = Prompt(state.tokens, state.length)

@@ -16,6 +16,8 @@ from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, La
 def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     """Drafts gamma tokens from `lm`, in a `lax.scan`, sampling from its own law (the argmax if that is greedy).
 
+    Its law is warped as the target's, each guess behind those before it, or by `Request.draft_controls` of its own.
+
     Its state is its cache. After a round in which every guess was accepted the cache lacks two committed tokens (the
     last guess was never fed, and the bonus token came from the target), otherwise one; so every round begins by
     reading the last two committed tokens again, from wherever the last round left off. With committed [a b c d e]:
@@ -41,25 +43,26 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     ) -> tuple[Draft, Cache]:
         fresh = noise.at(keys, context.length, noise.Purpose.DRAFT)
 
-        def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"]):
+        def draw(i: int | Int[Array, ""], law: Law):
             if not coupled:
-                return sample(jax.vmap(lambda key: jax.random.fold_in(key, i))(fresh), to_law(logits))
+                return sample(jax.vmap(lambda key: jax.random.fold_in(key, i))(fresh), law)
             position = context.length + jnp.asarray(i, context.length.dtype)
-            return sample(noise.at(keys, position, noise.Purpose.TOKEN), to_law(logits))[0], None
+            return sample(noise.at(keys, position, noise.Purpose.TOKEN), law)[0], None
 
         last_two = buffers.window(context.tokens, context.length - 2, 2)
         cache = lm.rewind(state, context.length - 2)
         forward, cache = lm.extend(params, cache, _known(lm, last_two))
-        first, first_law = draw(0, forward.logits[:, -1:])
+        first, first_law = draw(0, to_law(forward.logits[:, -1:]))
 
         def guess(carry, i: Int[Array, ""]):
-            cache, token = carry
-            forward, cache = lm.extend(params, cache, _known(lm, token[:, None]))
-            token, log_probs = draw(i, forward.logits)
-            return (cache, token), (token, log_probs)
+            cache, tokens = carry
+            last = jax.lax.dynamic_slice_in_dim(tokens, i - 1, 1, axis=1)
+            forward, cache = lm.extend(params, cache, _known(lm, last))
+            token, log_probs = draw(i, to_law(forward.logits, tokens, (jnp.arange(gamma) < i)[None, :]))
+            return (cache, jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)), log_probs
 
-        (cache, _), (rest, rest_laws) = jax.lax.scan(guess, (cache, first), jnp.arange(1, gamma))
-        tokens = jnp.concatenate([first[None], rest]).T
+        tokens = jnp.pad(first[:, None], ((0, 0), (0, gamma - 1)))
+        (cache, tokens), rest_laws = jax.lax.scan(guess, (cache, tokens), jnp.arange(1, gamma))
         log_probs = None
         if first_law is not None and rest_laws is not None:
             log_probs = jnp.concatenate([first_law[None], rest_laws]).transpose(1, 0, 2)
@@ -75,7 +78,7 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
 def sample(keys: Keys, law: Law) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
     """One guess of each row, and the log probabilities that it was drawn from (None: a point mass)."""
     if law.tokens is not None:
-        return law.tokens[:, 0], None
+        return jnp.maximum(law.tokens[:, 0], 0), None  # -1, where nothing is allowed, could not be fed
     assert law.log_probs is not None
     log_probs = law.log_probs[:, 0]
     return noise.categorical(keys, log_probs), log_probs

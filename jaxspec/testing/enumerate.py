@@ -47,6 +47,7 @@ def certify(
     gamma: int = 2,
     warp: Warp | None = None,
     controls: Any = None,
+    draft_controls: Any = None,
     prompt: Prompt | None = None,
     steps: int = 4,
     eos: Sequence[int] = (),
@@ -63,6 +64,7 @@ def certify(
         accept: the rule; `accept.rejection()` by default.
         gamma: guesses per round.
         warp, controls: of `jaxspec.warp`, controls with one row; by default the model's own law.
+        draft_controls: the drafter's, where they differ.
         prompt: one row; by default the token 0.
         steps: how many tokens the laws are over.
         eos: tokens that end a sequence.
@@ -88,7 +90,15 @@ def certify(
     else:
         rule = accept_rules.rejection() if accept is None else accept
         decoder = speculative(target.lm, drafter, rule, warp, gamma)
-    law = decoder_law(decoder, Weights(target.params, draft_params), prompt, controls, steps=steps, eos=eos)
+    law = decoder_law(
+        decoder,
+        Weights(target.params, draft_params),
+        prompt,
+        controls,
+        draft_controls=draft_controls,
+        steps=steps,
+        eos=eos,
+    )
     return total_variation(law, plain_law(target, prompt, warp, controls, steps, eos))
 
 
@@ -107,6 +117,7 @@ def decoder_law(
     prompt: Prompt,
     controls: Any,
     *,
+    draft_controls: Any = None,
     steps: int,
     eos: Sequence[int] = (),
     limit: int | None = None,
@@ -118,7 +129,7 @@ def decoder_law(
         decoder: of `jaxspec.speculative`, `jaxspec.autoregressive` or your own.
         weights: its parameters.
         prompt: one row.
-        controls: of the decoder's warp, one row.
+        controls, draft_controls: of the decoder's warp, one row; the drafter's where they differ.
         steps: tokens.
         eos: tokens that end a sequence; such sequences are shorter tuples.
         limit: the limit on new tokens that the decoder is given; by default `steps`.
@@ -148,7 +159,7 @@ def decoder_law(
         raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose law is asked for")
     limit = steps if limit is None else limit
     shared = weights, jnp.asarray(list(eos) or [-1], jnp.int32)
-    asked = jax.tree.map(np.asarray, (prompt, controls, np.full(1, limit, np.int32)))
+    asked = jax.tree.map(np.asarray, (prompt, (controls, draft_controls), np.full(1, limit, np.int32)))
     first = init_program(decoder, buffers.room(limit, decoder.gamma))
     rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
     law: SequenceLaw = {}

@@ -48,11 +48,11 @@ class Program(NamedTuple):
 
 @functools.cache
 def init_program(decoder: Decoder, room: int) -> Program:
-    """`decoder.init`, on rows of (prompt, controls, limit)."""
+    """`decoder.init`, on rows of (prompt, (controls, draft_controls), limit)."""
 
     def call(keys, shared, rows):
-        (weights, eos), (prompt, controls, limit) = shared, rows
-        state = decoder.init(keys, weights, prompt, Request(controls, limit, eos), room)
+        (weights, eos), (prompt, (controls, own), limit) = shared, rows
+        state = decoder.init(keys, weights, prompt, Request(controls, limit, eos, own), room)
         return state, jnp.zeros_like(state.length)
 
     return _program(call)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import buffers
-from jaxspec.base import Forward, LanguageModel, Law, Model, Prompt, Tree, Warp
+from jaxspec.base import Forward, LanguageModel, Law, Model, Prefix, Prompt, Tree, Warp
 
 SequenceLaw = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
 
@@ -158,7 +158,8 @@ def plain_law(
     """The law of the first `steps` tokens that plain sampling gives: the product of the next-token laws.
 
     A table model's logits are read off its table, in numpy, without its prefill and extend; any other model
-    is fed whole sequences in one pass, so that no cache is ever rewound. Products are in float64.
+    is fed whole sequences in one pass, so that no cache is ever rewound. Each next-token law is warped by itself,
+    behind a row that is put together in numpy and in which nothing is a guess. Products are in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.
@@ -178,8 +179,10 @@ def plain_law(
     vocab = target.lm.vocab_size
     every = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
-    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), len(every), axis=0), controls)
-    next_probs = _probabilities(_jitted(warp)(one_each, read(target, prompt, every)), vocab)
+    logits = read(target, prompt, every)
+    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), every.shape[0] * steps, axis=0), controls)
+    law = _jitted(warp)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, every))
+    next_probs = _probabilities(law, vocab).reshape(logits.shape)
     place = vocab ** np.arange(steps - 1)[::-1]
 
     ended: SequenceLaw = {}
@@ -190,6 +193,17 @@ def plain_law(
         ended |= {x: p for x, p in longer.items() if x[-1] in eos}
         live = {x: p for x, p in longer.items() if x[-1] not in eos}
     return ended | live
+
+
+def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Prefix:
+    """What precedes each of the t + 1 tokens behind the prompt and 0, 1, ... of the new ones, a row for each."""
+    read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
+    read = read if lm.start_token is None else np.array([lm.start_token], np.int32)
+    whole = np.concatenate([np.tile(read, (len(new), 1)), new], axis=1)
+    rows = np.repeat(whole, new.shape[1] + 1, axis=0)
+    length = np.tile(np.arange(new.shape[1] + 1, dtype=np.int32) + len(read), len(new))
+    start = np.full_like(length, len(read))
+    return Prefix(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from jaxspec.cli.session import Session
 def costs(monkeypatch):
     """Comparisons that take little: two runs of each side, and given alpha, c and v."""
 
-    def alpha(target, prompts, *, drafter, temperature, top_k, top_p, max_new_tokens, key):
+    def alpha(target, prompts, *, drafter, max_new_tokens, key, **warping):
         assert (target.name, drafter.name, len(prompts.length)) == ("debian-t5-base", "debian-t5-small", 2)
         return acceptance.Acceptance(np.array([3.0, 5.0]), np.array([5, 5]))
 

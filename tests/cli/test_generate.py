@@ -40,6 +40,16 @@ def test_json_says_what_the_library_says(zoo, report):
     assert found["device"]["device"] == "cpu"
 
 
+def test_penalties_and_bans_reach_the_library(zoo, report):
+    found = report(PROMPT, "--repetition-penalty", "1.5", "--frequency-penalty", "0.5", "--ban", "3", "--ban", "4")
+    out = jaxspec.generate(
+        zoo["debian-t5-base"], [PROMPT], drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12,
+        repetition_penalty=1.5, frequency_penalty=0.5, banned=[3, 4],
+    )  # fmt: skip
+    assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
+    assert not {3, 4} & set(found["tokens"][0])
+
+
 def test_plain_decoding_has_the_same_text_and_no_guesses(report):
     plain, speculative = report(PROMPT, "--draft", "none"), report(PROMPT)
     assert plain["texts"] == speculative["texts"]
@@ -85,6 +95,9 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--top-p", "0", "-t", "1"], "top_p is 0"),
         (["a", "--top-p", "1.5", "-t", "1"], "top_p is 1.5"),
         (["a", "--top-k", "0", "-t", "1"], "top_k is 0"),
+        (["a", "--min-p", "2", "-t", "1"], "min_p is 2"),
+        (["a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
+        (["a", "--ban", "99"], "banned has 99"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "stranger"], "needs a --draft"),
         (["a", "--draft", "stranger"], "different tokenizers"),

@@ -44,6 +44,16 @@ ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
         (dict(top_k=0), "top_k is 0: expected at least 1"),
         (dict(top_p=0.0), r"top_p is 0.0: expected a number in \(0, 1\]"),
         (dict(top_p=1.5), "top_p is 1.5"),
+        (dict(min_p=1.5), r"min_p is 1.5: expected a number in \[0, 1\]"),
+        (dict(repetition_penalty=0.0), "repetition_penalty is 0.0: expected a positive number"),
+        (dict(presence_penalty=float("inf")), "presence_penalty is inf: expected a finite number"),
+        (dict(frequency_penalty=[0.1, 0.2]), r"frequency_penalty has shape \(2,\) for 1 prompts"),
+        (dict(draft_temperature=-1), "draft_temperature is -1: expected 0"),
+        (dict(logit_bias={6: 1.0}), "logit_bias has 6: expected ids from 0 to 5"),
+        (dict(logit_bias=[0.0, 1.0]), r"logit_bias has shape \(2,\): expected {id: bias}, or an array of shape \(6,\)"),
+        (dict(logit_bias={1: float("nan")}), "logit_bias has nan: expected finite numbers, or -inf"),
+        (dict(banned=[-1]), "banned has -1: expected ids from 0 to 5"),
+        (dict(logit_bias={5: float("-inf")}, banned=range(5)), "rule out all 6 tokens for prompt 0"),
         (dict(eos_ids=[6]), "eos_ids has 6: expected ids from 0 to 5"),
         (dict(stop=[""]), "stop has an empty string"),
     ],
@@ -134,6 +144,42 @@ def test_vocabularies_padded_differently(sizes):
     np.testing.assert_array_equal(fast.tokens, plain.tokens)
     hot = jaxspec.generate(target, ONE, drafter=draft, temperature=2.0, key=jax.random.key(0), **options)
     assert plain.tokens.max() < 6 and hot.tokens.max() < 6
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="temprature"):
+        jaxspec.generate(TARGET, ONE, temprature=1.0)
+
+
+def test_programs_hold_only_the_stages_that_were_asked_for():
+    def stages(**options):
+        controls = request.prepare(TARGET, ONE, key=jax.random.key(0), **options).request.controls
+        return {name for name, value in controls._asdict().items() if value is not None}
+
+    always = {"temperature", "top_k", "top_p"}
+    assert stages() == stages(temperature=1.0) == always
+    assert stages(min_p=0.1) == always | {"min_p"}
+    assert stages(banned=[1]) == stages(logit_bias={1: 2.0}) == always | {"bias"}
+    assert stages(repetition_penalty=1.0) == always | {"repetition"}
+    assert stages(presence_penalty=0.0) == stages(frequency_penalty=0.0) == always | {"presence", "frequency"}
+
+
+def test_biases_and_bans_are_one_array():
+    two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
+    bias = np.arange(12.0).reshape(2, 6)
+    for given, expected in [({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2), (bias[0], [bias[0]] * 2), (bias, bias)]:
+        expected = np.array(expected, np.float32)
+        expected[:, 3] = -np.inf
+        got = request.prepare(TARGET, two, logit_bias=given, banned=[3]).request.controls.bias
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_the_drafters_temperature_is_its_own_where_the_target_samples():
+    two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
+    options = dict(drafter=DRAFT, key=jax.random.key(0), draft_temperature=0.25)
+    asked = request.prepare(TARGET, two, temperature=[0.0, 1.0], **options).request
+    assert asked.controls.temperature.tolist() == [0, 1] and asked.draft_controls.temperature.tolist() == [0, 0.25]
+    assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_controls is None
 
 
 def test_unknown_sizes_without_tokenizers_raise():

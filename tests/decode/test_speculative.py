@@ -77,6 +77,70 @@ def test_encoder_decoder():
     assert fast.stats.acceptance_rate.min() == 1.0  # the same argmax
 
 
+# --- penalties -------------------------------------------------------------------------------------------------------
+
+PENALTIES = dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=[0.5, 0.2, 0.0, -0.3], banned=[5])
+
+
+def penalised(model, row, frequency, new, read=()):
+    """Greedy decoding of an order-2 table in numpy, with PENALTIES."""
+    table, row, start = np.asarray(model.params), list(row), len(row)
+    table = table[sum(read) % VOCAB] if read else table
+    for _ in range(new):
+        logits = table[[0, *row][-2], row[-1]].copy()
+        logits[5] = -np.inf
+        for token in set(row):
+            logits[token] *= 1.4 if logits[token] < 0 else 1 / 1.4
+        for token in row[start:]:
+            logits[token] -= frequency + 0.6 / row[start:].count(token)
+        row.append(int(np.argmax(logits)))
+    return row[start:]
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_each_guess_is_penalised_for_its_own_prefix(gamma):
+    """Greedy: as plain decoding, and as numpy. The target, drafting for itself, counts its guesses too."""
+    expected = [penalised(TARGET, *pair, 21) for pair in zip(PROMPTS, PENALTIES["frequency_penalty"], strict=True)]
+    assert tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=21, **PENALTIES)) == expected
+    for drafter in (BLEND, TARGET):
+        fast = jaxspec.generate(TARGET, prompt(), drafter=drafter, gamma=gamma, max_new_tokens=21, **PENALTIES)
+        assert tokens_of(fast) == expected
+    assert fast.stats.acceptance_rate.tolist() == [1.0] * 4
+
+
+def test_an_encoder_decoders_prompt_is_not_penalised():
+    target = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
+    out = jaxspec.generate(target, prompt(), drafter=target, gamma=4, max_new_tokens=15, **PENALTIES)
+    pairs = zip(PROMPTS, PENALTIES["frequency_penalty"], strict=True)
+    assert tokens_of(out) == [penalised(target, [0], frequency, 15, row) for row, frequency in pairs]
+
+
+def test_a_program_without_penalties_counts_nothing():
+    def program(*stages):
+        decoder = jaxspec.speculative(
+            TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.chain(*stages, to=warp.greedy()), 3
+        )
+        one = jnp.ones(4)
+        controls = warp.Controls(one, jnp.full(4, VOCAB), one, repetition=one, presence=one, frequency=one)
+        keys, weights = noise.row_keys(jax.random.key(0), 4), Weights(TARGET.params, DRAFT.params)
+        request = Request(controls, jnp.full(4, 16), jnp.array([-1]))
+        return str(jax.make_jaxpr(lambda *a: loop.run(decoder, *a, 16))(keys, weights, prompt(), request))
+
+    assert "scatter-add" not in program()
+    counting = program(warp.repetition_penalty, warp.presence_and_frequency_penalties)
+    assert "scatter-add" in counting and not any(word in counting for word in ("exp ", "sort["))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_ban_of_all_that_the_target_says_is_an_error(temperature):
+    """Of the second row only: it always says 2 behind a 1."""
+    target = table_model_from(TARGET.params.at[:, 1].set(-jnp.inf).at[:, 1, 2].set(0.0).at[..., 1].set(-jnp.inf))
+    options = dict(drafter=DRAFT, gamma=2, max_new_tokens=12, temperature=temperature, key=jax.random.key(0))
+    assert jaxspec.generate(target, prompt(), banned=[3], **options).lengths.tolist() == [12] * 4
+    with pytest.raises(FloatingPointError, match=r"for prompts \[1\], or all that they allow is banned"):
+        jaxspec.generate(target, prompt(), banned=[2], **options)
+
+
 # --- the caches ------------------------------------------------------------------------------------------------------
 
 
@@ -235,16 +299,17 @@ def test_a_second_call_in_the_bucket_traces_and_compiles_nothing():
 
     target = target._replace(lm=target.lm._replace(extend=counting(target.lm.extend)))
 
-    def run(rows, seed, temperature, top_p, limit):
+    def run(rows, seed, temperature, top_p, limit, penalty=1.2, banned=(0,), bias=None):
         jaxspec.generate(
             target, prompt(rows), drafter=draft, gamma=2, temperature=temperature, top_k=3, top_p=top_p,
-            max_new_tokens=limit, key=jax.random.key(seed),
+            min_p=penalty / 9, repetition_penalty=penalty, frequency_penalty=penalty - 1, logit_bias=bias,
+            banned=banned, draft_temperature=penalty, max_new_tokens=limit, key=jax.random.key(seed),
         )  # fmt: skip
 
     run([[1, 2], [3]], 0, 1.0, 0.9, 10)
     programs, traces = loop.run._cache_size(), calls["traces"]
     assert traces > 0
-    run([[4, 4, 4, 1], [2, 2]], 5, 0.3, 0.5, 14)
+    run([[4, 4, 4, 1], [2, 2]], 5, 0.3, 0.5, 14, 0.8, [1, 3], {2: 0.5, 4: -1.0})
     run([[2], [1, 0, 1]], 6, [0.0, 2.0], [0.2, 1.0], [3, 16])
     assert (loop.run._cache_size(), calls["traces"]) == (programs, traces)
 
