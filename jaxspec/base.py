@@ -239,6 +239,7 @@ class Drafter(NamedTuple):
         lm: the language model that drafts, for the checks of the front door; None if there is none.
         params: what the functions take as their parameters (tables, weights); None where they take none. Decoders
             are made from a drafter without them (`params=None`), and get them as `Weights.draft`.
+        abstains: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
     """
 
     init: DraftInit
@@ -246,6 +247,7 @@ class Drafter(NamedTuple):
     commit: Commit
     lm: LanguageModel | None = None
     params: Params = None
+    abstains: bool = False
 
 
 class Request(NamedTuple):

@@ -13,12 +13,15 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.base import (
     AcceptRule,
+    Cache,
     Decoder,
     DecodeState,
     Drafter,
+    Forward,
     Keys,
     LanguageModel,
     Law,
+    Params,
     Prefix,
     Prompt,
     Request,
@@ -76,7 +79,9 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
             draft, drafter_state = drafter.propose(keys, weights.draft, state.drafter, context, gamma, draft_law)
         with jax.named_scope("target"):
             fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
-            forward, cache = target.extend(weights.target, state.cache, fed)
+            guessed = jnp.any(jnp.logical_and(live, draft.length > 0))
+            verify = _verify if drafter.abstains else _verify_all
+            forward, cache = verify(target, weights.target, state.cache, fed, guessed)
         with jax.named_scope("accept"):
             law = to_law(controls, forward.logits, draft.tokens, jnp.tri(gamma + 1, gamma, -1, bool))
             verdict = accept(keys, state.length, draft, law)
@@ -90,3 +95,23 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
         return rounds.count(state._replace(drafter=drafter_state), live, draft, verdict, kept)
 
     return Decoder(init, step, gamma)
+
+
+def _verify_all(
+    target: LanguageModel, params: Params, cache: Cache, fed: Int[Array, "B T"], guessed: Bool[Array, ""]
+) -> tuple[Forward, Cache]:
+    """One pass of the target over each row's last token and its guesses."""
+    del guessed
+    return target.extend(params, cache, fed)
+
+
+def _verify(
+    target: LanguageModel, params: Params, cache: Cache, fed: Int[Array, "B T"], guessed: Bool[Array, ""]
+) -> tuple[Forward, Cache]:
+    """The same; if no row has guessed, over the last tokens alone, as in plain decoding."""
+
+    def last_only(cache: Cache) -> tuple[Forward, Cache]:
+        forward, cache = target.extend(params, cache, fed[:, :1])
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, fed.shape[1] - 1), (0, 0))), forward), cache
+
+    return jax.lax.cond(guessed, lambda cache: target.extend(params, cache, fed), last_only, cache)

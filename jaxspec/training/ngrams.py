@@ -1,0 +1,89 @@
+"""Counting n-grams into the tables of `drafters.ngram`: sorts of integers, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.drafters.ngram import Level, NGramConfig, Tables
+
+
+def count(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    *,
+    vocab_size: int,
+    order: int,
+    followers: int = 8,
+    least: int = 1,
+    start_token: int | None = None,
+) -> tuple[NGramConfig, Tables]:
+    """The tables of some rows of token ids; no n-gram crosses from one row into the next.
+
+    Args:
+        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
+        vocab_size: number of token ids.
+        order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
+        followers: tokens kept behind each context.
+        least: contexts seen less often than this are left out.
+        start_token: what the decoder's row begins with where its prompt is elsewhere.
+
+    Raises:
+        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
+
+    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
+    >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
+    ((2,), [1, 0])
+    """
+    if min(order, followers, least) < 1:
+        raise ValueError(f"order is {order}, followers {followers}, least {least}: expected at least 1 of each")
+    if not rows:
+        raise ValueError("got no rows: expected at least one")
+    begin = [] if start_token is None else [start_token]
+    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
+    tokens = np.concatenate(parts).astype(np.int64)
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
+    place = np.concatenate([np.arange(len(part)) for part in parts])  # of each token in its row
+
+    context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
+    if start_token is not None:
+        context[place == 0] = -1  # a start token follows nothing
+    root = _followers(context, tokens, 1, vocab_size, followers)
+    levels = [Level(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
+    for length in range(1, order):
+        before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
+        here = np.flatnonzero((place >= length) & (context >= 0))
+        found, node, seen = np.unique(
+            context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
+        )
+        kept = seen >= least
+        rank = np.where(kept, np.cumsum(kept) - 1, -1)
+        context = np.full(len(tokens), -1)
+        context[here] = rank[node]
+        found = found[kept]
+        if not len(found):
+            break
+        first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
+        parents = len(found)
+        behind = _followers(context, tokens, parents, vocab_size, followers)
+        levels.append(Level((found % vocab_size).astype(np.int32), first, *behind))
+    config = NGramConfig(vocab_size, tuple(len(level.token) for level in levels[1:]), followers, start_token)
+    return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
+
+
+def _followers(
+    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most frequent tokens behind each context [contexts, keep], and the logarithms of their shares of those."""
+    here = context >= 0
+    pairs, times = np.unique(context[here] * vocab + tokens[here], return_counts=True)
+    order = np.lexsort((pairs % vocab, -times, pairs // vocab))
+    owner, token, times = (pairs // vocab)[order], (pairs % vocab)[order], times[order]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    kept = rank < keep
+    ids, weight = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep))
+    ids[owner[kept], rank[kept]], weight[owner[kept], rank[kept]] = token[kept], times[kept]
+    with np.errstate(divide="ignore"):
+        return ids, np.log(weight / weight.sum(1, keepdims=True)).astype(np.float32)

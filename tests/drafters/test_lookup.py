@@ -1,0 +1,93 @@
+"""Copying from the context: what is found, and that nothing changes but the number of rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.base import Prompt
+from jaxspec.testing import certify, table_model
+
+
+def guess(prompt, row, gamma=3, **options):
+    """The real guesses of a row, by a drafter that was given a prompt."""
+    drafter = drafters.lookup(**options)
+    given = Prompt(jnp.array([prompt]), jnp.array([len(prompt)]))
+    context = Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)]))
+    draft, _ = drafter.propose(None, None, drafter.init(None, given, 5, None), context, gamma, None)
+    return draft.tokens[0, : draft.length[0]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "row", "expected"),
+    [
+        ([9], [1, 2, 3, 4, 1, 2], [3, 4, 1]),  # what followed the last time
+        ([9], [1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2]),  # of equal matches the most recent
+        ([9], [5, 2, 3, 7, 2, 4, 5, 2], [3, 7, 2]),  # but a longer one goes first
+        ([9], [1, 2, 1, 2], [1, 2, 1]),  # a loop goes on
+        ([9], [7, 7], [7, 7, 7]),
+        ([1, 2, 3, 4], [0, 1, 2], [3, 4]),  # the prompt ends, and so does the guess
+        ([1, 2, 3, 4, 5, 6], [0, 1, 2], [3, 4, 5]),
+        ([1, 2], [0, 1, 2], []),  # nothing behind the match
+        ([1, 2, 3], [4, 5, 6], []),
+        ([0, 8], [0, 0], [0, 0, 0]),  # id 0 is a token like any other, padding is not
+        ([5, 0], [5], [0]),
+    ],
+)
+def test_what_is_proposed(prompt, row, expected):
+    assert guess(prompt, row) == expected
+
+
+def test_a_match_must_be_long_enough():
+    row = [1, 2, 9, 3, 2]
+    assert guess([8], row, shortest=1) == [9, 3, 2]
+    assert guess([8], row, shortest=2, longest=2) == []
+
+
+def test_rows_are_looked_up_each_in_its_own_text():
+    drafter = drafters.lookup()
+    rows = Prompt(jnp.array([[1, 2, 3, 1, 0, 0], [3, 1, 0, 0, 0, 0], [4, 5, 4, 5, 4, 0]]), jnp.array([4, 2, 5]))
+    draft, _ = drafter.propose(None, None, drafter.init(None, rows, 0, None), rows, 2, None)
+    got = [row[:n].tolist() for row, n in zip(draft.tokens, draft.length, strict=True)]
+    assert got == [[2, 3], [], [5, 4]]
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_the_law_of_the_text_is_the_targets(gamma):
+    target = table_model(jax.random.key(1), 3)
+    prompt = Prompt(jnp.array([[1, 0, 1]]), jnp.array([3]))
+    assert certify(target, drafter=drafters.lookup(2), gamma=gamma, prompt=prompt, steps=4) < 1e-5
+
+
+def test_greedy_text_is_the_same_and_takes_fewer_rounds_where_it_repeats():
+    target = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles
+    prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
+    plain = jaxspec.generate(target, prompts, max_new_tokens=40)
+    out = jaxspec.generate(target, prompts, drafter=drafters.lookup(), gamma=5, max_new_tokens=40)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (np.asarray(out.stats.rounds) < 30).all()
+
+
+def test_a_round_without_guesses_feeds_one_token():
+    """The verify pass is there twice, for gamma + 1 tokens and for one; a counter in the cache says which ran."""
+    model = table_model(jax.random.key(1), 50)
+    target, fed = model.lm, []
+
+    def extend(params, cache, tokens, tree=None):
+        jax.debug.callback(lambda: fed.append(tokens.shape[1]))
+        return target.extend(params, cache, tokens, tree)
+
+    watched = model._replace(lm=target._replace(extend=extend))
+    prompt = Prompt(jnp.array([[7]]), jnp.array([1]))
+    out = jaxspec.generate(watched, prompt, drafter=drafters.lookup(), gamma=4, max_new_tokens=30)
+    jax.effects_barrier()
+    widths = np.array(fed[-int(out.stats.rounds[0]) :])
+    assert set(widths) == {1, 5}
+    np.testing.assert_array_equal(widths == 1, np.asarray(out.trace.draft_length)[0, : len(widths)] == 0)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
+        drafters.lookup(longest=2, shortest=3)
