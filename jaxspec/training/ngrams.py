@@ -7,7 +7,31 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.drafters.ngram import Level, NGramConfig, Tables
+from jaxspec.base import Model
+from jaxspec.drafters.ngram import Level, NGramConfig, Tables, language_model
+
+
+def model(rows: Sequence[Sequence[int] | np.ndarray], target: Model, *, order: int, **options: int) -> Model:
+    """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
+
+    Args:
+        rows: token ids of texts such as the target writes.
+        target: the model to draft for.
+        order, options: see `count`.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=3)
+        >>> bigram = model([[0, 1, 2, 1, 2, 0]], target, order=2)
+        >>> prompt = jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
+        >>> jaxspec.generate(target, prompt, drafter=bigram, gamma=2, max_new_tokens=5).lengths.tolist()
+        [5]
+    """
+    config, tables = count(
+        rows, vocab_size=target.lm.vocab_size, order=order, start_token=target.lm.start_token, **options
+    )
+    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
 
 
 def count(

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxspec import noise
+
 
 def cool(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Float[Array, "B T V"]:
     """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf)."""

@@ -1,0 +1,98 @@
+"""N-gram tables against counts in dictionaries; exact as any drafter is."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.base import Prompt
+from jaxspec.drafters import ngram
+from jaxspec.testing import certify, table_model
+from jaxspec.training import ngrams
+
+RANDOM = np.random.default_rng(0)
+VOCAB = 7
+ROWS = [RANDOM.choice(VOCAB - 1, size=n, p=[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]).tolist() for n in (60, 1, 35, 2, 90)]
+
+
+def by_dictionary(rows, order, followers, least):
+    """context (a tuple) -> its most frequent followers and their shares."""
+    counts = collections.defaultdict(collections.Counter)
+    for row in rows:
+        for i, token in enumerate(row):
+            for length in range(min(order, i + 1)):
+                counts[tuple(row[i - length : i])][token] += 1
+    found = {}
+    for context, seen in counts.items():
+        longer = [context[i:] for i in range(len(context))]  # a context is kept if all its ends are
+        if all(sum(counts[c].values()) >= least for c in longer):
+            best = sorted(seen, key=lambda token: (-seen[token], token))[:followers]
+            total = sum(seen[token] for token in best)
+            found[context] = {token: seen[token] / total for token in best}
+    return found
+
+
+@pytest.mark.parametrize(("order", "followers", "least"), [(1, 3, 1), (2, 8, 1), (3, 2, 2), (4, 3, 1)])
+def test_tables_are_the_counts_with_back_off(order, followers, least):
+    config, tables = ngrams.count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
+    expected = by_dictionary(ROWS, order, followers, least)
+    assert config.contexts == tuple(sum(len(c) == n for c in expected) for n in range(1, order))
+    lm, row = ngram.language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
+    prompt = Prompt(jnp.array([row[:1]]), jnp.array([1]))
+    first, cache = lm.prefill(tables, prompt, len(row))
+    rest, cache = lm.extend(tables, cache, jnp.array([row[1:]]))
+    assert cache.length.tolist() == [len(row)]
+    got = jnp.exp(jnp.concatenate([first.logits, rest.logits], axis=1))[0]
+    for i in range(len(row)):
+        longest = next(c for n in range(order - 1, -1, -1) if (c := tuple(row[max(0, i + 1 - n) : i + 1])) in expected)
+        np.testing.assert_allclose(got[i], [expected[longest].get(t, 0.0) for t in range(VOCAB)], rtol=1e-5)
+
+
+def test_a_row_that_was_rewound_reads_only_what_it_holds():
+    config, tables = ngrams.count(ROWS, vocab_size=VOCAB, order=3)
+    lm = ngram.language_model(config)
+    _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), 8)
+    _, wrong = lm.extend(tables, cache, jnp.array([[5, 5]]))
+    again, _ = lm.extend(tables, lm.rewind(wrong, jnp.array([2])), jnp.array([[2]]))
+    fresh, _ = lm.prefill(tables, Prompt(jnp.array([[0, 1, 2]]), jnp.array([3])), 8)
+    np.testing.assert_array_equal(again.logits, fresh.logits)
+
+
+def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
+    config, tables = ngrams.count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
+    assert config.contexts == (2,)  # behind 0 and behind 3; what ends a text has no followers
+    first, _ = ngram.language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), 4)
+    np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
+
+
+def test_the_law_of_the_text_is_the_targets():
+    target = table_model(jax.random.key(1), 3)
+    drafter = ngrams.model([[0, 1, 1, 2, 0, 1, 2, 2, 1, 0]], target, order=3, followers=2)
+    assert certify(target, drafter=drafter, gamma=2, prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2]))) < 1e-5
+
+
+def test_more_context_guesses_better():
+    """Texts of a table model: its bigram is right more often than its unigram, and the text stays the same."""
+    target = table_model(jax.random.key(5), 6, sharpness=3.0)
+    prompts = Prompt(jnp.tile(jnp.array([[1, 2]]), (8, 1)), jnp.full(8, 2))
+    plain = jaxspec.generate(target, prompts, temperature=1.0, key=jax.random.key(0), max_new_tokens=60)
+    texts = [row[:n].tolist() for row, n in zip(plain.tokens, plain.lengths, strict=True)]
+    kept = []
+    for order in (1, 3):
+        drafter = ngrams.model(texts, target, order=order)
+        out = jaxspec.generate(target, prompts, drafter=drafter, gamma=3, max_new_tokens=40)
+        np.testing.assert_array_equal(out.tokens, jaxspec.generate(target, prompts, max_new_tokens=40).tokens)
+        kept.append(float(np.sum(out.stats.accepted)))
+    assert kept[1] > 1.5 * kept[0]
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="order is 0, followers 8, least 1: expected at least 1 of each"):
+        ngrams.count([[1]], vocab_size=2, order=0)
+    with pytest.raises(ValueError, match="got no rows"):
+        ngrams.count([], vocab_size=2, order=1)
+    with pytest.raises(ValueError, match="ids range from 1 to 5: expected 0 to 4"):
+        ngrams.count([[1, 5]], vocab_size=5, order=1)
