@@ -75,7 +75,7 @@ def count(
     if start_token is not None:
         context[place == 0] = -1  # a start token follows nothing
     root = _followers(context, tokens, 1, vocab_size, followers)
-    levels = [Level(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
+    levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
     for length in range(1, order):
         before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
         here = np.flatnonzero((place >= length) & (context >= 0))
@@ -92,8 +92,8 @@ def count(
         first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
         parents = len(found)
         behind = _followers(context, tokens, parents, vocab_size, followers)
-        levels.append(Level((found % vocab_size).astype(np.int32), first, *behind))
-    config = NGramConfig(vocab_size, tuple(len(level.token) for level in levels[1:]), followers, start_token)
+        levels.append(((found % vocab_size).astype(np.int32), first, *behind))
+    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
     return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
 
 
