@@ -43,6 +43,29 @@ def pytest_report_header() -> str:
     return f"jax {jax.__version__} on {jax.default_backend()}; jaxspec from {Path(jaxspec.__file__).parent}"
 
 
+@pytest.fixture(scope="session")
+def allowance() -> list[int]:
+    """How many memory maps this process may have before its compiled programs are dropped."""
+    return [20_000]
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps(allowance):
+    """Linux gives a process 65,530 memory maps; compiled programs take some each, and without one left jax crashes.
+
+    Maps of dropped programs stay, and are used again by the next ones.
+    """
+    yield
+    if _memory_maps() > allowance[0]:
+        jax.clear_caches()
+        allowance[0] = _memory_maps() + 10_000
+
+
+def _memory_maps() -> int:
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.is_file() else 0
+
+
 @pytest.fixture
 def standard_dtype_promotion():
     """For tests that run an optax optimizer: Adam's bias correction is a float to an integer power."""

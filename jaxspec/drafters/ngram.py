@@ -126,7 +126,7 @@ def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T"], depth: int) -> lis
 
 
 def _next(
-    tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, int]
+    tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
 ) -> Float[Array, "B T V"]:
     """Log probabilities behind the longest context that the tables hold."""
     empty, *levels = tables.levels
