@@ -28,7 +28,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "noise": {"base"},
     "cache": {"base"},
     "buffers": {"base"},
-    "warp": {"base"},
+    "warp": {"base", "noise"},
     "accept": CORE,
     "drafters": CORE,
     "decode": CORE | {"accept", "drafters"},
