@@ -205,7 +205,7 @@ def test_draft_logits_equal_a_fresh_pass():
     _, state = lm.extend(params, state, context.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
     keys = noise.row_keys(jax.random.key(0), 1)
     controls = warp.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
-    to_law = lambda logits: warp.sampling()(controls, logits)  # noqa: E731
+    to_law = lambda logits, *prefix: warp.sampling()(controls, logits)  # noqa: E731
     draft, _ = drafter.propose(keys, params, state, context, 3, to_law)
     row = jnp.concatenate([context.tokens[:, :6], draft.tokens], axis=1)
     full = jax.nn.log_softmax(gpt.GPT(config).apply({"params": params}, row))
