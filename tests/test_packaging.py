@@ -20,18 +20,20 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 PAIR = ("debian-t5-base", "debian-t5-small")
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "noise", "cache", "buffers", "warp"}
-DECODING = CORE | {"accept", "drafters", "decode"}
+CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
+DECODING = CORE | {"accept", "drafters", "policies", "decode"}
 MODELS = {"nets", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
     "noise": {"base"},
+    "loops": set(),
     "cache": {"base"},
     "buffers": {"base"},
     "warp": {"base", "noise"},
     "accept": CORE,
     "drafters": CORE,
-    "decode": CORE | {"accept", "drafters"},
+    "policies": {"base"},
+    "decode": CORE | {"accept", "drafters", "policies"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
@@ -43,7 +45,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
 }
-NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
+NEEDS_NO_FLAX = ("base", "noise", "loops", "cache", "buffers", "warp", "accept", "drafters", "policies", "decode")
 
 
 def room_of(path: Path) -> str:
