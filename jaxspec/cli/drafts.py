@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxspec.cli import tables
+from jaxspec.cli import named, tables
 from jaxspec.cli.bench import numbers
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.ways import Task, Way, compare, verify_costs
@@ -68,7 +68,8 @@ def drafts(
         v = verify_costs(big, wanted[0].prompts[0], max(lengths), new_tokens)
         ways = [Way(("plain", ""), None, 0)]
         for name in names:
-            drafter, c = make(name, big, wanted[0].prompts[0], new_tokens)
+            drafter = named.drafter(name, "float32")
+            c = cost_of(drafter, name, big, wanted[0].prompts[0], new_tokens)
             ways += [Way((name, f"γ = {n}"), drafter, n, c=c) for n in lengths]
             ways += [Way((name, kind), drafter, max(lengths), p, c) for kind, p in chosen(policies, c, v)]
             bar.update(shown, advance=1)
@@ -91,36 +92,24 @@ def drafts(
     out.print("A guess costs " + ", ".join(f"{c:.3f} ({name})" for name, c in found["costs"].items()) + ".")
 
 
-def make(name: str, target: Model, prompt: Prompt, new_tokens: int) -> tuple[Model | Drafter, float]:
-    """A drafter by its name, and what a guess of it costs (0 where no model drafts)."""
-    from jaxspec import drafters, model
+def cost_of(drafter: Model | Drafter, name: str, target: Model, prompt: Prompt, new_tokens: int) -> float:
+    """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups."""
     from jaxspec.analysis import cost
+    from jaxspec.base import Model
 
     if "+" in name:
-        parts = [make(part, target, prompt, new_tokens) for part in name.split("+")]
-        return drafters.first_of(*[part for part, _ in parts]), parts[-1][1]
-    if name == "lookup":
-        return drafters.lookup(), 0.0
-    found = model.load(name, dtype="float32")
-    return found, cost.measure(target, found, prompt, gamma=1, max_new_tokens=new_tokens).c
+        last = name.rpartition("+")[2]
+        return cost_of(named.drafter(last, "float32"), last, target, prompt, new_tokens)
+    if not isinstance(drafter, Model):
+        return 0.0
+    return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c
 
 
 def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Policy]]:
     """Policies by their names; `estimated` knows what was measured."""
-    from jaxspec import policies
-
     extra = float((v[-1] - 1.0) / (len(v) - 1))
-    known: dict[str, Any] = {
-        "heuristic": policies.heuristic(),
-        "confidence": policies.confidence(),
-        "entropy": policies.entropy(most=len(v) - 1),
-        "estimated": policies.estimated(c=c, extra=extra),
-    }
     wanted = [] if names == "none" else [name for name in names.split(",") if name]
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"--policies has {name!r}: expected some of {', '.join(known)}, or none")
-    return [(name, known[name]) for name in wanted]
+    return [(name, named.policy(name, c=c, extra=extra)) for name in wanted]
 
 
 def table_of(found: dict[str, Any]) -> Table:

@@ -60,7 +60,7 @@ class _Thing:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--policies", "best"), "--policies has 'best'"),
+        (("--policies", "best"), "--policy is 'best': expected one of fixed, heuristic"),
         (("--temperatures", "warm"), "--temperatures is 'warm'"),
         (("--drafters", "nobody"), "no checkpoint at nobody"),
     ],
