@@ -318,7 +318,8 @@ class Policy(NamedTuple):
         init, limit, update: see the protocols.
         signal: read off the law of each guess; None if only `limit` decides.
         go_on: see its protocol; None with `signal`.
-        params: traced values, numbers or arrays with a row for each prompt (`Request.policy` has one of each per row).
+        params: traced values: numbers, or arrays with a row for each prompt or one row for all (`Request.policy` has a
+            row for each).
             Decoders are made from a policy without them, so that another threshold compiles nothing.
         reads_soft: whether `signal` reads `Law.soft` of a greedy law.
     """

@@ -26,6 +26,7 @@ from jaxtyping import Array, Int
 from jaxspec import buffers, noise
 from jaxspec.base import Cache, LanguageModel, Model, Params, Prompt
 from jaxspec.decode import request
+from jaxspec.decode.verify import widths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,31 @@ def measure(
     ]
     samples = take_turns(loops, repeats) / inner * 1e3
     return Cost(gamma, len(prompt.length), *samples)
+
+
+def verify_costs(
+    target: Model, prompts: Sequence[str] | str | Prompt, *, gamma: int, repeats: int = 5, **options: Any
+) -> np.ndarray:
+    """What judging 0, 1, .. gamma guesses costs, in one-token passes [gamma + 1]: `policies.estimated` takes it as v.
+
+    Measured at the widths that a policy's passes have (`decode.verify.widths`), and never falling.
+
+    Args:
+        target, prompts: as `measure`.
+        gamma: most guesses.
+        repeats, options: as `measure`.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> v = verify_costs(table_model(jax.random.key(1), vocab=5), prompt, gamma=4, repeats=2, inner=3)
+        >>> v.shape, float(v[0]), bool(v[2] == v[3])
+        ((5,), 1.0, True)
+    """
+    choices = np.array(widths(gamma, chosen=True, abstains=False))
+    measured = [measure(target, target, prompts, gamma=int(w) - 1, repeats=repeats, **options).v for w in choices[1:]]
+    costs = np.maximum.accumulate(np.array([1.0, *measured]))
+    return costs[np.searchsorted(choices, np.arange(1, gamma + 2))]
 
 
 def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:

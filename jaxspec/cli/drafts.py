@@ -14,7 +14,7 @@ from rich.table import Table
 from jaxspec.cli import named, tables
 from jaxspec.cli.bench import numbers
 from jaxspec.cli.prompts import heldout
-from jaxspec.cli.ways import Task, Way, compare, verify_costs
+from jaxspec.cli.ways import Task, Way, compare
 
 if TYPE_CHECKING:
     from jaxspec.base import Drafter, Model, Policy, Prompt
@@ -65,19 +65,21 @@ def drafts(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         names = [name for name in drafters.split(",") if name]
         shown = bar.add_task("costs", total=len(names) * (1 + len(wanted)))
-        v = verify_costs(big, wanted[0].prompts[0], max(lengths), new_tokens)
+        example, sized = wanted[0].prompts[0], dict(max_new_tokens=new_tokens)
+        v = cost.verify_costs(big, example, gamma=max(lengths), **sized)
+        exact = {n: cost.measure(big, big, example, gamma=n, **sized).v for n in lengths}
         ways = [Way(("plain", ""), None, 0)]
         for name in names:
             drafter = named.drafter(name, "float32")
-            c = cost_of(drafter, name, big, wanted[0].prompts[0], new_tokens)
-            ways += [Way((name, f"γ = {n}"), drafter, n, c=c) for n in lengths]
-            ways += [Way((name, kind), drafter, max(lengths), p, c) for kind, p in chosen(policies, c, v)]
+            c = cost_of(drafter, name, big, example, new_tokens)
+            ways += [Way((name, f"γ = {n}"), drafter, n, None, c, fixed_costs(drafter, n, exact[n])) for n in lengths]
+            ways += [Way((name, kind), drafter, max(lengths), p, c, v) for kind, p in chosen(policies, c, v)]
             bar.update(shown, advance=1)
         found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen, "v": v.tolist()}
         found |= {"costs": {way.name[0]: way.c for way in ways[1:]}, "tasks": []}
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
-            found["tasks"].append(compare(big, ways, task, v, new_tokens, repeats))
+            found["tasks"].append(compare(big, ways, task, new_tokens, repeats))
     if as_json:
         print(json.dumps(found))
         return
@@ -88,7 +90,8 @@ def drafts(
         r for task in found["tasks"] for r in task["results"] if not r["sampled"] and r["same_text"] < r["prompts"]
     ]
     out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
-    out.print(f"A verify pass over 2, 3, ... tokens costs {', '.join(f'{x:.2f}' for x in v[1:])} one-token passes.")
+    costs = ", ".join(f"{exact[n]:.2f} (γ = {n})" for n in lengths)
+    out.print(f"A verify pass over γ + 1 tokens costs, in one-token passes: {costs}.")
     out.print("A guess costs " + ", ".join(f"{c:.3f} ({name})" for name, c in found["costs"].items()) + ".")
 
 
@@ -105,11 +108,20 @@ def cost_of(drafter: Model | Drafter, name: str, target: Model, prompt: Prompt, 
     return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c
 
 
+def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:
+    """v of a fixed gamma, by number of guesses: the pass is of one width, but for rounds without a guess."""
+    from jaxspec.base import Drafter
+
+    costs = np.full(gamma + 1, v)
+    if isinstance(drafter, Drafter) and drafter.abstains:
+        costs[0] = 1.0
+    return costs
+
+
 def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Policy]]:
     """Policies by their names; `estimated` knows what was measured."""
-    extra = float((v[-1] - 1.0) / (len(v) - 1))
     wanted = [] if names == "none" else [name for name in names.split(",") if name]
-    return [(name, named.policy(name, c=c, extra=extra)) for name in wanted]
+    return [(name, named.policy(name, c=c, v=v)) for name in wanted]
 
 
 def table_of(found: dict[str, Any]) -> Table:

@@ -19,12 +19,12 @@ def drafter(name: str, dtype: str) -> Model | Drafter:
     return drafters.lookup() if name == "lookup" else model.load(name, dtype=dtype)
 
 
-def policy(text: str, **costs: float) -> Policy:
+def policy(text: str, **costs: Any) -> Policy:
     """A policy by its name, or by its name and its first number: "estimated", "confidence=0.5".
 
     Args:
         text: name, or name=number.
-        **costs: c and extra, for `estimated`.
+        **costs: c and v, for `estimated`.
 
     >>> float(policy("confidence=0.5").params)
     0.5

@@ -39,6 +39,7 @@ class Way(NamedTuple):
         gamma: guesses a round, at most.
         policy: what chooses among them; None makes all of them.
         c: what a guess costs, in passes of the target.
+        v: what the pass costs that judges 0, 1, .. gamma guesses.
     """
 
     name: tuple[str, str]
@@ -46,9 +47,10 @@ class Way(NamedTuple):
     gamma: int
     policy: Policy | None = None
     c: float = 0.0
+    v: np.ndarray = np.ones(1)
 
 
-def compare(target: Model, ways: list[Way], task: Task, v: np.ndarray, new_tokens: int, repeats: int) -> dict[str, Any]:
+def compare(target: Model, ways: list[Way], task: Task, new_tokens: int, repeats: int) -> dict[str, Any]:
     """Every way on every prompt of a task, in turn."""
     import jax
 
@@ -70,7 +72,7 @@ def compare(target: Model, ways: list[Way], task: Task, v: np.ndarray, new_token
         )
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
     seconds = cost.take_turns([functools.partial(timing.run_all, some) for some in jobs], repeats)
-    results = [_result(ways[i], outcomes[i], outcomes[0], seconds[i], seconds[0], v) for i in range(len(ways))]
+    results = [_result(ways[i], outcomes[i], outcomes[0], seconds[i], seconds[0]) for i in range(len(ways))]
     results = [result | {"sampled": sampled, "prompts": len(task.prompts)} for result in results]
     for result in results:
         fixed = [r["ratio"]["median"] for r in results if r["fixed"] and r["drafter"] == result["drafter"]]
@@ -84,15 +86,13 @@ def _result(
     plain: list[Outcome],
     seconds: np.ndarray,
     plain_seconds: np.ndarray,
-    v: np.ndarray,
 ) -> dict[str, Any]:
     tokens, before = (sum(int(o.length.sum()) for o in some) for some in (ours, plain))
     rounds = sum(int(o.stats.rounds.sum()) for o in ours)
     guessed = np.concatenate([o.trace.draft_length[0, : o.stats.rounds[0]] for o in ours])
     accepted = np.concatenate([o.trace.num_accepted[0, : o.stats.rounds[0]] for o in ours])
     trials = int((accepted + (accepted < guessed)).sum())
-    wide = np.searchsorted(_widths(way), guessed + 1) if way.gamma else np.zeros(len(guessed), int)
-    passes = v[np.asarray(_widths(way))[wide] - 1].sum() + way.c * guessed.sum()
+    passes = way.v[guessed].sum() + way.c * guessed.sum()
     per_round = (tokens - len(ours)) / max(rounds, 1)
     return {
         "drafter": way.name[0],
@@ -106,24 +106,3 @@ def _result(
         "predicted": per_round * rounds / passes,
         "same_text": sum(a == b for a, b in zip(timing.tokens(ours), timing.tokens(plain), strict=True)),
     }
-
-
-def _widths(way: Way) -> tuple[int, ...]:
-    from jaxspec.base import Drafter
-    from jaxspec.decode.verify import widths
-
-    abstains = isinstance(way.drafter, Drafter) and way.drafter.abstains
-    return widths(way.gamma, way.policy is not None, abstains) if way.gamma else (1,)
-
-
-def verify_costs(target: Model, prompt: Prompt, most: int, new_tokens: int) -> np.ndarray:
-    """v of passes over 1 .. most + 1 tokens; what is not measured is interpolated."""
-    from jaxspec.analysis import cost
-    from jaxspec.decode.verify import widths
-
-    some = widths(most, True, False)
-    measured = [
-        cost.measure(target, target, prompt, gamma=n - 1, repeats=5, inner=10, max_new_tokens=new_tokens).v
-        for n in some[1:]
-    ]
-    return np.interp(np.arange(1, most + 2), some, [1.0, *measured])

@@ -129,9 +129,9 @@ def _policy_values(policy: Policy | None, batch: int) -> Any:
 
     def rows(value: Any) -> Any:
         array = np.asarray(value)
-        if array.ndim and array.shape[0] != batch:
+        if array.ndim and array.shape[0] not in (1, batch):
             raise ValueError(f"the policy has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
-        return jnp.asarray(array if array.ndim else np.broadcast_to(array, (batch,)))
+        return jnp.asarray(np.broadcast_to(array, (batch, *array.shape[1:])))
 
     return jax.tree.map(rows, policy.params)
 

@@ -14,16 +14,15 @@ def widths(gamma: int, chosen: bool, abstains: bool) -> tuple[int, ...]:
 
     Args:
         gamma: most guesses.
-        chosen: whether a policy chooses the length of drafts; drafts of 0, 1, 2, 4, 8, ... and gamma guesses then get
-            a pass of their own.
+        chosen: whether a policy chooses the length of drafts; passes over 1, 2, 4, 8, ... and gamma + 1 tokens are then
+            programs of their own (matrix units work on powers of two, so 3 tokens cost what 4 do).
         abstains: whether there may be no guess at all.
 
     >>> widths(7, chosen=True, abstains=False), widths(7, False, True), widths(7, False, False)
-    ((1, 2, 3, 5, 8), (1, 8), (8,))
+    ((1, 2, 4, 8), (1, 8), (8,))
     """
     if chosen:
-        powers = [1 << i for i in range(gamma.bit_length()) if 1 << i < gamma]
-        return tuple(1 + guesses for guesses in (0, *powers, gamma))
+        return (*(1 << i for i in range(gamma.bit_length()) if 1 << i <= gamma), gamma + 1)
     return (1, gamma + 1) if abstains else (gamma + 1,)
 
 

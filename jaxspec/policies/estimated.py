@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec.base import Draft, Policy, Prompt, Verdict
@@ -13,8 +14,10 @@ from jaxspec.policies.common import checked
 
 
 class Values(NamedTuple):
+    """Of each row; `verify` [rows, n]: what each further token adds to the verify pass, the last for all beyond."""
+
     c: Any
-    extra: Any
+    verify: Any
     alpha: Any
     weight: Any
     forget: Any
@@ -31,14 +34,14 @@ class Memory(NamedTuple):
 
 def estimated(
     c: Any = 0.05,
-    extra: Any = 0.06,
+    v: Any = 0.06,
     *,
     alpha: Any = 0.6,
     weight: Any = 2.0,
     forget: Any = 0.02,
     pause: Any = 16,
 ) -> Policy:
-    """The number of guesses n that maximises (1 - a^(n+1)) / (1 - a) / (n c + 1 + n extra), for an estimate a of alpha.
+    """The number of guesses n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
     That is Theorem 3.8 with the verify pass at its real cost. a is the share of kept guesses among those that had a
     trial (guesses behind a rejected one had none), where older rounds count less. Where even one guess does not pay,
@@ -47,16 +50,18 @@ def estimated(
 
     Args:
         c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up).
-        extra: cost of each further token in the verify pass, in the same unit: (v - 1) / gamma.
+        v: costs of the verify pass in the same unit, with 0, 1, 2, ... guesses, as
+            `jaxspec.analysis.cost.verify_costs` measures them; or one number, what each guess adds to 1.
         alpha, weight: what is believed at the start, and how many trials that is worth.
         forget: share of the evidence that a round loses.
         pause: rounds.
 
     Raises:
-        ValueError: a negative cost, an alpha or a share outside [0, 1], a weight that is not positive.
+        ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
+            a weight that is not positive.
 
     Example:
-        >>> policy = estimated(c=0.05, extra=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
+        >>> policy = estimated(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
         >>> memory = policy.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
         >>> policy.limit(policy.params, memory, 8).tolist()
         [8, 2, 0]
@@ -66,7 +71,7 @@ def estimated(
     most = float("inf")
     values = Values(
         checked(c, "c", 0, most),
-        checked(extra, "extra", 0, most),
+        _increments(v),
         checked(alpha, "alpha", 0, 1),
         checked(weight, "weight", 1e-3, most),
         checked(forget, "forget", 0, 1),
@@ -83,7 +88,7 @@ def _estimated() -> Policy:
         return Memory(kept, tried, jnp.zeros_like(prompt.length))
 
     def limit(params: Values, state: Memory, gamma: int) -> Int[Array, " B"]:
-        best = best_length(state.kept / state.tried, params.c, params.extra, gamma)
+        best = best_length(state.kept / state.tried, params.c, params.verify, gamma)
         return jnp.where(jnp.logical_and(best == 0, state.idle >= params.pause), 1, best)
 
     def update(params: Values, state: Memory, draft: Draft, verdict: Verdict, kept: Int[Array, " B"]) -> Memory:
@@ -101,15 +106,30 @@ def _estimated() -> Policy:
 
 
 def best_length(
-    alpha: Float[Array, " B"], c: Float[Array, " B"], extra: Float[Array, " B"], gamma: int
+    alpha: Float[Array, " B"], c: Float[Array, " B"], verify: Float[Array, "rows n"], gamma: int
 ) -> Int[Array, " B"]:
     """The n of 0..gamma that yields most tokens per second; the smallest of equals.
 
-    >>> best_length(jnp.array([1.0, 0.0]), jnp.full(2, 0.1), jnp.zeros(2), 4).tolist()
+    >>> best_length(jnp.array([1.0, 0.0]), jnp.full(2, 0.1), jnp.zeros((1, 1)), 4).tolist()
     [4, 0]
     """
     powers = jnp.cumprod(jnp.broadcast_to(alpha[:, None], (alpha.shape[0], gamma)), axis=1)
     tokens = 1.0 + jnp.pad(jnp.cumsum(powers, axis=1), ((0, 0), (1, 0)))
-    guesses = jnp.arange(gamma + 1, dtype=jnp.float32)[None, :]
-    cost = 1.0 + guesses * jnp.broadcast_to(c + extra, alpha.shape)[:, None]
+    known = verify[:, jnp.minimum(jnp.arange(gamma), verify.shape[1] - 1)]
+    each = jnp.broadcast_to(known, powers.shape) + jnp.broadcast_to(c, alpha.shape)[:, None]
+    cost = 1.0 + jnp.pad(jnp.cumsum(each, axis=1), ((0, 0), (1, 0)))
     return jnp.argmax(tokens / cost, axis=1).astype(jnp.int32)
+
+
+def _increments(v: Any) -> np.ndarray:
+    """What each guess adds to the verify pass, one row for all prompts.
+
+    >>> _increments([1.0, 1.25, 1.25]).tolist()
+    [[0.25, 0.0]]
+    """
+    if np.ndim(v) == 0:
+        return checked(v, "v", 0, float("inf")).reshape(1, 1)
+    costs = np.asarray(v, np.float32)
+    if costs.ndim != 1 or len(costs) < 2 or not np.isclose(costs[0], 1) or not np.all(np.diff(costs) >= 0):
+        raise ValueError(f"v is {v!r}: expected a number, or costs that begin with 1 and do not fall: 1.0, 1.2, 1.3")
+    return np.diff(costs)[None, :]

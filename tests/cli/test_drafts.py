@@ -46,8 +46,8 @@ def test_theory_counts_what_passes_cost():
     trace = dict(draft_length=np.array([[1, 2]]), num_accepted=np.array([[1, 2]]))
     stats = dict(rounds=np.array([2]))
     outcome = _Thing(length=np.array([6]), tokens=np.arange(6)[None], trace=_Thing(**trace), stats=_Thing(**stats))
-    way = ways.Way(("a", "b"), object(), 2, policy=object(), c=0.25)
-    found = ways._result(way, [outcome], [outcome], np.ones(3), 2 * np.ones(3), np.array([1.0, 1.5, 2.0]))
+    way = ways.Way(("a", "b"), object(), 2, policy=object(), c=0.25, v=np.array([1.0, 1.5, 2.0]))
+    found = ways._result(way, [outcome], [outcome], np.ones(3), 2 * np.ones(3))
     assert found["predicted"] == pytest.approx(5 / (1.75 + 2.5)) and found["ratio"]["median"] == 2
     assert found["alpha"] == 1 and found["guesses_per_round"] == 1.5
 

@@ -147,7 +147,7 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too():
 def test_another_value_compiles_nothing():
     decode(policies.estimated(0.1, 0.1))
     before = loop.run._cache_size()
-    decode(policies.estimated(0.2, [0.0, 0.1, 0.2], alpha=0.9))
+    decode(policies.estimated([0.0, 0.1, 0.2], 0.3, alpha=0.9))
     assert loop.run._cache_size() == before
 
 
@@ -173,9 +173,16 @@ def test_best_length_is_that_of_theory(alpha):
     from jaxspec.policies.estimated import best_length
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
-        found = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([extra]), 12)
+        found = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([[extra]]), 12)
         speed = [theory.expected_tokens(alpha, g) / (g * c + 1 + g * extra) for g in range(13)]
         assert np.isclose(speed[int(found[0])], max(speed), rtol=1e-5)
+
+
+def test_estimated_fills_the_pass_that_it_pays_for():
+    """Four tokens cost what two do, five cost twice that."""
+    v = [1.0, 1.3, 1.3, 1.3, 2.6, 2.6, 2.6, 2.6, 2.6]
+    out = decode(policies.estimated(0.02, v, alpha=0.6, weight=1e6, forget=0), GOOD, gamma=8)
+    assert out.trace.draft_length[:, 0].tolist() == [3] * 3
 
 
 def test_oracle_makes_no_guess_in_vain():
@@ -196,6 +203,8 @@ def test_oracle_makes_no_guess_in_vain():
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
         (lambda: policies.entropy(0), "least is 0"),
         (lambda: policies.estimated(c=-0.1), "c is -0.1"),
+        (lambda: policies.estimated(v=[1.0, 1.2, 1.1]), "do not fall"),
+        (lambda: policies.estimated(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
         (lambda: policies.heuristic(start=0), "start is 0"),
         (lambda: policies.oracle(np.ones(3)), "expected counts"),
