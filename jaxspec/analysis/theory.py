@@ -227,9 +227,14 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) 
     """
     if optimal_gamma(alpha, c, v, most) > 0:
         return ()
-    most, costs = _most(v, most), _verify_costs(v, np.arange(_most(v, most) + 1))
-    mended = {"low alpha": (1.0, c, costs), "expensive draft": (alpha, 0.0, costs), "no spare compute": (alpha, c, 1.0)}
-    found = tuple(name for name, asked in mended.items() if optimal_gamma(*asked, most) > 0)
+    most = _most(v, most)
+    costs = _verify_costs(v, np.arange(most + 1))
+    mended: dict[str, tuple[float, float, Verify]] = {
+        "low alpha": (1.0, c, costs),
+        "expensive draft": (alpha, 0.0, costs),
+        "no spare compute": (alpha, c, 1.0),
+    }
+    found = tuple(name for name, (a, draft, verify) in mended.items() if optimal_gamma(a, draft, verify, most) > 0)
     imperfect = {"low alpha": alpha < 1, "expensive draft": c > 0, "no spare compute": bool((costs > 1).any())}
     return found or tuple(name for name, so in imperfect.items() if so)
 
