@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxspec.analysis.machines import Machine
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
 
 BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -42,6 +44,32 @@ class Load(NamedTuple):
     def weight_bytes(self) -> float:
         """Bytes of the weights: 11e9 in bfloat16 are 22e9."""
         return self.parameters * BYTES[self.dtype]
+
+
+def load_of(config: T5Config | GPTConfig, *, row: int = 0, prompt: int = 0) -> Load:
+    """The load of a decoding pass of one of our networks.
+
+    What prefill alone uses is left out: encoder, position table, an embedding that is no head, and the cross-attention
+    keys' and values' weights. So are norms and biases, which are few.
+
+    Args:
+        config: of the network; says in which dtype.
+        row: tokens in the cache.
+        prompt: tokens that an encoder has read.
+
+    Example, T5-XXL, of whose 11.1 billion parameters a decoding pass reads half:
+        >>> from jaxspec.nets.t5 import SIZES
+        >>> f"{load_of(SIZES['t5-v1_1-xxl']).parameters:.3g}"
+        '5.57e+09'
+    """
+    inner = config.heads * config.head_dim
+    if isinstance(config, T5Config):
+        depth, products = config.decoder_layers, 3 if config.gated else 2
+        layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
+    else:
+        depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
+    cache = 2 * depth * inner * (row + prompt) * BYTES[config.dtype]
+    return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
 
 
 def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:

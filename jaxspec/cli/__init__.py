@@ -5,6 +5,6 @@ What the commands share, from prompts to print:
 - `prompts`: where prompts come from. `session`: models and prompts made ready, and decoded.
 - `rounds`, `counts`, `show`: what decoding did, as a trace, as statistics, and as text that grows.
 - `compare`, `verdict`: speculative against plain decoding, measured and put into words (`generate --compare`).
-- `measure`, `timing`, `memory`, `shapes`, `results`: what `bench` measures, on what, and its tables.
+- `speeds`, `timing`, `memory`, `shapes`, `results`: what `bench` measures, on what, and its tables.
 - `tables`: the look of a table, and how large numbers are put.
 """

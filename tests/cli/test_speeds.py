@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.base import Prompt, Stats
-from jaxspec.cli import measure
+from jaxspec.cli import speeds
 from jaxspec.decode.loop import Outcome
 from jaxspec.testing import table_model
 
@@ -17,9 +17,9 @@ TARGET, DRAFT = table_model(jax.random.key(1), 6), table_model(jax.random.key(2)
 
 @pytest.fixture(scope="module")
 def found():
-    ask = measure.Ask(gammas=(2, 3), batches=(1, 2), new_tokens=9, rows=3, repeats=2)
+    ask = speeds.Ask(gammas=(2, 3), batches=(1, 2), new_tokens=9, rows=3, repeats=2)
     done = []
-    result = measure.collect(TARGET, DRAFT, PROMPT, ask, advance=done.append)
+    result = speeds.collect(TARGET, DRAFT, PROMPT, ask, advance=done.append)
     assert len(done) == ask.steps == 7
     return result
 
@@ -72,7 +72,7 @@ def test_texts_that_disagree_are_noticed():
     one = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2])
     other = _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
     seconds = np.array([2.0, 4.0])
-    compared = measure.against_plain([one], [other], seconds, seconds / 2)
+    compared = speeds.against_plain([one], [other], seconds, seconds / 2)
     assert compared["same_text"] == 1
     assert compared["ratio"] == {"median": 2.0, "min": 2.0, "max": 2.0}
 
