@@ -142,20 +142,53 @@ def of_pair(
     options: dict[str, Any] = dict(temperature=temperature, key=key, max_new_tokens=max_new_tokens)
     with tempfile.TemporaryDirectory() as folder:
         store = replay.record(Path(folder) / "store", target, drafter, prompt, **options)
-        found = [replay.evaluate(store, accept.rejection(), gamma=gamma) for gamma in range(1, most + 1)]
-        alpha, tokens = found[0].alpha.value, [1.0, *(one.tokens_per_round.value for one in found)]
+        alpha, tokens = replay.evaluate(store, accept.rejection(), gamma=1).alpha.value, tokens_by_gamma(store, most)
     advance("alpha")
     ratio = operations_ratio(target, drafter)
     for batch in batches:
         rows = np.arange(batch) % len(prompt.length)
-        group, costs = prompt._replace(tokens=prompt.tokens[rows], length=prompt.length[rows]), []
-        for gamma in probes(most):
-            timed: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens)
-            costs.append(cost.measure(target, drafter, group, gamma=gamma, **timed))
+        group = prompt._replace(tokens=prompt.tokens[rows], length=prompt.length[rows])
+
+        def timed(gamma: int, batch: int = batch) -> None:
             advance(f"batch {batch}, gamma {gamma}")
-        c = float(np.median([one.c for one in costs]))
-        v = np.interp(np.arange(most + 1), [0, *probes(most)], [1.0, *(one.v for one in costs)])
+
+        timing: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, advance=timed)
+        c, v = costs(target, drafter, group, most, **timing)
         yield plan(min(alpha, 1.0), c, v, c_hat=ratio, batch=batch, tokens=tokens)
+
+
+def tokens_by_gamma(store: replay.Store, most: int) -> list[float]:
+    """Tokens per round of the rejection rule at gamma = 0, 1, ..., most, replayed along the texts of a store."""
+    found = (replay.evaluate(store, accept.rejection(), gamma=gamma) for gamma in range(1, most + 1))
+    return [1.0, *(one.tokens_per_round.value for one in found)]
+
+
+def costs(
+    target: Model,
+    drafter: Model,
+    prompt: Prompt,
+    most: int,
+    *,
+    repeats: int,
+    max_new_tokens: int,
+    advance: Callable[[int], object] = lambda gamma: None,
+) -> tuple[float, np.ndarray]:
+    """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `probes(most)`, and linear between them.
+
+    Args:
+        target, drafter: two models with one vocabulary.
+        prompt: the batch that passes are timed on.
+        most: the largest gamma.
+        repeats, max_new_tokens: as in `cost.measure`.
+        advance: called with each gamma that has been timed.
+    """
+    found = []
+    for gamma in probes(most):
+        options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens)
+        found.append(cost.measure(target, drafter, prompt, gamma=gamma, **options))
+        advance(gamma)
+    v = np.interp(np.arange(most + 1), [0, *probes(most)], [1.0, *(one.v for one in found)])
+    return float(np.median([one.c for one in found])), v
 
 
 def probes(most: int) -> tuple[int, ...]:

@@ -6,5 +6,6 @@ What the commands share, from prompts to print:
 - `rounds`, `counts`, `show`: what decoding did, as a trace, as statistics, and as text that grows.
 - `compare`, `verdict`: speculative against plain decoding, measured and put into words (`generate --compare`).
 - `speeds`, `timing`, `memory`, `shapes`, `results`: what `bench` measures, on what, and its tables.
+- `cells`, `ledger`: what `measure` measures, and what is kept of a run that was interrupted.
 - `tables`: the look of a table, and how large numbers are put.
 """

@@ -72,7 +72,7 @@ def collect(
     found: dict[str, Any] = {"environment": cost.environment(), "target": _describe(target)}
     found |= {"draft": None if drafter is None else _describe(drafter), **ask._asdict(), "alpha": None}
     if drafter is not None and ask.gammas:
-        (pool,) = _groups(prompt, ask.rows, ask.rows)
+        (pool,) = groups_of(prompt, ask.rows, ask.rows)
         measured = acceptance.measure(target, drafter, pool, max_new_tokens=ask.new_tokens)
         found["alpha"] = {"alpha": measured.alpha, "stderr": measured.stderr, "positions": measured.positions}
         advance("alpha")
@@ -96,7 +96,7 @@ def _of_batch(
     from jaxspec.analysis import cost
     from jaxspec.decode import request
 
-    groups, gammas = _groups(prompt, batch, ask.rows), (0, *ask.gammas)
+    groups, gammas = groups_of(prompt, batch, ask.rows), (0, *ask.gammas)
     models = [model for model in (target, drafter) if model is not None]
     options: dict[str, Any] = dict(temperature=0.0, top_k=None, top_p=None, key=None, accept=None, eos_ids=eos_ids)
     options["max_new_tokens"] = ask.new_tokens
@@ -127,7 +127,7 @@ def _of_batch(
             )
             after = seconds - len(groups) * np.median(first, axis=1, keepdims=True)  # without prefill
             result |= against_plain(outcomes[0], outcomes[index], seconds[0], seconds[index])
-            result["ratio_after_prefill"] = _ratio(after[0], after[index])
+            result["ratio_after_prefill"] = ratio(after[0], after[index])
             result |= _predict(result["passes_saved"], gamma, alpha["alpha"], measured)
         results.append(result)
         advance(f"batch {batch}, " + (f"gamma {gamma}" if gamma else "plain"))
@@ -144,7 +144,7 @@ def against_plain(
     emitted = sum(int((outcome.stats.emitted - 1).sum()) for outcome in ours)
     passes = [sum(int(outcome.stats.rounds.max()) for outcome in outcomes) for outcomes in (plain, ours)]
     return {
-        "ratio": _ratio(plain_seconds, our_seconds, tokens[1] / tokens[0]),
+        "ratio": ratio(plain_seconds, our_seconds, tokens[1] / tokens[0]),
         "same_text": sum(same),
         "tokens_per_round": emitted / max(rounds, 1),
         "passes_saved": passes[0] / max(passes[1], 1),
@@ -162,12 +162,12 @@ def _predict(passes_saved: float, gamma: int, alpha: float, measured: Any) -> di
     }
 
 
-def _ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> dict[str, float] | None:
+def ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> dict[str, float] | None:
     """How many times as fast as plain decoding, repeat by repeat; None if noise leaves no time at all."""
     return spread(tokens * plain / ours) if (plain > 0).all() and (ours > 0).all() else None
 
 
-def _groups(prompt: Prompt, batch: int, rows: int) -> list[Prompt]:
+def groups_of(prompt: Prompt, batch: int, rows: int) -> list[Prompt]:
     """About `rows` prompts in whole batches, beginning again where there are too few."""
     have = len(prompt.length)
     index = np.arange(batch * max(1, rows // batch)).reshape(-1, batch) % have

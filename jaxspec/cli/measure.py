@@ -1,0 +1,240 @@
+"""`jaxspec measure`: the paper's Tables 2, 3 and 5 for a pair of one's own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from jaxspec.cli import cells, tables
+from jaxspec.cli.ledger import Ledger
+from jaxspec.cli.prompts import from_file, heldout, references
+from jaxspec.cli.session import DRAFT, TARGET
+
+if TYPE_CHECKING:
+    from jaxspec.base import Model
+
+COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3}
+
+
+def measure(
+    target: Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")] = TARGET,
+    draft: Annotated[
+        str, typer.Option(help="The models that guess, separated by commas; unigram, bigram and trigram are counted.")
+    ] = DRAFT,
+    task: Annotated[str, typer.Option(help="Held-out prompts, separated by commas: translation, synopsis, text.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Instead of a --task: a file of prompts, one a line, or .jsonl with inputs.")
+    ] = None,
+    temperature: Annotated[str, typer.Option("--temperature", "-t", help="Separated by commas.")] = "0,1",
+    gamma: Annotated[
+        str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas; plan: what jaxspec plan says.")
+    ] = "plan",
+    lenience: Annotated[str, typer.Option(help="Above 0, at most 1 (exact), separated by commas.")] = "1",
+    count: Annotated[int, typer.Option(help="Prompts per task to measure α on.", min=2)] = 64,
+    rows: Annotated[int, typer.Option(help="Prompts that one timed run decodes.", min=1)] = 8,
+    batch: Annotated[int, typer.Option(help="Prompts at a time in timed runs.", min=1)] = 1,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="A file of finished cells: what it has is not measured again, what it lacks is added."),
+    ] = None,
+    csv_out: Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure a pair: α, c and v, and the speed-up as predicted and as it is, by task, temperature and lenience.
+
+    α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v. n-gram
+    drafters are counted on the references of held-out prompts that are not measured on. An interrupted run goes on
+    where it was if it is given the same --resume.
+
+        jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
+
+        jaxspec measure --temperature 1 --lenience 1,0.5,0.3,0.1
+    """
+    from jaxspec import model
+    from jaxspec.analysis import cost
+
+    chosen = tuple(cells.PLANNED if g == cells.PLANNED else _whole(g) for g in _parts(gamma, "--gamma"))
+    ask = cells.Ask(
+        temperatures=_numbers(temperature, "--temperature", 0.0, float("inf")),
+        leniences=_numbers(lenience, "--lenience", 1e-9, 1.0),
+        gammas=chosen,
+        new_tokens=new_tokens,
+        rows=rows,
+        batch=batch,
+        repeats=repeats,
+        seed=seed,
+        dtype=dtype,
+    )
+    if task and prompts is not None:
+        raise ValueError("got a --task and --prompts: expected one of them")
+    ledger = Ledger(resume)
+    big = model.load(target, dtype=dtype)
+    tasks = _tasks(big, task, prompts, count)
+    drafters = [_drafter(name, big, count, dtype) for name in _parts(draft, "--draft")]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task("measure", total=cells.count(tasks, drafters, ask))
+        found: list[dict[str, Any]] = []
+
+        def doing(what: str) -> None:
+            bar.update(shown, description=what)
+
+        for cell in cells.measure(big, drafters, tasks, ask, ledger, doing=doing):
+            found.append(cell)
+            bar.update(shown, advance=1)
+    if csv_out is not None:
+        from jaxspec.training.jsonl import write_text
+
+        write_text(csv_out, [as_csv(found)])
+    environment = cost.environment()
+    if as_json:
+        print(json.dumps({"environment": environment, "cells": found}, ensure_ascii=False))
+        return
+    out = Console(highlight=False, width=200 if markdown else None)
+    out.print(Text(headline(big, ask, environment), "bold"))
+    for made in of_pairs(found):
+        if markdown:
+            out.print(f"**{made.title}**\n")
+            made.title, made.box = None, box.MARKDOWN
+        out.print(made)
+    out.print(Text(summary(found)))
+
+
+def of_pairs(found: Sequence[dict[str, Any]]) -> list[Table]:
+    """A table for each task and drafter, with a line for each cell."""
+    pairs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for cell in found:
+        pairs.setdefault((cell["task"], cell["draft_name"]), []).append(cell)
+    return [table(f"{task}, {draft}", some) for (task, draft), some in pairs.items()]
+
+
+def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
+    """A line for each cell, speed-ups after prefill; a setting that all have in common goes into the title."""
+    names = {"temperature": "T", "lenience": "l"}
+    varied = [name for name in names if len({cell[name] for cell in found}) > 1]
+    alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
+    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "meas-\nured"]
+    made = tables.table([*heads, "min..max"], title=", ".join([title, *alike]))
+    for cell in found:
+        half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
+        line = [f"{cell[name]:g}" for name in varied]
+        line += [f"{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
+        if cell["chosen_gamma"]:
+            line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
+            line += [f"{cell['predicted']:.2f}"]
+            line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
+        made.add_row(*line)
+    return made
+
+
+def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
+    """What was measured, and on what."""
+    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
+    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
+    how = f"batch {ask.batch}, {ask.new_tokens} new tokens, {ask.dtype}"
+    return f"{target.name} · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
+
+
+def summary(found: Sequence[dict[str, Any]]) -> str:
+    """How measured speeds compare with predicted ones.
+
+    >>> cell = {"predicted": 2.0, "speed_after_prefill": {"median": 1.9}}
+    >>> summary([cell, cell | {"predicted": None}])
+    'Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95. The plan says not to speculate in 1.'
+    """
+    speeds = [cell for cell in found if cell["predicted"] and cell["speed_after_prefill"]]
+    plain = sum(cell["predicted"] is None for cell in found)
+    said = []
+    if speeds:
+        shares = [cell["speed_after_prefill"]["median"] / cell["predicted"] for cell in speeds]
+        spread = f"{np.median(shares):.2f} in the median of {len(shares)} cells, {min(shares):.2f} to {max(shares):.2f}"
+        said.append(f"Measured over predicted: {spread}.")
+    if plain:
+        said.append(f"The plan says not to speculate in {plain}.")
+    return " ".join(said)
+
+
+def as_csv(found: Sequence[dict[str, Any]]) -> str:
+    """All cells as comma-separated values; a spread is three columns.
+
+    >>> print(as_csv([{"task": "text", "speed": {"median": 1.5, "min": 1.0, "max": 2.0}, "c": None}]), end="")
+    task,speed_median,speed_min,speed_max,c
+    text,1.5,1.0,2.0,
+    """
+    lines = []
+    for cell in found:
+        line: dict[str, Any] = {}
+        for name, value in cell.items():
+            parts = value.items() if isinstance(value, dict) else ()
+            line |= {f"{name}_{part}": number for part, number in parts} or {name: value}
+        lines.append(line)
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _tasks(target: Model, names: str, file: Path | None, count: int) -> list[cells.Task]:
+    if file is not None:
+        return [cells.Task(file.stem, from_file(file, count))]
+    if not names:
+        names = "text" if target.lm.start_token is None else "translation,synopsis"
+    return [cells.Task(name, heldout(name, count)) for name in _parts(names, "--task")]
+
+
+def _drafter(name: str, target: Model, count: int, dtype: str) -> Model:
+    """A model by its name, or an n-gram one, counted."""
+    from jaxspec import model
+
+    if name not in COUNTED:
+        return model.load(name, dtype=dtype)
+    from jaxspec.training import ngrams
+
+    texts = references(target, count)
+    if not texts:
+        raise ValueError(f"--count {count} leaves no held-out texts to count a {name} on: take fewer prompts")
+    rows = target.tokenizer(texts)["input_ids"]
+    return ngrams.model(rows, target, order=COUNTED[name])._replace(name=name)
+
+
+def _parts(text: str, option: str) -> tuple[str, ...]:
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(parts):
+        raise ValueError(f"{option} is {text!r}: expected values separated by commas")
+    return parts
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--gamma has {text!r}: expected positive integers, or {cells.PLANNED}")
+    return int(text)
+
+
+def _numbers(text: str, option: str, low: float, high: float) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in _parts(text, option))
+    except ValueError:
+        found = ()
+    if not found or not all(low <= number <= high and number != float("inf") for number in found):
+        wanted = "0 or more" if high == float("inf") else "above 0 and at most 1"
+        raise ValueError(f"{option} is {text!r}: expected numbers {wanted}, separated by commas")
+    return found

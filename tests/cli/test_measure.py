@@ -1,0 +1,97 @@
+"""`jaxspec measure` on table models: its cells, that it resumes, its table and its CSV."""
+
+import csv
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.cli import cells, prompts
+from jaxspec.cli.main import app
+
+FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gamma", "2"]
+
+
+@pytest.fixture
+def run(loading, monkeypatch, tmp_path):
+    monkeypatch.setattr(cells, "MOST", 2)
+    file = tmp_path / "prompts.txt"
+    file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
+
+    def run(*arguments, few=FEW):
+        return CliRunner().invoke(app, ["measure", "--prompts", str(file), *few, *arguments], env={"COLUMNS": "100"})
+
+    return run
+
+
+def report(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["cells"]
+
+
+@pytest.mark.slow
+def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
+    resume, table = tmp_path / "cells.jsonl", tmp_path / "cells.csv"
+    asked = ["--draft", "debian-t5-small", "--lenience", "1,0.3", "--resume", str(resume)]
+    first = report(run(*asked, "--temperature", "0", "--json"))
+    assert [(cell["temperature"], cell["lenience"]) for cell in first] == [(0, 1), (0, 0.3)]
+    strict, lenient = first
+    assert strict["alpha_low"] <= strict["alpha"] <= strict["alpha_high"]
+    assert lenient["alpha"] >= strict["alpha"]
+    assert strict["same_text"] == strict["texts"] == 1 and lenient["same_text"] is None
+    assert strict["predicted"] > 0 and strict["speed"]["median"] > 0 and strict["task"] == "prompts"
+
+    monkeypatch.setattr(cells._Bench, "cell", None)  # nothing is measured again
+    again = run(*asked, "--temperature", "0", "--csv", str(table))
+    assert again.exit_code == 0, again.output
+    assert "prompts, debian-t5-small, T = 0" in again.stdout and "Measured over predicted" in again.stdout
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [float(row["alpha"]) for row in rows] == [strict["alpha"], lenient["alpha"]]
+    assert float(rows[0]["speed_median"]) == strict["speed"]["median"]
+
+
+@pytest.mark.slow
+def test_counted_drafters_and_planned_gammas(run):
+    (cell,) = report(run("--draft", "bigram", "--temperature", "1", "--json", few=[*FEW[:-1], "plan"]))
+    assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
+    assert cell["chosen_gamma"] in (0, 1, 2)
+    assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
+
+
+def test_references_are_not_those_measured_on(zoo):
+    target = zoo["debian-t5-base"]
+    everything, rest = prompts.references(target, 0), prompts.references(target, 200)
+    assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
+    assert len(prompts.references(zoo["debian-gpt-base"], 200)) == 100
+
+
+def test_two_models_of_one_name_are_not_the_same(zoo):
+    base = zoo["debian-t5-base"]
+    assert cells.identity(base) == cells.identity(base._replace(tokenizer=None))
+    assert cells.identity(base) != cells.identity(base._replace(params=base.params * 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "text"], "got a --task and --prompts"),
+        (["--gamma", "2,x"], "--gamma has 'x'"),
+        (["--gamma", "0"], "--gamma has '0'"),
+        (["--temperature", "-1"], "--temperature is '-1': expected numbers 0 or more"),
+        (["--temperature", "nan"], "--temperature is 'nan'"),
+        (["--lenience", "0"], "--lenience is '0': expected numbers above 0"),
+        (["--lenience", "1,,2"], "--lenience is '1,,2'"),
+        (["--draft", "a,"], "--draft is 'a,'"),
+        (["--draft", "bigram", "--count", "300"], "leaves no held-out texts"),
+    ],
+)
+def test_bad_arguments(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_an_unknown_task(loading):
+    result = CliRunner().invoke(app, ["measure", "--task", "poems"])
+    assert result.exit_code == 2 and "expected one of translation, synopsis, text" in result.stderr
