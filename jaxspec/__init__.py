@@ -1,6 +1,7 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
 `load` a model, `generate` or `stream` from it; `drafters` and `accept` hold the alternatives, `base` the types.
+`speculate` does for any two slow functions what decoding does for a model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from jaxspec import accept, drafters
     from jaxspec.base import Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
+    from jaxspec.execution import speculate
     from jaxspec.model import load
 
 __version__ = "0.1.0"
@@ -27,6 +29,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "speculate",
     "speculative",
     "stream",
 ]
@@ -43,6 +46,7 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
+    "speculate": "jaxspec.execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
 }

@@ -31,6 +31,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "warp": {"base", "noise"},
     "accept": CORE,
     "drafters": CORE,
+    "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "drafters"},
     "testing": DECODING,
     "nets": CORE,
@@ -39,11 +40,11 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "weights": CORE | {"nets", "recipes", "sharding"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
     "training": DECODING | MODELS | {"sharding"},
-    "front door": DECODING | MODELS,  # jaxspec/__init__.py
+    "front door": DECODING | MODELS | {"execution"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
 }
-NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
+NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode", "execution")
 
 
 def room_of(path: Path) -> str:
