@@ -21,7 +21,7 @@ PAIR = ("debian-t5-base", "debian-t5-small")
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "cache", "buffers", "warp"}
-DECODING = CORE | {"accept", "drafters", "decode"}
+DECODING = CORE | {"accept", "drafters", "decode", "trace"}
 MODELS = {"nets", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
@@ -29,10 +29,11 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "cache": {"base"},
     "buffers": {"base"},
     "warp": {"base", "noise"},
+    "trace": set(),
     "accept": CORE,
     "drafters": CORE,
     "execution": CORE | {"accept"},
-    "decode": CORE | {"accept", "drafters"},
+    "decode": CORE | {"accept", "drafters", "trace"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
