@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from jaxspec.cli import speeds, timing
 from jaxspec.cli.ledger import Ledger
 
 if TYPE_CHECKING:
+    from jaxspec.analysis.cost import Cost
     from jaxspec.analysis.replay import Store
     from jaxspec.base import Model, Prompt
 
@@ -89,27 +91,23 @@ def measure(
     from jaxspec.analysis import cost
 
     machine = cost.environment()
-    kept = ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec")
-    for task in tasks:
+    shared = {"target": identity(target)}
+    shared |= {name: getattr(ask, name) for name in ("new_tokens", "rows", "batch", "repeats", "seed", "dtype")}
+    shared |= {name: machine[name] for name in ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec")}
+    names = [identity(drafter) for drafter in drafters]
+    for task, (drafter, name) in itertools.product(tasks, zip(drafters, names, strict=True)):
         prompts = hashlib.sha256(json.dumps(task.prompts).encode()).hexdigest()[:16]
-        shared = {"target": identity(target), "task": task.name, "prompts": prompts, "prompt_count": len(task.prompts)}
-        shared |= {name: getattr(ask, name) for name in ("new_tokens", "rows", "batch", "repeats", "seed", "dtype")}
-        shared |= {name: machine[name] for name in kept}
-        for drafter in drafters:
-            bench = _Bench(target, drafter, task, ask)  # keeps what cells have in common
-            for temperature in ask.temperatures:
-                for lenience in ask.leniences:
-                    for gamma in ask.gammas:
-                        own = {"draft": identity(drafter), "temperature": temperature, "lenience": lenience}
-                        settings = shared | own | {"gamma": gamma}
-                        result = ledger.get(settings)
-                        if result is None:
-                            rule = f"temperature {temperature:g}, l = {lenience:g}, γ = {gamma}"
-                            doing(f"{task.name}, {drafter.name}, {rule}")
-                            result = bench.cell(temperature, lenience, gamma)
-                            ledger.put(settings, result, cost.environment())
-                        yield {"task": task.name, "draft_name": drafter.name, **settings, **result}
-            bench.close()
+        pair = {"task": task.name, "prompts": prompts, "prompt_count": len(task.prompts), "draft": name}
+        with tempfile.TemporaryDirectory() as folder:
+            cell = cell_of(target, drafter, task, ask, Path(folder))
+            for temperature, lenience, gamma in itertools.product(ask.temperatures, ask.leniences, ask.gammas):
+                settings = shared | pair | {"temperature": temperature, "lenience": lenience, "gamma": gamma}
+                result = ledger.get(settings)
+                if result is None:
+                    doing(f"{task.name}, {drafter.name}, T = {temperature:g}, l = {lenience:g}, γ = {gamma}")
+                    result = cell(temperature, lenience, gamma)
+                    ledger.put(settings, result, cost.environment())
+                yield {"draft_name": drafter.name, **settings, **result}
 
 
 def identity(model: Model) -> str:
@@ -122,102 +120,93 @@ def identity(model: Model) -> str:
     return f"{model.name} {digest.hexdigest()[:12]}"
 
 
-class _Bench:
-    """A target and a drafter on a task; texts, costs and plain runs are made when first asked for, and kept."""
+def cell_of(
+    target: Model, drafter: Model, task: Task, ask: Ask, folder: Path
+) -> Callable[[float, float, int | str], dict[str, Any]]:
+    """What measures a cell of a pair on a task; texts and costs are made when first asked for, and kept.
 
-    def __init__(self, target: Model, drafter: Model, task: Task, ask: Ask):
-        from jaxspec.decode import request
+    Args:
+        target, drafter, task, ask: as in `measure`.
+        folder: for the texts' logits; the caller deletes it.
 
-        self._target, self._drafter, self._ask = target, drafter, ask
-        self._prompt = request.encode(target, task.prompts)
-        self._folder = tempfile.TemporaryDirectory()
-        self._costs: dict[int, Any] = {}
+    Returns:
+        (temperature, lenience, gamma) -> what was found. Without a speed, if the plan says not to speculate.
+    """
+    from jaxspec.analysis import cost, lenience, planning, replay, theory
+    from jaxspec.decode import request
 
-    def close(self) -> None:
-        """Deletes the texts' logits."""
-        self._folder.cleanup()
+    prompt = request.encode(target, task.prompts)
+    group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
+    timed: dict[str, Any] = dict(repeats=ask.repeats, max_new_tokens=ask.new_tokens)
 
-    def cell(self, temperature: float, lenience: float, gamma: int | str) -> dict[str, Any]:
-        """Everything about one cell."""
-        from jaxspec.analysis import lenience as lenient
-        from jaxspec.analysis import theory
+    @functools.cache
+    def texts(temperature: float) -> Store:
+        asked: dict[str, Any] = dict(temperature=temperature, key=_key(ask, temperature))
+        where = folder / f"{temperature:g}"
+        return replay.record(where, target, drafter, prompt, max_new_tokens=ask.new_tokens, **asked)
 
-        store = self._store(temperature)
-        alpha = lenient.alpha(store, lenience)
-        low, high = alpha.interval
-        found: dict[str, Any] = {"alpha": alpha.value, "alpha_low": low, "alpha_high": high}
-        found["positions"] = int(alpha.counts.sum())
-        chosen = self._planned(store, alpha.value, lenience) if gamma == PLANNED else int(gamma)
-        found["chosen_gamma"] = chosen
-        if not chosen:  # the plan says: do not speculate
-            return found | dict.fromkeys(("c", "v", "predicted", "speed", "speed_after_prefill", "tokens_per_round"))
-        costs = self._cost(chosen)
-        found |= {"c": costs.c, "v": costs.v}
-        found["predicted"] = float(theory.improvement(min(alpha.value, 1.0), chosen, costs.c, costs.v))
-        return found | self._speed(temperature, lenience, chosen)
+    @functools.cache
+    def costs() -> tuple[float, np.ndarray]:
+        return planning.costs(target, drafter, group, MOST, **timed)
 
-    def _key(self, temperature: float) -> Any:
-        import jax
+    @functools.cache
+    def cost_at(gamma: int) -> Cost:
+        return cost.measure(target, drafter, group, gamma=gamma, **timed)
 
-        return jax.random.key(self._ask.seed) if temperature else None
+    def planned(temperature: float, share: float, alpha: float) -> int:
+        tokens = planning.tokens_by_gamma(texts(temperature), MOST) if share == 1 else None
+        return planning.plan(alpha, *costs(), tokens=tokens).gamma
 
-    @functools.cache  # noqa: B019 - lives as long as its bench, which is short
-    def _store(self, temperature: float) -> Store:
-        from jaxspec.analysis import replay
+    def cell(temperature: float, share: float, gamma: int | str) -> dict[str, Any]:
+        rate = lenience.alpha(texts(temperature), share)
+        (low, high), alpha = rate.interval, min(rate.value, 1.0)
+        chosen = gamma if isinstance(gamma, int) else planned(temperature, share, alpha)
+        found: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
+        found |= {"positions": int(rate.counts.sum()), "chosen_gamma": chosen}
+        if not chosen:
+            return found | dict.fromkeys(("c", "v", "predicted", "tokens_per_round", "speed", "speed_after_prefill"))
+        c, v = cost_at(chosen).c, cost_at(chosen).v
+        found |= {"c": c, "v": v, "predicted": float(theory.improvement(alpha, chosen, c, v))}
+        return found | _speed(target, drafter, prompt, ask, temperature, share, chosen)
 
-        asked: dict[str, Any] = dict(temperature=temperature, key=self._key(temperature))
-        where = Path(self._folder.name) / f"{temperature:g}"
-        return replay.record(
-            where, self._target, self._drafter, self._prompt, max_new_tokens=self._ask.new_tokens, **asked
+    return cell
+
+
+def _key(ask: Ask, temperature: float) -> Any:
+    import jax
+
+    return jax.random.key(ask.seed) if temperature else None
+
+
+def _speed(
+    target: Model, drafter: Model, prompt: Prompt, ask: Ask, temperature: float, lenience: float, gamma: int
+) -> dict[str, Any]:
+    """Whole generations, plain and speculative in turn."""
+    import jax
+
+    from jaxspec import accept
+    from jaxspec.analysis import cost
+    from jaxspec.decode import request
+
+    rule, key = accept.rejection() if lenience == 1 else accept.lenient(lenience), _key(ask, temperature)
+    jobs = []
+    for side in (None, drafter):
+        options: dict[str, Any] = dict(drafter=side, gamma=gamma, accept=rule, temperature=temperature)
+        groups = enumerate(speeds.groups_of(prompt, ask.batch, ask.rows))
+        keyed = [(group, None if key is None else jax.random.fold_in(key, index)) for index, group in groups]
+        jobs.append(
+            [request.prepare(target, group, key=own, max_new_tokens=ask.new_tokens, **options) for group, own in keyed]
         )
-
-    def _planned(self, store: Store, alpha: float, lenience: float) -> int:
-        from jaxspec.analysis import planning
-
-        c, v = self._all_costs()
-        tokens = planning.tokens_by_gamma(store, MOST) if lenience == 1 else None
-        return planning.plan(min(alpha, 1.0), c, v, tokens=tokens).gamma
-
-    @functools.cache  # noqa: B019
-    def _all_costs(self) -> tuple[float, np.ndarray]:
-        from jaxspec.analysis import planning
-
-        options: dict[str, Any] = dict(repeats=self._ask.repeats, max_new_tokens=self._ask.new_tokens)
-        return planning.costs(self._target, self._drafter, self._group(), MOST, **options)
-
-    @functools.cache  # noqa: B019
-    def _cost(self, gamma: int) -> Any:
-        from jaxspec.analysis import cost
-
-        options: dict[str, Any] = dict(repeats=self._ask.repeats, max_new_tokens=self._ask.new_tokens)
-        return cost.measure(self._target, self._drafter, self._group(), gamma=gamma, **options)
-
-    def _group(self) -> Prompt:
-        return speeds.groups_of(self._prompt, self._ask.batch, self._ask.rows)[0]
-
-    def _speed(self, temperature: float, lenience: float, gamma: int) -> dict[str, Any]:
-        """Whole generations, plain and speculative in turn."""
-        from jaxspec import accept
-        from jaxspec.analysis import cost
-        from jaxspec.decode import request
-
-        ask, jobs = self._ask, []
-        rule = accept.rejection() if lenience == 1 else accept.lenient(lenience)
-        for drafter in (None, self._drafter):
-            asked: dict[str, Any] = dict(drafter=drafter, gamma=gamma, accept=rule, key=self._key(temperature))
-            groups = speeds.groups_of(self._prompt, ask.batch, ask.rows)
-            options: dict[str, Any] = dict(temperature=temperature, max_new_tokens=ask.new_tokens, **asked)
-            jobs.append([request.prepare(self._target, group, **options) for group in groups])
-        outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-        seconds = cost.take_turns([functools.partial(timing.run_all, some) for some in jobs], ask.repeats)
-        first = cost.take_turns([functools.partial(timing.start, some[0]) for some in jobs], ask.repeats + 1)[:, 1:]
-        found = speeds.against_plain(outcomes[0], outcomes[1], seconds[0], seconds[1])
-        after = seconds - len(jobs[0]) * np.median(first, axis=1, keepdims=True)
-        tokens = [sum(int((o.stats.emitted - 1).sum()) for o in some) for some in outcomes]
-        return {
-            "tokens_per_round": found["tokens_per_round"],
-            "speed": found["ratio"],
-            "speed_after_prefill": speeds.ratio(after[0], after[1], tokens[1] / max(tokens[0], 1)),
-            "same_text": found["same_text"] if temperature == 0 and rule.exact else None,
-            "texts": sum(len(o.length) for o in outcomes[0]),
-        }
+    outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
+    seconds = cost.take_turns([functools.partial(timing.run_all, some) for some in jobs], ask.repeats)
+    first = cost.take_turns([functools.partial(timing.start, some[0]) for some in jobs], ask.repeats + 1)[:, 1:]
+    after = seconds - len(jobs[0]) * np.median(first, axis=1, keepdims=True)
+    tokens = [sum(int((o.stats.emitted - 1).sum()) for o in some) for some in outcomes]
+    found = speeds.against_plain(outcomes[0], outcomes[1], seconds[0], seconds[1])
+    return {
+        "tokens_per_round": found["tokens_per_round"],
+        "speed": found["ratio"],
+        "speed_after_prefill": speeds.ratio(after[0], after[1], tokens[1] / max(tokens[0], 1)),
+        "same_text": found["same_text"] if temperature == 0 and rule.exact else None,
+        "texts": sum(len(o.length) for o in outcomes[0]),
+    }
