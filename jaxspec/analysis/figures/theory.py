@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxspec.analysis import theory
-from jaxspec.analysis.figures.style import ORANGE, RED, canvas, shades
+from jaxspec.analysis.figures.style import RED, canvas, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,6 +116,7 @@ def landscape(
         ['ours']
     """
     from matplotlib.colors import LogNorm
+    from matplotlib.patheffects import withStroke
 
     figure, axes = canvas(6.6, 4.2)
     alpha, gammas = np.linspace(0, 1, 401), np.arange(1, most + 1)
@@ -130,19 +131,21 @@ def landscape(
     levels = [level for level in LEVELS if speed.min() < level < speed.max()]
     widths = [2.0 if level == 1 else 0.8 for level in levels]
     lines = axes.contour(alpha, between, smooth, levels=levels, colors="white", linewidths=widths)
-    axes.clabel(lines, fmt=lambda level: f"{level:g}×", fontsize=8)
+    labelled = levels if len(levels) < 4 else levels[:-1]  # the last is in a corner, where a label is cut
+    axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8)
     best = theory.optimal_gamma(alpha, c, np.concatenate([[1.0], costs]))
     line = np.where(best > 0, best, np.nan)
-    axes.plot(alpha, line, color=ORANGE, linewidth=2, drawstyle="steps-post", label="best γ")
+    edge = [withStroke(linewidth=3.5, foreground="white")]  # black on white is seen on any ground
+    axes.plot(alpha, line, color="black", drawstyle="steps-post", label="best γ", path_effects=edge)
     for mark in marks:
-        axes.plot(mark.alpha, mark.gamma, "o", color=RED, markeredgecolor="white", markersize=8)
+        axes.plot(mark.alpha, mark.gamma, "o", color=RED, markeredgecolor="white", markersize=8, zorder=5)
         side, where = ("right", -9) if mark.alpha > 0.5 else ("left", 9)
-        box = dict(boxstyle="round,pad=0.25", facecolor="white", edgecolor="none", alpha=0.85)
+        box = dict(boxstyle="round,pad=0.25", facecolor="white", edgecolor="none")
         options: dict[str, Any] = dict(xytext=(where, 0), textcoords="offset points", va="center", ha=side, bbox=box)
-        axes.annotate(mark.name, (mark.alpha, mark.gamma), fontsize=8, **options)
+        axes.annotate(mark.name, (mark.alpha, mark.gamma), fontsize=8, zorder=6, **options)
     axes.set(xlim=(0, 1), ylim=(0.5, most + 0.5), xlabel=ALPHA, ylabel="guesses a round γ")
     axes.set_title(title or f"c = {c:.3g}", fontsize=10)
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", framealpha=1)
     return figure
 
 
