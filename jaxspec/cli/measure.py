@@ -153,22 +153,41 @@ def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
 
 
 def summary(found: Sequence[dict[str, Any]]) -> str:
-    """How measured speeds compare with predicted ones.
+    """How measured speeds compare with predicted ones, and the plan's gamma with the best of a sweep.
 
-    >>> cell = {"predicted": 2.0, "speed_after_prefill": {"median": 1.9}}
-    >>> summary([cell, cell | {"predicted": None}])
-    'Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95. The plan says not to speculate in 1.'
+    >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
+    >>> cell |= {"predicted": 2.0, "speed": None, "speed_after_prefill": {"median": 1.9}}
+    >>> summary([cell])
+    'Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95.'
+    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[1]
+    "The plan's γ has 0.53 of the best γ's speed in the worst of 1 sweeps; in 1 it is not to speculate."
     """
     speeds = [cell for cell in found if cell["predicted"] and cell["speed_after_prefill"]]
-    plain = sum(cell["predicted"] is None for cell in found)
     said = []
     if speeds:
         shares = [cell["speed_after_prefill"]["median"] / cell["predicted"] for cell in speeds]
         spread = f"{np.median(shares):.2f} in the median of {len(shares)} cells, {min(shares):.2f} to {max(shares):.2f}"
         said.append(f"Measured over predicted: {spread}.")
-    if plain:
+    shares = plan_shares(found)
+    plain = sum(cell["predicted"] is None for cell in found)
+    if shares:
+        worst = f"The plan's γ has {min(shares):.2f} of the best γ's speed in the worst of {len(shares)} sweeps"
+        said.append(worst + (f"; in {plain} it is not to speculate." if plain else "."))
+    elif plain:
         said.append(f"The plan says not to speculate in {plain}.")
     return " ".join(said)
+
+
+def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
+    """Speed with the plan's gamma over that with the best measured, wherever both were asked for."""
+    sweeps: dict[tuple[Any, ...], dict[Any, float]] = {}
+    for cell in found:
+        after = cell["speed_after_prefill"]
+        speed = 1.0 if cell["predicted"] is None else after["median"] if after else 0.0
+        where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience"))
+        sweeps.setdefault(where, {})[cell["gamma"]] = speed
+    both = [speeds for speeds in sweeps.values() if cells.PLANNED in speeds and len(speeds) > 1]
+    return [speeds[cells.PLANNED] / max(1.0, *speeds.values()) for speeds in both]
 
 
 def as_csv(found: Sequence[dict[str, Any]]) -> str:
