@@ -2,6 +2,7 @@
 
 `load` a model, `generate` or `stream` from it; `drafters`, `accept` and `policies` hold the alternatives, `base` the
 types.
+`speculate` does for any two slow functions what decoding does for a model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from jaxspec import accept, drafters, policies
     from jaxspec.base import Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
+    from jaxspec.execution import speculate
     from jaxspec.model import load
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __all__ = [
     "generate",
     "load",
     "policies",
+    "speculate",
     "speculative",
     "stream",
 ]
@@ -46,6 +49,7 @@ _HOMES = {
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
     "policies": "",
+    "speculate": "jaxspec.execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
 }

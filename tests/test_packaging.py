@@ -21,7 +21,7 @@ PAIR = ("debian-t5-base", "debian-t5-small")
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
-DECODING = CORE | {"accept", "drafters", "policies", "decode"}
+DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
 MODELS = {"nets", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
@@ -30,10 +30,12 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "cache": {"base"},
     "buffers": {"base"},
     "warp": {"base", "noise"},
+    "trace": set(),
     "accept": CORE,
     "drafters": CORE,
     "policies": {"base"},
-    "decode": CORE | {"accept", "drafters", "policies"},
+    "execution": CORE | {"accept"},
+    "decode": CORE | {"accept", "drafters", "policies", "trace"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
@@ -41,11 +43,13 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "weights": CORE | {"nets", "recipes", "sharding"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
     "training": DECODING | MODELS | {"sharding"},
-    "front door": DECODING | MODELS,  # jaxspec/__init__.py
+    "front door": DECODING | MODELS | {"execution"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
 }
-NEEDS_NO_FLAX = ("base", "noise", "loops", "cache", "buffers", "warp", "accept", "drafters", "policies", "decode")
+NEEDS_NO_FLAX = (
+    *("base", "noise", "loops", "cache", "buffers", "warp", "accept", "drafters", "policies", "decode", "execution"),
+)
 
 
 def room_of(path: Path) -> str:

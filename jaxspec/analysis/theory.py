@@ -8,6 +8,8 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
 
+What alpha is made of is in `divergence`; what v is made of, in `roofline`.
+
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.
 """
 
@@ -17,6 +19,8 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+Verify = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
 
 MOST = 64  # the largest gamma that `optimal_gamma` tries unless told
 TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c makes gamma 0 and 1 equally good
@@ -88,9 +92,66 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def optimal_gamma(
-    alpha: ArrayLike, c: ArrayLike, v: Callable[[int], float] | ArrayLike = 1.0, most: int | None = None
-) -> np.ndarray:
+def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
+    """Reads of weights and cache over those of plain decoding, section 3.4: (gamma c_bytes + 1) / expected_tokens.
+
+    Args:
+        alpha, gamma: as in `expected_tokens`.
+        c_bytes: bytes that a pass of the drafter reads, over those of the target's; the paper counts the target's only.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example, the settings of Table 1, where operations grow by up to 63%:
+        >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
+        [0.51, 0.39, 0.41, 0.27, 0.37, 0.15]
+    """
+    gamma, c_bytes = _checked(gamma, "gamma"), _checked(c_bytes, "c_bytes")
+    return (gamma * c_bytes + 1) / expected_tokens(alpha, gamma)
+
+
+def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """Speed over plain decoding if each round knew how many guesses will be kept, and drafted no others (section 3.5).
+
+    Such a round drafts alpha / (1 - alpha) guesses on average and yields 1 / (1 - alpha) tokens, so the speed is
+    1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
+
+    Args:
+        alpha, c: as in `improvement`; infinite at alpha = 1 if the drafter is free.
+        v: the verify pass, whatever its length.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example, the paper's "up to about 60%" over the best fixed gamma:
+        >>> alpha, c = 0.9, np.array([0.02, 0.05, 0.1])
+        >>> fixed = improvement(alpha, optimal_gamma(alpha, c), c)
+        >>> (oracle_improvement(alpha, c) / fixed).round(2).tolist()
+        [1.33, 1.48, 1.53]
+    """
+    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
+    with np.errstate(divide="ignore"):
+        return 1 / (alpha * c + (1 - alpha) * v)
+
+
+def assured_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
+    """What the best gamma is sure to reach where v = 1, Corollary 3.9: (1 + alpha) / (1 + c), or 1 if alpha <= c.
+
+    Args:
+        alpha, c: as in `improvement`.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example:
+        >>> assured_improvement([0.75, 0.05], [0.02, 0.11]).round(2).tolist()
+        [1.72, 1.0]
+    """
+    alpha, c = _checked(alpha, "alpha", 1.0), _checked(c, "c")
+    return np.maximum((1 + alpha) / (1 + c), 1.0)
+
+
+def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
     """The gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
 
     Args:
@@ -118,7 +179,67 @@ def optimal_gamma(
     return np.argmax(speed >= best * (1 - TIE), axis=-1)
 
 
-def _most(v: Callable[[int], float] | ArrayLike, most: int | None) -> int:
+def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
+    """The alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
+
+    Where v = 1 this is c itself, Corollary 3.9.
+
+    Args:
+        c: as in `improvement`.
+        v, most: as in `optimal_gamma`.
+
+    Raises:
+        ValueError: as `optimal_gamma`.
+
+    Example, with compute to spare, with little, and with none:
+        >>> [round(break_even(0.05, lambda gamma, s=s: 1 + s * gamma), 3) for s in (0.0, 0.2, 1.0)]
+        [0.05, 0.25, inf]
+    """
+    if optimal_gamma(1.0, c, v, most) == 0:
+        return float("inf")
+    low, high = 0.0, 1.0  # some gamma improves at `high`; it then does at every larger alpha
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if optimal_gamma(middle, c, v, most) > 0 else (middle, high)
+    return high
+
+
+def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) -> tuple[str, ...]:
+    """What keeps every gamma from improving on plain decoding; nothing, if one does.
+
+    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: guesses are
+    rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
+    hardware is busy with the tokens it has, as at large batches ("no spare compute"; v = 1).
+
+    Args:
+        alpha, c: as in `improvement`.
+        v, most: as in `optimal_gamma`.
+
+    Returns:
+        The regimes; all that are not perfect, should no single one be enough.
+
+    Raises:
+        ValueError: as `optimal_gamma`.
+
+    Example:
+        >>> obstacles(0.75, 0.02), obstacles(0.05, 0.1), obstacles(0.6, 0.1, v=lambda gamma: 1 + gamma)
+        ((), ('low alpha', 'expensive draft'), ('no spare compute',))
+    """
+    if optimal_gamma(alpha, c, v, most) > 0:
+        return ()
+    most = _most(v, most)
+    costs = _verify_costs(v, np.arange(most + 1))
+    mended: dict[str, tuple[float, float, Verify]] = {
+        "low alpha": (1.0, c, costs),
+        "expensive draft": (alpha, 0.0, costs),
+        "no spare compute": (alpha, c, 1.0),
+    }
+    found = tuple(name for name, (a, draft, verify) in mended.items() if optimal_gamma(a, draft, verify, most) > 0)
+    imperfect = {"low alpha": alpha < 1, "expensive draft": c > 0, "no spare compute": bool((costs > 1).any())}
+    return found or tuple(name for name, so in imperfect.items() if so)
+
+
+def _most(v: Verify, most: int | None) -> int:
     given = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
     if most is None:
         most = MOST if given is None else given
@@ -128,7 +249,7 @@ def _most(v: Callable[[int], float] | ArrayLike, most: int | None) -> int:
     return most
 
 
-def _verify_costs(v: Callable[[int], float] | ArrayLike, gammas: np.ndarray) -> np.ndarray:
+def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
     """v of each gamma, 1 for gamma 0."""
     if callable(v):
         costs = np.array([1.0, *(float(v(int(gamma))) for gamma in gammas[1:])])

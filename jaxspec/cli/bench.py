@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxspec.cli import measure, memory, results
+from jaxspec.cli import memory, results, speeds
 from jaxspec.cli.prompts import from_file, heldout_for
 from jaxspec.cli.session import DRAFT, TARGET
 from jaxspec.cli.shapes import random_model, random_prompt
@@ -57,7 +57,7 @@ def bench(
     jaxspec bench --shape t5-v1_1-base --plain-only
     """
     gammas = () if plain_only else numbers(gamma, "--gamma")
-    ask = measure.Ask(gammas, numbers(batch, "--batch"), new_tokens, rows, repeats)
+    ask = speeds.Ask(gammas, numbers(batch, "--batch"), new_tokens, rows, repeats)
     if shape and gammas and not draft_shape:
         raise ValueError(f"--shape {shape} has no drafter: add a --draft-shape, or --plain-only")
     if draft_shape and not shape:
@@ -77,7 +77,7 @@ def bench(
         def advance(doing: str) -> None:
             bar.update(task, advance=1, description=doing)
 
-        found = measure.collect(big, small, prompt, ask, eos_ids=() if shape else None, advance=advance)
+        found = speeds.collect(big, small, prompt, ask, eos_ids=() if shape else None, advance=advance)
     found["process"] = {"before": before, "peak": memory.process_bytes(), "device_peak": memory.device_bytes()}
     if as_json:
         print(json.dumps(found))

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxspec.cli import rounds, timing
+from jaxspec import trace
+from jaxspec.cli import timing
 
 if TYPE_CHECKING:
     from jaxspec.base import Model
@@ -111,7 +112,7 @@ def first_difference(session: Session, ours: list[list[int]], plain: list[list[i
     index = differ[0]
     a, b = ours[index], plain[index]
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    names = [rounds.spell(session.target.tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)]
+    names = [trace.spell(session.target.tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)]
     return (
         f"{len(differ)} of {len(ours)} prompts; first in prompt {index + 1}, token {at + 1}: {names[0][0]!r} "
         f"where plain decoding has {names[1][0]!r}. Passes of other widths round otherwise: is it a near tie?"

@@ -15,9 +15,9 @@ from rich.text import Text
 from jaxspec.cli import counts, prompts, tables, verdict
 from jaxspec.cli.compare import Comparison, compare_with_plain
 from jaxspec.cli.counts import Counts
-from jaxspec.cli.rounds import Round
 from jaxspec.cli.session import DRAFT, TARGET, Decoded, Session, Settings, decode_all, open_session, warm_up
 from jaxspec.cli.show import show
+from jaxspec.trace import Round
 
 
 def generate(

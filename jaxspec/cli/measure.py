@@ -1,182 +1,259 @@
-"""What `jaxspec bench` measures: plain and speculative decoding in turn, beside what theory predicts.
-
-All ways to decode run in one process on the same prompts, compiled and warmed up, taking turns; what is timed
-is the jitted program, from prompt ids to the last token (text in and text out are the tokenizer's business).
-Every speed comes with its spread, and the report with the machine, the versions and the command.
-"""
+"""`jaxspec measure`: the paper's Tables 2, 3 and 5 for a pair of one's own."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
-from jaxspec.cli import memory, timing
-from jaxspec.cli.timing import spread
+from jaxspec.cli import cells, tables
+from jaxspec.cli.ledger import Ledger
+from jaxspec.cli.prompts import from_file, heldout, references
+from jaxspec.cli.session import DRAFT, TARGET
 
-if TYPE_CHECKING:  # jax takes a second to import, and --help does not need it
-    from jaxspec.base import Model, Prompt
-    from jaxspec.decode.loop import Outcome
+if TYPE_CHECKING:
+    from jaxspec.base import Model
+
+COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3}
 
 
-class Ask(NamedTuple):
-    """What to measure.
+def measure(
+    target: Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")] = TARGET,
+    draft: Annotated[
+        str, typer.Option(help="The models that guess, separated by commas; unigram, bigram and trigram are counted.")
+    ] = DRAFT,
+    task: Annotated[str, typer.Option(help="Held-out prompts, separated by commas: translation, synopsis, text.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Instead of a --task: a file of prompts, one a line, or .jsonl with inputs.")
+    ] = None,
+    temperature: Annotated[str, typer.Option("--temperature", "-t", help="Separated by commas.")] = "0,1",
+    gamma: Annotated[
+        str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas; plan: what jaxspec plan says.")
+    ] = "plan",
+    lenience: Annotated[str, typer.Option(help="Above 0, at most 1 (exact), separated by commas.")] = "1",
+    count: Annotated[int, typer.Option(help="Prompts per task to measure α on.", min=2)] = 64,
+    rows: Annotated[int, typer.Option(help="Prompts that one timed run decodes.", min=1)] = 8,
+    batch: Annotated[int, typer.Option(help="Prompts at a time in timed runs.", min=1)] = 1,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="A file of finished cells: what it has is not measured again, what it lacks is added."),
+    ] = None,
+    csv_out: Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure a pair: α, c and v, and the speed-up as predicted and as it is, by task, temperature and lenience.
 
-    Attributes:
-        gammas: guesses a round, one measurement each (none: plain decoding only).
-        batches: batch sizes, one measurement each.
-        new_tokens: most new tokens per prompt.
-        rows: prompts that one timed run decodes, rounded to whole batches.
-        repeats: timed runs of each way to decode.
+    α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v. n-gram
+    drafters are counted on the references of held-out prompts that are not measured on. An interrupted run goes on
+    where it was if it is given the same --resume.
+
+        jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
+
+        jaxspec measure --temperature 1 --lenience 1,0.5,0.3,0.1
     """
-
-    gammas: tuple[int, ...] = (1, 4, 7)
-    batches: tuple[int, ...] = (1,)
-    new_tokens: int = 64
-    rows: int = 8
-    repeats: int = 5
-
-    @property
-    def steps(self) -> int:
-        """Measurements: for each batch size one per way to decode, and one of alpha for all."""
-        return len(self.batches) * (1 + len(self.gammas)) + bool(self.gammas)
-
-
-def collect(
-    target: Model,
-    drafter: Model | None,
-    prompt: Prompt,
-    ask: Ask,
-    *,
-    eos_ids: Sequence[int] | None = None,
-    advance: Callable[[str], object] = lambda doing: None,
-) -> dict[str, Any]:
-    """All measurements, greedy.
-
-    Args:
-        target: the model to decode from.
-        drafter: the model that drafts; None if `ask.gammas` is empty.
-        prompt: at least one row; used in turn where a batch needs more.
-        ask: what to measure.
-        eos_ids: as in `jaxspec.generate`; () makes every row `ask.new_tokens` long.
-        advance: called with what has been measured, for a progress bar.
-
-    Returns:
-        "environment", "target", "draft", "alpha" (None without a drafter) and "results", one per batch size
-        and gamma (0 is plain decoding); times in milliseconds, memory in bytes, spreads as median, min, max.
-    """
-    from jaxspec.analysis import acceptance, cost
-
-    found: dict[str, Any] = {"environment": cost.environment(), "target": _describe(target)}
-    found |= {"draft": None if drafter is None else _describe(drafter), **ask._asdict(), "alpha": None}
-    if drafter is not None and ask.gammas:
-        (pool,) = _groups(prompt, ask.rows, ask.rows)
-        measured = acceptance.measure(target, drafter, pool, max_new_tokens=ask.new_tokens)
-        found["alpha"] = {"alpha": measured.alpha, "stderr": measured.stderr, "positions": measured.positions}
-        advance("alpha")
-    found["results"] = []
-    for batch in ask.batches:
-        found["results"] += _of_batch(target, drafter, prompt, batch, ask, found["alpha"], eos_ids, advance)
-    return found
-
-
-def _of_batch(
-    target: Model,
-    drafter: Model | None,
-    prompt: Prompt,
-    batch: int,
-    ask: Ask,
-    alpha: dict[str, Any] | None,
-    eos_ids: Sequence[int] | None,
-    advance: Callable[[str], object],
-) -> list[dict[str, Any]]:
-    """Plain decoding and every gamma at one batch size."""
+    from jaxspec import model
     from jaxspec.analysis import cost
-    from jaxspec.decode import request
 
-    groups, gammas = _groups(prompt, batch, ask.rows), (0, *ask.gammas)
-    models = [model for model in (target, drafter) if model is not None]
-    options: dict[str, Any] = dict(temperature=0.0, top_k=None, top_p=None, key=None, accept=None, eos_ids=eos_ids)
-    options["max_new_tokens"] = ask.new_tokens
-    jobs = [
-        [request.prepare(target, group, drafter=drafter, gamma=gamma, **options) for group in groups]
-        for gamma in gammas
-    ]
-    outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    runs = [functools.partial(timing.run_all, some) for some in jobs]
-    seconds = cost.take_turns(runs, ask.repeats)
-    first = cost.take_turns([functools.partial(timing.start, some[0]) for some in jobs], ask.repeats + 1)[:, 1:]
-    results = []
-    for index, gamma in enumerate(gammas):
-        tokens = sum(int(outcome.length.sum()) for outcome in outcomes[index])
-        result: dict[str, Any] = {
-            "batch": batch,
-            "gamma": gamma,
-            "prompts": batch * len(groups),
-            "tokens": tokens,
-        }
-        result["tokens_per_second"] = spread(tokens / seconds[index])
-        result["first_token_ms"] = spread(1e3 * first[index])
-        result["token_ms"] = timing.latency(jobs[index][0])
-        result["memory"] = memory.account(jobs[index][0], models if gamma else models[:1])
-        if gamma and drafter is not None and alpha is not None:
-            measured = cost.measure(
-                target, drafter, groups[0], gamma=gamma, repeats=ask.repeats, max_new_tokens=ask.new_tokens
-            )
-            after = seconds - len(groups) * np.median(first, axis=1, keepdims=True)  # without prefill
-            result |= against_plain(outcomes[0], outcomes[index], seconds[0], seconds[index])
-            result["ratio_after_prefill"] = _ratio(after[0], after[index])
-            result |= _predict(result["passes_saved"], gamma, alpha["alpha"], measured)
-        results.append(result)
-        advance(f"batch {batch}, " + (f"gamma {gamma}" if gamma else "plain"))
-    return results
+    chosen = tuple(cells.PLANNED if g == cells.PLANNED else _whole(g) for g in _parts(gamma, "--gamma"))
+    ask = cells.Ask(
+        temperatures=_numbers(temperature, "--temperature", 0.0, float("inf")),
+        leniences=_numbers(lenience, "--lenience", 1e-9, 1.0),
+        gammas=chosen,
+        new_tokens=new_tokens,
+        rows=rows,
+        batch=batch,
+        repeats=repeats,
+        seed=seed,
+        dtype=dtype,
+    )
+    if task and prompts is not None:
+        raise ValueError("got a --task and --prompts: expected one of them")
+    ledger = Ledger(resume)
+    big = model.load(target, dtype=dtype)
+    tasks = _tasks(big, task, prompts, count)
+    drafters = [_drafter(name, big, count, dtype) for name in _parts(draft, "--draft")]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task("measure", total=cells.count(tasks, drafters, ask))
+        found: list[dict[str, Any]] = []
 
+        def doing(what: str) -> None:
+            bar.update(shown, description=what)
 
-def against_plain(
-    plain: Sequence[Outcome], ours: Sequence[Outcome], plain_seconds: np.ndarray, our_seconds: np.ndarray
-) -> dict[str, Any]:
-    """Speculative runs against plain ones: speeds (of tokens, should their numbers differ), texts, rounds."""
-    same = [a == b for a, b in zip(timing.tokens(plain), timing.tokens(ours), strict=True)]
-    tokens = [sum(int(outcome.length.sum()) for outcome in outcomes) for outcomes in (plain, ours)]
-    rounds = sum(int(outcome.stats.rounds.sum()) for outcome in ours)
-    emitted = sum(int((outcome.stats.emitted - 1).sum()) for outcome in ours)
-    passes = [sum(int(outcome.stats.rounds.max()) for outcome in outcomes) for outcomes in (plain, ours)]
-    return {
-        "ratio": _ratio(plain_seconds, our_seconds, tokens[1] / tokens[0]),
-        "same_text": sum(same),
-        "tokens_per_round": emitted / max(rounds, 1),
-        "passes_saved": passes[0] / max(passes[1], 1),
-    }
+        for cell in cells.measure(big, drafters, tasks, ask, ledger, doing=doing):
+            found.append(cell)
+            bar.update(shown, advance=1)
+    if csv_out is not None:
+        from jaxspec.training.jsonl import write_text
+
+        write_text(csv_out, [as_csv(found)])
+    environment = cost.environment()
+    if as_json:
+        print(json.dumps({"environment": environment, "cells": found}, ensure_ascii=False))
+        return
+    out = Console(highlight=False, width=200 if markdown else None)
+    out.print(Text(headline(big, ask, environment), "bold"))
+    for made in of_pairs(found):
+        if markdown:
+            out.print(f"**{made.title}**\n")
+            made.title, made.box = None, box.MARKDOWN
+        out.print(made)
+    out.print(Text(summary(found)))
 
 
-def _predict(passes_saved: float, gamma: int, alpha: float, measured: Any) -> dict[str, Any]:
-    """What Theorem 3.8 promises: from the passes that were really saved, and from alpha alone."""
-    from jaxspec.analysis import theory
-
-    names = ("target_ms", "verify_ms", "draft_ms", "c", "v")
-    return {name: getattr(measured, name) for name in names} | {
-        "predicted": passes_saved / (gamma * measured.c + measured.v),
-        "predicted_from_alpha": float(theory.improvement(min(alpha, 1.0), gamma, measured.c, measured.v)),
-    }
+def of_pairs(found: Sequence[dict[str, Any]]) -> list[Table]:
+    """A table for each task and drafter, with a line for each cell."""
+    pairs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for cell in found:
+        pairs.setdefault((cell["task"], cell["draft_name"]), []).append(cell)
+    return [table(f"{task}, {draft}", some) for (task, draft), some in pairs.items()]
 
 
-def _ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> dict[str, float] | None:
-    """How many times as fast as plain decoding, repeat by repeat; None if noise leaves no time at all."""
-    return spread(tokens * plain / ours) if (plain > 0).all() and (ours > 0).all() else None
+def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
+    """A line for each cell, speed-ups after prefill; a setting that all have in common goes into the title."""
+    names = {"temperature": "T", "lenience": "l"}
+    varied = [name for name in names if len({cell[name] for cell in found}) > 1]
+    alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
+    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "meas-\nured"]
+    made = tables.table([*heads, "min..max"], title=", ".join([title, *alike]))
+    for cell in found:
+        half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
+        line = [f"{cell[name]:g}" for name in varied]
+        line += [f"{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
+        if cell["chosen_gamma"]:
+            line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
+            line += [f"{cell['predicted']:.2f}"]
+            line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
+        made.add_row(*line)
+    return made
 
 
-def _groups(prompt: Prompt, batch: int, rows: int) -> list[Prompt]:
-    """About `rows` prompts in whole batches, beginning again where there are too few."""
-    have = len(prompt.length)
-    index = np.arange(batch * max(1, rows // batch)).reshape(-1, batch) % have
-    return [prompt._replace(tokens=prompt.tokens[some], length=prompt.length[some]) for some in index]
+def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
+    """What was measured, and on what."""
+    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
+    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
+    how = f"batch {ask.batch}, {ask.new_tokens} new tokens, {ask.dtype}"
+    return f"{target.name} · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
 
 
-def _describe(model: Model) -> dict[str, Any]:
-    import jax
+def summary(found: Sequence[dict[str, Any]]) -> str:
+    """How measured speeds compare with predicted ones, and the plan's gamma with the best of a sweep.
 
-    leaves = jax.tree.leaves(model.params)
-    dtype = getattr(model.config, "dtype", str(leaves[0].dtype))
-    return {"name": model.name, "parameters": sum(x.size for x in leaves), "dtype": dtype}
+    >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
+    >>> cell |= {"predicted": 2.0, "speed": None, "speed_after_prefill": {"median": 1.9}}
+    >>> summary([cell])
+    'Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95.'
+    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[1]
+    "The plan's γ has 0.53 of the best γ's speed in the worst of 1 sweeps; in 1 it is not to speculate."
+    """
+    speeds = [cell for cell in found if cell["predicted"] and cell["speed_after_prefill"]]
+    said = []
+    if speeds:
+        shares = [cell["speed_after_prefill"]["median"] / cell["predicted"] for cell in speeds]
+        spread = f"{np.median(shares):.2f} in the median of {len(shares)} cells, {min(shares):.2f} to {max(shares):.2f}"
+        said.append(f"Measured over predicted: {spread}.")
+    shares = plan_shares(found)
+    plain = sum(cell["predicted"] is None for cell in found)
+    if shares:
+        worst = f"The plan's γ has {min(shares):.2f} of the best γ's speed in the worst of {len(shares)} sweeps"
+        said.append(worst + (f"; in {plain} it is not to speculate." if plain else "."))
+    elif plain:
+        said.append(f"The plan says not to speculate in {plain}.")
+    return " ".join(said)
+
+
+def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
+    """Speed with the plan's gamma over that with the best measured, wherever both were asked for."""
+    sweeps: dict[tuple[Any, ...], dict[Any, float]] = {}
+    for cell in found:
+        after = cell["speed_after_prefill"]
+        speed = 1.0 if cell["predicted"] is None else after["median"] if after else 0.0
+        where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience"))
+        sweeps.setdefault(where, {})[cell["gamma"]] = speed
+    both = [speeds for speeds in sweeps.values() if cells.PLANNED in speeds and len(speeds) > 1]
+    return [speeds[cells.PLANNED] / max(1.0, *speeds.values()) for speeds in both]
+
+
+def as_csv(found: Sequence[dict[str, Any]]) -> str:
+    """All cells as comma-separated values; a spread is three columns.
+
+    >>> print(as_csv([{"task": "text", "speed": {"median": 1.5, "min": 1.0, "max": 2.0}, "c": None}]), end="")
+    task,speed_median,speed_min,speed_max,c
+    text,1.5,1.0,2.0,
+    """
+    lines = []
+    for cell in found:
+        line: dict[str, Any] = {}
+        for name, value in cell.items():
+            parts = value.items() if isinstance(value, dict) else ()
+            line |= {f"{name}_{part}": number for part, number in parts} or {name: value}
+        lines.append(line)
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _tasks(target: Model, names: str, file: Path | None, count: int) -> list[cells.Task]:
+    if file is not None:
+        return [cells.Task(file.stem, from_file(file, count))]
+    if not names:
+        names = "text" if target.lm.start_token is None else "translation,synopsis"
+    return [cells.Task(name, heldout(name, count)) for name in _parts(names, "--task")]
+
+
+def _drafter(name: str, target: Model, count: int, dtype: str) -> Model:
+    """A model by its name, or an n-gram one, counted."""
+    from jaxspec import model
+
+    if name not in COUNTED:
+        return model.load(name, dtype=dtype)
+    from jaxspec.training import ngrams
+
+    texts = references(target, count)
+    if not texts:
+        raise ValueError(f"--count {count} leaves no held-out texts to count a {name} on: take fewer prompts")
+    rows = target.tokenizer(texts)["input_ids"]
+    return ngrams.model(rows, target, order=COUNTED[name])._replace(name=name)
+
+
+def _parts(text: str, option: str) -> tuple[str, ...]:
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(parts):
+        raise ValueError(f"{option} is {text!r}: expected values separated by commas")
+    return parts
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--gamma has {text!r}: expected positive integers, or {cells.PLANNED}")
+    return int(text)
+
+
+def _numbers(text: str, option: str, low: float, high: float) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in _parts(text, option))
+    except ValueError:
+        found = ()
+    if not found or not all(low <= number <= high and number != float("inf") for number in found):
+        wanted = "0 or more" if high == float("inf") else "above 0 and at most 1"
+        raise ValueError(f"{option} is {text!r}: expected numbers {wanted}, separated by commas")
+    return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxspec.base import Model
 
+HELDOUT = ("translation", "synopsis", "text")
 PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
 
 
@@ -80,6 +81,17 @@ def heldout(task: str, count: int) -> list[str]:
     """The first prompts of those that come with jaxspec, for a task: translation, synopsis or text."""
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
+    return [row["input"] for row in _heldout(task)[:count]]
+
+
+def references(target: Model, skip: int) -> list[str]:
+    """What the held-out prompts of the kind that a model takes were taken from, without the first of each task."""
+    tasks = ("text",) if target.lm.start_token is None else ("translation", "synopsis")
+    return [row["reference"] for task in tasks for row in _heldout(task)[skip:]]
+
+
+def _heldout(task: str) -> list[dict[str, str]]:
+    if task not in HELDOUT:
+        raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(HELDOUT)}")
     file = importlib.resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
-    rows = _lines(file.read_text(encoding="utf-8"))[:count]
-    return [json.loads(row)["input"] for row in rows]
+    return [json.loads(row) for row in _lines(file.read_text(encoding="utf-8"))]

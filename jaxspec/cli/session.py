@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxspec import trace
 from jaxspec.cli import named
 from jaxspec.cli.counts import Counts
 from jaxspec.cli.prompts import heldout_for
-from jaxspec.cli.rounds import Round
+from jaxspec.trace import Round
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,11 +155,7 @@ def _decode(session: Session, start: int, stop: int) -> list[Decoded]:
 
 def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
     tokens = out.tokens[row, : out.lengths[row]].tolist()
-    rounds, at = [Round([], tokens[:1], [], 0)], 1
-    for draft, length, accepted, kept in zip(*(x[row].tolist() for x in out.trace), strict=True):
-        if kept:
-            rounds.append(Round(tokens[:at], tokens[at : at + kept], draft[:length], accepted))
-            at += kept
+    rounds = trace.of_row(tokens, out.trace, row)
     return Decoded(out.texts[row], tokens, rounds, _counts(out.stats, row, seconds))
 
 

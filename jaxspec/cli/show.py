@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import counts, rounds
-from jaxspec.cli.rounds import Round
 from jaxspec.cli.session import Decoded, Session, decode_all, stream
+from jaxspec.trace import Round
 
 
 def show(session: Session, out: Console, batch: bool, trace: bool) -> list[Decoded]:

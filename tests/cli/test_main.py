@@ -25,7 +25,9 @@ def test_no_arguments_print_help():
         assert command in result.output
 
 
-@pytest.mark.parametrize("command", ["generate", "train", "models", "bench", "verify", "rules"])
+@pytest.mark.parametrize(
+    "command", ["generate", "train", "models", "bench", "measure", "plan", "figures", "verify", "rules"]
+)
 def test_every_command_and_option_has_help(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0

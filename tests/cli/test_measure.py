@@ -1,83 +1,97 @@
-"""What `jaxspec bench` measures on tiny models: its counts, its texts and its arithmetic; never its speed."""
+"""`jaxspec measure` on table models: its cells, that it resumes, its table and its CSV."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import csv
+import io
+import json
+
 import pytest
+from typer.testing import CliRunner
 
-import jaxspec
-from jaxspec.base import Prompt, Stats
-from jaxspec.cli import measure
-from jaxspec.decode.loop import Outcome
-from jaxspec.testing import table_model
+from jaxspec.cli import cells, prompts
+from jaxspec.cli.main import app
 
-PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
-TARGET, DRAFT = table_model(jax.random.key(1), 6), table_model(jax.random.key(2), 6)
+FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gamma", "2"]
 
 
-@pytest.fixture(scope="module")
-def found():
-    ask = measure.Ask(gammas=(2, 3), batches=(1, 2), new_tokens=9, rows=3, repeats=2)
-    done = []
-    result = measure.collect(TARGET, DRAFT, PROMPT, ask, advance=done.append)
-    assert len(done) == ask.steps == 7
-    return result
+@pytest.fixture
+def run(loading, monkeypatch, tmp_path):
+    monkeypatch.setattr(cells, "MOST", 2)
+    file = tmp_path / "prompts.txt"
+    file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
+
+    def run(*arguments, few=FEW):
+        return CliRunner().invoke(app, ["measure", "--prompts", str(file), *few, *arguments], env={"COLUMNS": "100"})
+
+    return run
 
 
-def test_one_result_for_plain_and_each_gamma_at_each_batch_size(found):
-    assert [(row["batch"], row["gamma"]) for row in found["results"]] == [(b, g) for b in (1, 2) for g in (0, 2, 3)]
-    for row in found["results"]:
-        assert row["prompts"] == (3 if row["batch"] == 1 else 2)  # whole batches only
-        assert row["tokens"] == 9 * row["prompts"]
-        for name in ("tokens_per_second", "first_token_ms"):
-            assert 0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"]
-        assert 0 < row["token_ms"]["p50"] <= row["token_ms"]["p95"]
+def report(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["cells"]
 
 
-def test_texts_agree_and_rounds_are_counted(found):
-    prompt = Prompt(PROMPT.tokens[:2], PROMPT.length[:2])
-    for row in found["results"]:
-        if row["gamma"]:
-            assert row["same_text"] == row["prompts"]
-        if row["gamma"] and row["batch"] == 2:
-            out = jaxspec.generate(TARGET, prompt, drafter=DRAFT, gamma=row["gamma"], max_new_tokens=9)
-            expected = (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
-            assert row["tokens_per_round"] == pytest.approx(expected)
-            assert row["passes_saved"] == pytest.approx(8 / out.stats.rounds.max())
+@pytest.mark.slow
+def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
+    resume, table = tmp_path / "cells.jsonl", tmp_path / "cells.csv"
+    asked = ["--draft", "debian-t5-small", "--lenience", "1,0.3", "--resume", str(resume)]
+    first = report(run(*asked, "--temperature", "0", "--json"))
+    assert [(cell["temperature"], cell["lenience"]) for cell in first] == [(0, 1), (0, 0.3)]
+    strict, lenient = first
+    assert strict["alpha_low"] <= strict["alpha"] <= strict["alpha_high"]
+    assert lenient["alpha"] >= strict["alpha"]
+    assert strict["same_text"] == strict["texts"] == 1 and lenient["same_text"] is None
+    assert strict["predicted"] > 0 and strict["speed"]["median"] > 0 and strict["task"] == "prompts"
+
+    monkeypatch.setattr(cells, "cell_of", lambda *arguments: None)  # nothing is measured again
+    again = run(*asked, "--temperature", "0", "--csv", str(table))
+    assert again.exit_code == 0, again.output
+    assert "prompts, debian-t5-small, T = 0" in again.stdout
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [float(row["alpha"]) for row in rows] == [strict["alpha"], lenient["alpha"]]
+    assert float(rows[0]["speed_median"]) == strict["speed"]["median"]
 
 
-def test_predictions_follow_theorem_3_8(found):
-    alpha = found["alpha"]["alpha"]
-    assert found["alpha"]["positions"] == 27
-    for row in found["results"]:
-        if row["gamma"]:
-            cost = row["gamma"] * row["c"] + row["v"]
-            expected = sum(alpha**n for n in range(row["gamma"] + 1))
-            assert row["predicted_from_alpha"] == pytest.approx(expected / cost)
-            assert row["predicted"] == pytest.approx(row["passes_saved"] / cost)
+@pytest.mark.slow
+def test_counted_drafters_and_planned_gammas(run):
+    (cell,) = report(run("--draft", "bigram", "--temperature", "1", "--json", few=[*FEW[:-1], "plan"]))
+    assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
+    assert cell["chosen_gamma"] in (0, 1, 2)
+    assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
 
 
-def test_memory_is_accounted(found):
-    row = found["results"][-1]  # batch 2, gamma 3
-    assert row["memory"]["weights"] == TARGET.params.nbytes + DRAFT.params.nbytes
-    assert row["memory"]["logits"] == 2 * 2 * 4 * 6 * 4  # models, rows, positions, ids, bytes
-    capacity = 16 + 16 + 3 + 1
-    one = 2 * capacity * 4 + 2 * 4 + 2 * 4  # tokens, length and topic
-    assert row["memory"]["caches"] == 2 * one + 2 * 4  # and what the drafter's cache is known to hold
-    assert row["memory"]["program"] is None or row["memory"]["program"] > row["memory"]["weights"]
-    plain = found["results"][0]["memory"]
-    assert plain["weights"] == TARGET.params.nbytes and plain["logits"] == 6 * 4
+def test_references_are_not_those_measured_on(zoo):
+    target = zoo["debian-t5-base"]
+    everything, rest = prompts.references(target, 0), prompts.references(target, 200)
+    assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
+    assert len(prompts.references(zoo["debian-gpt-base"], 200)) == 100
 
 
-def test_texts_that_disagree_are_noticed():
-    one = _outcome([[1, 2, 3], [4, 5, 0]], [3, 2])
-    other = _outcome([[1, 2, 3], [4, 6, 0]], [3, 2])
-    seconds = np.array([2.0, 4.0])
-    compared = measure.against_plain([one], [other], seconds, seconds / 2)
-    assert compared["same_text"] == 1
-    assert compared["ratio"] == {"median": 2.0, "min": 2.0, "max": 2.0}
+def test_two_models_of_one_name_are_not_the_same(zoo):
+    base = zoo["debian-t5-base"]
+    assert cells.identity(base) == cells.identity(base._replace(tokenizer=None))
+    assert cells.identity(base) != cells.identity(base._replace(params=base.params * 2))
 
 
-def _outcome(tokens, length):
-    length = np.array(length)
-    return Outcome(np.array(tokens), length, length > 9, Stats(length - 1, length, length, length), None)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "text"], "got a --task and --prompts"),
+        (["--gamma", "2,x"], "--gamma has 'x'"),
+        (["--gamma", "0"], "--gamma has '0'"),
+        (["--temperature", "-1"], "--temperature is '-1': expected numbers 0 or more"),
+        (["--temperature", "nan"], "--temperature is 'nan'"),
+        (["--lenience", "0"], "--lenience is '0': expected numbers above 0"),
+        (["--lenience", "1,,2"], "--lenience is '1,,2'"),
+        (["--draft", "a,"], "--draft is 'a,'"),
+        (["--draft", "bigram", "--count", "300"], "leaves no held-out texts"),
+    ],
+)
+def test_bad_arguments(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_an_unknown_task(loading):
+    result = CliRunner().invoke(app, ["measure", "--task", "poems"])
+    assert result.exit_code == 2 and "expected one of translation, synopsis, text" in result.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxspec.cli import rounds
-from jaxspec.cli.rounds import Judged, Round
+from jaxspec.trace import Round
 
 END = 256
 
@@ -26,32 +26,6 @@ def ids(text):
 def styles(text):
     """The parts of a Text by the style that they have."""
     return {str(span.style): text.plain[span.start : span.end] for span in text.spans}
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (Round([], [7], [], 0), Judged([], [], [7])),  # off the prompt, or plain decoding
-        (Round([7], [1, 2, 9], [1, 2, 3, 4], 2), Judged([1, 2], [3], [9])),
-        (Round([7], [9], [1, 2], 0), Judged([], [1], [9])),
-        (Round([7], [1, 2, 9], [1, 2], 2), Judged([1, 2], [], [9])),  # all accepted: a bonus token
-        (Round([7], [1], [1, 2, 3], 2), Judged([1], [], [])),  # cut at an end token or the limit
-        (Round([7], [1, 2], [1, 2, 3], 2), Judged([1, 2], [], [])),
-    ],
-)
-def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
-    assert rounds.judge(step) == expected
-
-
-def test_tokens_are_spelt_in_context():
-    assert rounds.spell(Bytes(), ids("Ab"), [*ids("c"), END]) == ["c", "<end>"]
-    assert rounds.spell(Bytes(), [], []) == []
-
-
-def test_half_a_character_is_completed_by_the_next_token():
-    first, second = "ä".encode()
-    assert rounds.spell(Bytes(), ids("B"), [first, second, *ids("r")]) == ["\ufffd", "ä", "r"]
-    assert rounds.spell(Bytes(), [*ids("B"), first], [second]) == ["ä"]
 
 
 def test_a_trace_line_has_the_colours_of_the_papers_figure():

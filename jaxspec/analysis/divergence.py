@@ -1,0 +1,109 @@
+"""How often a guess is kept, from the two laws alone: the paper's section 3.2 and appendices A.2 and A.5.
+
+Functions of probabilities [..., vocabulary] that broadcast, computed in float64: p is the target's law and q the
+drafter's, both as they are sampled from (after temperature and all other warping).
+
+Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+SUM_ERROR = 1e-3  # what a law's sum may be off by: bfloat16 probabilities, not logits
+
+
+def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+    """The divergence of Definition 3.2: sum_x |p(x) - (p(x) + q(x)) / 2|, 0 for equal and 1 for disjoint laws.
+
+    It is symmetric, and equals 1 - sum_x min(p(x), q(x)) (Lemma 3.3): half of the L1 distance.
+
+    Raises:
+        ValueError: p or q is no law, or their vocabularies differ.
+
+    Example:
+        >>> float(d_lk([0.5, 0.5, 0.0], [0.25, 0.25, 0.5]))
+        0.5
+    """
+    p, q = _laws(p, q)
+    return np.abs(p - (p + q) / 2).sum(axis=-1)
+
+
+def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
+    """Probability that a guess drawn from q is kept: sum_x min(p(x) / l, q(x)), Theorem 3.5 (l = 1) and A.5.
+
+    Args:
+        p, q: laws of target and drafter [..., vocabulary].
+        lenience: l, above 0 and at most 1; below 1 the output's law is no longer p, but at most p / l.
+
+    Raises:
+        ValueError: p or q is no law, their vocabularies differ, or the lenience is out of range.
+
+    Example:
+        >>> p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
+        >>> float(beta(p, q)), float(beta(q, p)), float(beta(q, p, lenience=0.5))
+        (0.5, 0.5, 1.0)
+    """
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}: expected above 0 and at most 1")
+    p, q = _laws(p, q)
+    return np.minimum(p / lenience, q).sum(axis=-1)
+
+
+def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
+    """The acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
+
+    Args, Raises: as `beta`. Positions are those of text that the target generates;
+    `jaxspec.analysis.acceptance` measures this for a pair of models.
+
+    Example, two positions, of which the drafter is right at one:
+        >>> alpha([[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]])
+        0.5
+    """
+    return float(beta(p, q, lenience).mean())
+
+
+def rejection_sampling(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+    """Probability that classical rejection sampling keeps a guess: min_x q(x) / p(x) where p(x) > 0, appendix A.2.
+
+    Never more than `beta`, and 0 as soon as the drafter excludes one token that the target may say.
+
+    Raises:
+        ValueError: p or q is no law, or their vocabularies differ.
+
+    Example, laws of which `beta` keeps 0.75 and 0.9:
+        >>> rejection_sampling([[0.5, 0.5], [0.9, 0.1]], [[0.25, 0.75], [1.0, 0.0]]).tolist()
+        [0.5, 0.0]
+    """
+    p, q = _laws(p, q)
+    return np.min(np.where(p > 0, q / np.where(p > 0, p, 1.0), np.inf), axis=-1)
+
+
+def residual(p: ArrayLike, q: ArrayLike) -> np.ndarray:
+    """What a rejected guess is replaced from, section 2.3: norm(max(0, p - q)); p itself where they are equal.
+
+    Raises:
+        ValueError: p or q is no law, or their vocabularies differ.
+
+    Example:
+        >>> residual([0.5, 0.5, 0.0], [0.25, 0.5, 0.25]).tolist()
+        [1.0, 0.0, 0.0]
+    """
+    p, q = _laws(p, q)
+    left = np.maximum(p - q, 0)
+    mass = left.sum(axis=-1, keepdims=True)
+    return np.where(mass > 0, left / np.where(mass > 0, mass, 1.0), p)
+
+
+def _laws(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays of one shape, once they are laws over one vocabulary."""
+    laws = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    for name, law in zip("pq", laws, strict=True):
+        if law.ndim < 1 or not np.all(law >= 0) or not np.all(np.abs(law.sum(axis=-1) - 1) <= SUM_ERROR):
+            raise ValueError(f"{name} of shape {law.shape} is no law: expected probabilities whose last axis sums to 1")
+    if laws[0].shape[-1] != laws[1].shape[-1]:
+        sizes = f"{laws[0].shape[-1]} and {laws[1].shape[-1]} tokens"
+        raise ValueError(f"p and q are laws over {sizes}: expected one vocabulary")
+    first, second = np.broadcast_arrays(*laws)
+    return first, second

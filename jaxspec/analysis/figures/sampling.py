@@ -1,0 +1,79 @@
+"""How two laws make a third: what is kept of a guess, what replaces it, and the law of many rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from jaxspec.analysis import divergence
+from jaxspec.analysis.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 16) -> Figure:
+    """Token by token: accepted mass min(p, q), and the residual's on top of it, which together are p (appendix A.1).
+
+    Where the drafter says a token too often, what is rejected of q stands above, hatched; the same mass, in sum, comes
+    back as residual elsewhere.
+
+    Args:
+        p, q: laws of target and drafter at one position [vocabulary].
+        names: of the tokens.
+        most: how many tokens to show: those with the largest of p and q.
+
+    Example:
+        >>> figure = decomposition([0.5, 0.5, 0.0], [0.2, 0.5, 0.3], ["a", "b", "c"])
+        >>> [round(float(bar.get_height()), 2) for bar in figure.axes[0].containers[0]]  # accepted, of a, b and c
+        [0.2, 0.5, 0.0]
+    """
+    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    share = float(divergence.beta(p, q))
+    shown = np.sort(np.argsort(-np.maximum(p, q), kind="stable")[:most])
+    shown = shown[np.argsort(-p[shown], kind="stable")]
+    p, q, at = p[shown], q[shown], np.arange(len(shown))
+    accepted = np.minimum(p, q)
+    figure, axes = canvas(max(5.0, 0.5 * len(shown) + 1.5), 4.0)
+    axes.bar(at, accepted, color=GREEN, label="accepted guesses: min(p, q)")
+    axes.bar(at, p - accepted, bottom=accepted, color=BLUE, label="residual: p − min(p, q)")
+    over = q > p
+    hatched: dict[str, Any] = dict(facecolor="none", edgecolor=RED, hatch="////", linewidth=0.8)
+    axes.bar(at[over], (q - p)[over], bottom=p[over], label="rejected guesses: q − min(p, q)", **hatched)
+    axes.hlines(p, at - 0.4, at + 0.4, color="black", linewidth=2, label="the target's law p: the sum of both")
+    axes.set_xticks(at, [names[int(i)] for i in shown], rotation=45, ha="right", rotation_mode="anchor")
+    axes.set(ylabel="probability", ylim=(0, 1.15 * max(p.max(), q.max())))
+    axes.set_title(f"a guess is accepted with probability β = Σ min(p, q) = {share:.2f}", fontsize=10)
+    axes.legend(frameon=False)
+    return figure
+
+
+def law_distance(
+    counts: Sequence[int] | np.ndarray,
+    distances: Mapping[str, Float[np.ndarray, " counts"]],
+    floor: Float[np.ndarray, " counts"],
+) -> Figure:
+    """The L1 distance between the empirical law of what was emitted and the target's, as rounds add up.
+
+    Args:
+        counts: numbers of rounds.
+        distances: by name of a way to sample, one distance for each count; see `empirical.l1_distance`.
+        floor: what samples of the target's law itself have on average; see `empirical.noise_distance`.
+
+    Example:
+        >>> figure = law_distance([10, 1000], {"rejection": np.array([0.3, 0.03])}, np.array([0.25, 0.025]))
+        >>> figure.axes[0].get_xscale(), figure.axes[0].get_yscale()
+        ('log', 'log')
+    """
+    figure, axes = canvas()
+    axes.plot(counts, floor, color=GREY, linestyle=":", label="samples of p itself, on average")
+    styles = zip((GREEN, RED, PURPLE, ORANGE, BLUE), "os^Dv", strict=True)
+    for (name, distance), (colour, marker) in zip(distances.items(), styles, strict=False):
+        axes.plot(counts, distance, color=colour, marker=marker, markersize=4, linewidth=1, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's law")
+    axes.legend(frameon=False)
+    return figure

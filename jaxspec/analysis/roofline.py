@@ -1,0 +1,147 @@
+"""What a pass takes if nothing but memory and arithmetic counts: T(batch, tokens) from bytes, operations and a machine.
+
+A pass reads every weight once, whatever it is fed, and each row's cache; it multiplies every weight with every token
+of every row. It takes as long as the slower of the two. So a verify pass over gamma + 1 tokens is free as long as
+batch (gamma + 1) tokens are too few to keep the arithmetic busy; beyond that it costs up to gamma + 1 passes, and
+speculation loses. Real passes are slower than this, small ones by much.
+
+Reference: Williams, Waterman, Patterson, CACM 52(4), 2009 (the roofline); Leviathan, Kalman, Matias, ICML 2023,
+arXiv 2211.17192, section 3.4 (memory against arithmetic in speculative decoding).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxspec.analysis.machines import Machine
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class Load(NamedTuple):
+    """What one pass of a model asks of a machine.
+
+    Attributes:
+        parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
+            only looked up, are not among them).
+        cache_bytes: keys and values that a pass reads for each row, at the length in question.
+        dtype: of weights and arithmetic.
+
+    >>> Load(11e9).weight_bytes
+    22000000000.0
+    """
+
+    parameters: float
+    cache_bytes: float = 0.0
+    dtype: str = "bfloat16"
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights: 11e9 in bfloat16 are 22e9."""
+        return self.parameters * BYTES[self.dtype]
+
+
+def load_of(config: T5Config | GPTConfig, *, row: int = 0, prompt: int = 0) -> Load:
+    """The load of a decoding pass of one of our networks.
+
+    What prefill alone uses is left out: encoder, position table, an embedding that is no head, and the cross-attention
+    keys' and values' weights. So are norms and biases, which are few.
+
+    Args:
+        config: of the network; says in which dtype.
+        row: tokens in the cache.
+        prompt: tokens that an encoder has read.
+
+    Example, T5-XXL, of whose 11.1 billion parameters a decoding pass reads half:
+        >>> from jaxspec.nets.t5 import SIZES
+        >>> f"{load_of(SIZES['t5-v1_1-xxl']).parameters:.3g}"
+        '5.57e+09'
+    """
+    inner = config.heads * config.head_dim
+    if isinstance(config, T5Config):
+        depth, products = config.decoder_layers, 3 if config.gated else 2
+        layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
+    else:
+        depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
+    cache = 2 * depth * inner * (row + prompt) * BYTES[config.dtype]
+    return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
+
+
+def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:
+    """Seconds of a pass over `tokens` tokens of each of `batch` rows: the slower of memory and arithmetic.
+
+    Attention's own arithmetic is left out: it is small beside the weights' unless rows are very long.
+
+    Args:
+        machine: bandwidth and peak.
+        load: the model.
+        batch, tokens: arrays broadcast.
+
+    Raises:
+        ValueError: batch or tokens below 1, or the machine has no peak in the model's dtype.
+
+    Example, 11 billion parameters on the paper's TPU v4: memory rules at 1 and 8 tokens, arithmetic at 512:
+        >>> from jaxspec.analysis.machines import machine
+        >>> (1e3 * pass_time(machine("tpu-v4"), Load(11e9), tokens=[1, 8, 512])).round(1).tolist()
+        [18.3, 18.3, 41.0]
+    """
+    batch, tokens = np.asarray(batch, np.float64), np.asarray(tokens, np.float64)
+    if not (np.all(batch >= 1) and np.all(tokens >= 1)):
+        raise ValueError(f"batch is {batch} and tokens is {tokens}: expected at least 1 of each")
+    memory = (load.weight_bytes + batch * load.cache_bytes) / machine.bandwidth
+    arithmetic = 2 * load.parameters * batch * tokens / machine.peak(load.dtype)
+    return np.maximum(memory, arithmetic)
+
+
+def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike = 1) -> np.ndarray:
+    """v: the pass over gamma + 1 tokens in one-token passes; 1 is the paper's assumption.
+
+    Args:
+        machine, load, batch: as in `pass_time`.
+        gamma: guesses a round.
+
+    Raises:
+        ValueError: as `pass_time`.
+
+    Example, free at batch 1 and not at batch 128:
+        >>> from jaxspec.analysis.machines import machine
+        >>> verify_cost(machine("tpu-v4"), Load(11e9), gamma=7, batch=[1, 16, 128]).round(2).tolist()
+        [1.0, 1.0, 4.47]
+    """
+    gamma = np.asarray(gamma, np.float64)
+    return pass_time(machine, load, batch, gamma + 1) / pass_time(machine, load, batch)
+
+
+def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1) -> np.ndarray:
+    """c: a one-token pass of the drafter in those of the target.
+
+    Args:
+        machine, batch: as in `pass_time`.
+        draft, target: the two models.
+
+    Raises:
+        ValueError: as `pass_time`.
+
+    Example, T5-small against T5-XXL by their sizes (the paper measured 0.02, of which most is overhead):
+        >>> from jaxspec.analysis.machines import machine
+        >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)
+        0.007
+    """
+    return pass_time(machine, draft, batch) / pass_time(machine, target, batch)
+
+
+def spare_tokens(machine: Machine, load: Load) -> float:
+    """Tokens (rows times gamma + 1) up to which a pass takes no longer than over one token.
+
+    Where caches are read too, memory rules longer; this counts the weights alone.
+
+    >>> from jaxspec.analysis.machines import machine
+    >>> round(spare_tokens(machine("tpu-v4"), Load(11e9)))
+    229
+    """
+    return machine.peak(load.dtype) * BYTES[load.dtype] / (2 * machine.bandwidth)

@@ -1,0 +1,10 @@
+"""A generation round by round: what became of each guess (`rounds`), and a picture of it (`html`).
+
+rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
+pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), encoding="utf-8")
+"""
+
+from jaxspec.trace.html import html, page
+from jaxspec.trace.rounds import Judged, Round, Spelt, judge, of_row, spell, spelt
+
+__all__ = ["Judged", "Round", "Spelt", "html", "judge", "of_row", "page", "spell", "spelt"]

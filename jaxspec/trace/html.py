@@ -1,0 +1,72 @@
+"""A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and files.
+
+Accepted guesses are green, the rejected one red and struck through, the target's own token blue and underlined: what
+colour says is said twice. All styles are inline, so that the result can be put anywhere.
+"""
+
+from __future__ import annotations
+
+import html as escaping
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspec.trace.rounds import Round, spelt
+
+BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
+LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
+STYLES = {
+    "committed": "color:#666",
+    "accepted guess": "color:#007a5a",
+    "rejected guess": "color:#c0392b;text-decoration:line-through",
+    "the target's own token": "color:#0059b3;text-decoration:underline",
+}
+# Line ends and other control characters, which HTML would swallow or refuse, as the signs that stand for them.
+SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421", ord("\n"): "⏎", ord("\t"): "⇥"}
+
+
+def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) -> str:
+    """A `<div>` with one line a round, as `IPython.display.HTML` takes it.
+
+    Args:
+        rounds: see `of_row`.
+        tokenizer: spells the tokens; without one they are shown as ids.
+        context: most characters of committed text in front of each round's own.
+
+    Example:
+        >>> markup = html([Round([], [5], [], 0), Round([5], [6, 2], [6, 7], 1)])
+        >>> markup.count("<div"), "line-through\\"> 7</span>" in markup
+        (4, True)
+    """
+    legend = " · ".join(_span(name, name) for name in STYLES)
+    lines = [f'<div style="{LINE};margin-bottom:0.4em">one line a round: {legend}</div>']
+    width = len(str(len(rounds)))
+    for number, step in enumerate(rounds):
+        before, *parts = spelt(tokenizer, step)
+        before = before if len(before) <= context else "…" + before[len(before) - context :]
+        spans = [_span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text]
+        lines.append(f'<div style="{LINE}">{number:>{width}}  <bdi>{"".join(spans)}</bdi></div>')
+    return f'<div style="{BOX}">' + "\n".join(lines) + "</div>"
+
+
+def page(rounds: Sequence[Round], tokenizer: Any = None, *, title: str = "Trace", context: int = 120) -> str:
+    """A whole document, for a file of its own; write it as UTF-8.
+
+    Args:
+        rounds, tokenizer, context: as in `html`.
+        title: of the document.
+
+    Example:
+        >>> page([Round([], [5], [], 0)], title="a < b").splitlines()[0][:54]
+        '<!doctype html><html><head><meta charset="utf-8"><titl'
+    """
+    body = html(rounds, tokenizer, context=context)
+    head = f'<meta charset="utf-8"><title>{_escaped(title)}</title>'
+    return f"<!doctype html><html><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def _span(name: str, text: str) -> str:
+    return f'<span style="{STYLES[name]}">{_escaped(text)}</span>'
+
+
+def _escaped(text: str) -> str:
+    return escaping.escape(text.translate(SIGNS))

@@ -1,0 +1,100 @@
+"""The identities of section 3.2, and the rules whose acceptance they give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec import accept, base, noise
+from jaxspec.analysis import divergence
+
+
+@st.composite
+def laws(draw, vocab: int = 5):
+    weights = np.array(draw(st.lists(st.integers(0, 9), min_size=vocab, max_size=vocab)), float)
+    weights[draw(st.integers(0, vocab - 1))] += 1
+    return weights / weights.sum()
+
+
+@given(laws(), laws())
+def test_lemma_3_3_and_corollary_3_4(p, q):
+    assert divergence.d_lk(p, q) == pytest.approx(1 - divergence.beta(p, q))
+    assert divergence.d_lk(p, q) == pytest.approx(divergence.d_lk(q, p))
+    assert divergence.d_lk(p, p) == 0
+    assert (divergence.d_lk(p, q) == pytest.approx(1)) == (not (p * q).any())  # disjoint
+
+
+@given(laws(), laws())
+def test_theorem_3_5(p, q):
+    """The expectation that beta is defined by: keep x with probability min(1, p / q)."""
+    kept = sum(q[x] * min(1.0, p[x] / q[x]) for x in range(len(q)) if q[x] > 0)
+    assert divergence.beta(p, q) == pytest.approx(kept)
+
+
+@given(laws(), laws(), st.sampled_from([1.0, 0.5, 0.3, 0.1]))
+def test_lenience(p, q, lenience):
+    kept = sum(q[x] * min(1.0, p[x] / (lenience * q[x])) for x in range(len(q)) if q[x] > 0)
+    assert divergence.beta(p, q, lenience) == pytest.approx(kept)
+    assert divergence.beta(p, q, lenience) >= divergence.beta(p, q)
+
+
+@given(laws(), laws())
+def test_rejection_sampling_keeps_no_more(p, q):
+    """Appendix A.2, with M = max p / q by its definition."""
+    kept = divergence.rejection_sampling(p, q)
+    assert kept <= divergence.beta(p, q) + 1e-12
+    if (q[p > 0] > 0).all():
+        assert kept == pytest.approx(1 / max(p[q > 0] / q[q > 0]))
+    else:
+        assert kept == 0
+
+
+@given(laws(), laws())
+def test_accepted_and_residual_mass_make_p(p, q):
+    """Appendix A.1: the output's law is the target's."""
+    rejected = 1 - divergence.beta(p, q)
+    np.testing.assert_allclose(np.minimum(p, q) + rejected * divergence.residual(p, q), p, atol=1e-12)
+    assert divergence.residual(p, q).sum() == pytest.approx(1)
+
+
+def test_alpha_is_the_mean_over_positions():
+    p = [[[1.0, 0.0], [0.5, 0.5]], [[0.2, 0.8], [0.0, 1.0]]]
+    q = [[[0.5, 0.5], [0.5, 0.5]], [[0.8, 0.2], [1.0, 0.0]]]
+    assert divergence.alpha(p, q) == pytest.approx((0.5 + 1.0 + 0.4 + 0.0) / 4)
+    assert divergence.alpha(p, q, lenience=0.5) == pytest.approx((0.5 + 1.0 + 0.6 + 0.0) / 4)
+
+
+def test_beta_is_what_the_rules_do():
+    """The share that the rules keep of 20,000 guesses, against what is computed here."""
+    count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
+    tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
+    draft = base.Draft(tokens, jnp.broadcast_to(jnp.log(q), (count, 1, 3)), jnp.ones(count, jnp.int32))
+    target = base.Law(jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
+    keys, position = noise.row_keys(jax.random.key(2), count), jnp.zeros(count, jnp.int32)
+    expected = {
+        accept.rejection(): divergence.beta(p, q),
+        accept.lenient(0.5): divergence.beta(p, q, lenience=0.5),
+        accept.rejection_sampling(): divergence.rejection_sampling(p, q),
+    }
+    for rule, share in expected.items():
+        kept = np.asarray(rule(keys, position, draft, target).num_accepted)
+        assert kept.mean() == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count)), rule.name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: divergence.beta([0.5, 0.6], [0.5, 0.5]), r"p of shape \(2,\) is no law"),
+        (lambda: divergence.d_lk([0.5, 0.5], [1.5, -0.5]), "q of shape .* is no law"),
+        (lambda: divergence.alpha(1.0, [1.0]), r"p of shape \(\) is no law"),
+        (lambda: divergence.residual([0.5, 0.5], [0.5, np.nan]), "q of shape .* is no law"),
+        (lambda: divergence.rejection_sampling([1.0], [0.5, 0.5]), "over 1 and 2 tokens: expected one vocabulary"),
+        (lambda: divergence.beta([1.0], [1.0], lenience=0.0), "lenience is 0.0: expected above 0"),
+        (lambda: divergence.beta([1.0], [1.0], lenience=2.0), "lenience is 2.0"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,113 @@
+"""What the pictures show is what theory says, and they are written whole."""
+
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from jaxspec.analysis import divergence, theory
+from jaxspec.analysis import figures as draw
+from jaxspec.analysis.figures import style
+from jaxspec.analysis.figures.theory import Mark
+from jaxspec.analysis.figures.trace import COLOURS
+from jaxspec.analysis.timeline import Span
+
+
+def curve(line, at):
+    return float(np.interp(at, line.get_xdata(), line.get_ydata()))
+
+
+def by_label(figure):
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_figure_2():
+    lines = by_label(draw.expected_tokens())
+    assert list(lines) == ["γ = 1", "γ = 3", "γ = 5", "γ = 7", "γ = 10", "γ = ∞"]
+    assert curve(lines["γ = 5"], 0.8) == pytest.approx(3.69, abs=0.005)  # Table 1
+    assert curve(lines["γ = ∞"], 0.5) == pytest.approx(2.0)
+
+
+def test_figure_3():
+    lines = by_label(draw.optimal_gamma([0.01, 0.1]))
+    for c in (0.01, 0.1):
+        assert curve(lines[f"c = {c:g}"], 0.7) == theory.optimal_gamma(0.7, c)
+
+
+def test_figure_4():
+    lines = draw.trade_off([2, 10]).axes[0].lines
+    at = [curve(line, 0.9) for line in lines[:4]]
+    assert at == pytest.approx([2.71, 1.11, 6.86, 1.60], abs=0.005)  # Table 1: speed, operations; speed, operations
+    assert [line.get_linestyle() for line in lines[:4]] == ["-", "--", "-", "--"]
+
+
+def test_landscape():
+    figure = draw.landscape(0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8)
+    axes = figure.axes[0]
+    speed = axes.collections[0].get_array().reshape(8, -1)
+    assert speed[4, 300] == pytest.approx(float(theory.improvement(0.75, 5, 0.05, 1.5)))
+    best = curve(by_label(figure)["best γ"], 0.75)
+    assert best == theory.optimal_gamma(0.75, 0.05, lambda gamma: 1 + 0.1 * gamma, most=8)
+    sides = {text.get_text(): text.get_ha() for text in axes.texts}
+    assert (sides["left"], sides["right"]) == ("right", "left")  # beside the point, inside the axes
+
+
+def test_decomposition_adds_up_to_the_targets_law():
+    p, q = np.array([0.1, 0.6, 0.3, 0.0]), np.array([0.5, 0.1, 0.3, 0.1])
+    axes = draw.decomposition(p, q, list("abcd"), most=3).axes[0]
+    accepted, residual, rejected = axes.containers
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["b", "c", "a"]  # the largest, by p
+    np.testing.assert_allclose(
+        [a.get_height() + r.get_height() for a, r in zip(accepted, residual, strict=True)], [0.6, 0.3, 0.1]
+    )
+    assert sum(bar.get_height() for bar in rejected) == pytest.approx(0.4)
+    assert f"{float(divergence.beta(p, q)):.2f}" in axes.get_title()
+
+
+def test_law_distance():
+    figure = draw.law_distance([1, 10], {"a": np.array([1.0, 0.5])}, np.array([0.9, 0.3]))
+    assert by_label(figure)["a"].get_ydata().tolist() == [1.0, 0.5]
+
+
+def test_trace_diagram():
+    spans = [Span("target prefill", 0.0, 5.0), Span("draft", 5.0, 1.0), Span("target", 6.0, 4.0)]
+    axes = draw.trace_diagram({"γ = 1": spans, "plain": spans[:1]}).axes[0]
+    boxes = axes.collections[0].get_paths()
+    assert [path.get_extents().width for path in boxes] == pytest.approx([5.0, 1.0, 4.0])
+    assert [text.get_text() for text in axes.texts] == ["10 ms", "5 ms"]
+    assert set(COLOURS) == {"target prefill", "draft prefill", "draft", "target"}
+
+
+def test_files_are_the_same_each_time(tmp_path):
+    first = style.save(draw.optimal_gamma([0.1]), tmp_path / "a", "figure")
+    again = style.save(draw.optimal_gamma([0.1]), tmp_path / "b", "figure")
+    assert [path.name for path in first] == ["figure.png", "figure.svg"]
+    assert first[0].read_bytes().startswith(b"\x89PNG") and b"<svg" in first[1].read_bytes()
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_nothing_is_left_half_written(tmp_path, monkeypatch):
+    figure = draw.optimal_gamma([0.1])
+
+    def breaks(path, **options):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(figure, "savefig", breaks)
+    with pytest.raises(OSError, match="disk full"):
+        style.save(figure, tmp_path, "figure")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("formats", [["pdf"], []])
+def test_bad_formats(tmp_path, formats):
+    with pytest.raises(ValueError, match="expected some of png, svg"):
+        style.save(draw.optimal_gamma([0.1]), tmp_path, "figure", formats)
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "jaxspec-decoding\[figures\]"'):
+        style.canvas()

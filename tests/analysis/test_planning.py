@@ -1,0 +1,109 @@
+"""Plans from numbers, and from a pair that is measured."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import Prompt
+from jaxspec.analysis import planning, theory
+from jaxspec.analysis.roofline import load_of
+from jaxspec.nets import gpt, t5
+from jaxspec.testing import table_model
+from jaxspec.training import ngrams
+
+PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
+
+
+@pytest.mark.parametrize(("alpha", "c", "slope"), [(0.75, 0.02, 0.0), (0.9, 0.1, 0.05), (0.3, 0.2, 0.3)])
+def test_a_plan_is_the_best_of_theory(alpha, c, slope):
+    v = 1 + slope * np.arange(17)
+    found = planning.plan(alpha, c, v)
+    assert found.gamma == theory.optimal_gamma(alpha, c, v)
+    assert found.improvement == pytest.approx(float(theory.improvement(alpha, np.arange(17), c, v).max()))
+    assert found.operations == pytest.approx(float(theory.operations(alpha, found.gamma, c)))
+    assert found.break_even == pytest.approx(c + slope, abs=1e-6)
+    assert (found.gamma == 0) == bool(found.obstacles)
+    assert planning.sentence(found).startswith("Take" if found.gamma else "Do not")
+
+
+def test_measured_tokens_go_before_equation_1():
+    found = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
+    assert (found.gamma, found.tokens_per_round, found.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
+    none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
+    assert none.obstacles == ("clustered guesses",)
+    assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
+
+
+def test_what_it_would_take_is_said():
+    rare = planning.sentence(planning.plan(0.05, 0.1, [1.0] * 5))
+    assert rare.endswith("(c = 0.10). It would pay from α = 0.10 on.") and "α = 0.05" in rare
+    assert planning.sentence(planning.plan(0.9, 0.1, np.arange(1.0, 6.0))).endswith("2.00 times as long). No α pays.")
+
+
+def test_no_gamma_but_zero():
+    assert planning.plan(0.9, 0.1, [1.0]).gamma == 0
+
+
+def test_of_a_pair():
+    """A drafter that is its own target: everything is accepted, and tokens per round say so."""
+    model, done = table_model(jax.random.key(1), vocab=5), []
+    options = dict(temperature=0.0, key=None, batches=(1, 2), most=2, max_new_tokens=13, repeats=1)
+    plans = list(planning.of_pair(model, model, PROMPT, advance=done.append, **options))
+    assert [found.batch for found in plans] == [1, 2]
+    assert len(done) == planning.steps((1, 2), 2)
+    for found in plans:
+        assert found.alpha == 1.0 and found.c > 0 and found.v > 0
+        assert found.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[found.gamma]
+        assert found.improvement == pytest.approx(
+            found.tokens_per_round / (found.gamma * found.c + found.v) if found.gamma else 1.0
+        )
+
+
+def test_operations_ratio():
+    target = table_model(jax.random.key(1), vocab=5)
+    bigram = ngrams.model([[0, 1, 2, 1]], target, order=2)
+    assert planning.operations_ratio(target, bigram) == 0
+    half = target._replace(params=target.params[: len(target.params) // 2])
+    assert planning.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)
+    big, small = (target._replace(config=gpt.SIZES[name]) for name in ("gpt-97m", "gpt-6m"))
+    assert planning.operations_ratio(big, small) == pytest.approx(0.04, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: planning.plan(1.5, 0.1, [1.0, 1.0]), "alpha is 1.5"),
+        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 gammas and v for 3"),
+        (lambda: next(planning.of_pair(None, None, PROMPT, temperature=0.0, key=None, most=0)), "most is 0"),  # type: ignore
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+TINY_T5 = t5.T5Config(32, dim=8, ff_dim=12, heads=2, head_dim=3, encoder_layers=1, decoder_layers=2)
+TINY_GPT = gpt.GPTConfig(32, dim=8, ff_dim=12, layers=2, heads=2, max_positions=16)
+
+
+@pytest.mark.parametrize("config", [TINY_T5, TINY_GPT], ids=["t5", "gpt"])
+def test_load_of_counts_what_decoding_multiplies(config):
+    """Against the shapes of the parameters, and of the cache."""
+    net = t5 if isinstance(config, t5.T5Config) else gpt
+    params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    count = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path)
+        absent = ["encoder", "position", "['cross']['key']", "['cross']['value']", "table"]
+        absent += ["embedding"] if isinstance(config, t5.T5Config) else []  # looked up; the head is another matrix
+        if leaf.ndim == 2 and not any(part in name for part in absent):
+            count += leaf.size
+    row, prompt = 16, 16
+    load = load_of(config, row=row, prompt=prompt)
+    assert load.parameters == count
+    lm = net.language_model(config)
+    asked = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
+    _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, asked)
+    kept = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
+    assert load.cache_bytes == sum(4 * x.size for x in kept)

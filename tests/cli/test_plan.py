@@ -1,0 +1,87 @@
+"""`jaxspec plan`: three ways to ask, and what cannot be asked together."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.cli.main import app
+
+
+@pytest.fixture
+def run(loading):
+    def run(*arguments):
+        return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "120"})
+
+    return run
+
+
+@pytest.fixture
+def report(run):
+    def report(*arguments):
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return report
+
+
+def test_known_numbers(run, report):
+    (plan,) = report("--alpha", "0.75", "--c", "0.02")["plans"]
+    assert (plan["gamma"], round(plan["improvement"], 2), plan["obstacles"]) == (9, 3.2, [])
+    result = run("--alpha", "0.75", "--c", "0.02", "--v", "0.05")
+    assert "Take γ = 6" in result.stdout and "1 + 0.05 γ" in result.stdout
+
+
+def test_when_not_to_speculate(run, report):
+    """No failure: the answer is to decode plainly."""
+    asked = ("--alpha", "0.1", "--c", "0.02", "--v", "1")
+    result = run(*asked)
+    assert result.exit_code == 0 and "Do not speculate: no compute is idle" in result.stdout.replace("\n", " ")
+    (plan,) = report(*asked)["plans"]
+    assert (plan["gamma"], plan["break_even"], plan["obstacles"]) == (0, None, ["no spare compute"])
+
+
+def test_sizes_on_a_machine(report, run):
+    asked = ("--alpha", "0.75", "--target-size", "11B", "--draft-size", "77m", "--device", "tpu-v4")
+    found = report(*asked, "--batch", "1,512", "--c", "0.02", "--c-hat", "0")
+    one, many = found["plans"]
+    assert (one["gamma"], one["c"], one["v"]) == (9, 0.02, 1.0)
+    assert one["operations"] == pytest.approx(2.65, abs=0.01)
+    assert many["gamma"] == 0 and many["obstacles"] == ["no spare compute"]
+    assert found["environment"]["command"]
+    result = run(*asked[:3], "t5-v1_1-xxl", *asked[4:], "--batch", "1,32")
+    assert "Batch 32: Take" in result.stdout
+
+
+def test_a_pair_is_measured(run):
+    result = run("--most", "2", "--count", "2", "--new-tokens", "12", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    assert "debian-t5-base with debian-t5-small, temperature 0, measured here" in result.stdout
+    assert "speculate" in result.stdout or "Take" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--alpha", "0.5"], "--alpha needs an --c"),
+        (["--c", "0.5"], "--c needs an --alpha"),
+        (["--v", "0.5"], "--v goes with --alpha and --c"),
+        (["--alpha", "0.5", "--c", "0.1", "--v", "-1"], "--v is -1"),
+        (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
+        (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
+        (["--target-size", "11B"], "--draft-size and --device missing"),
+        (["--target-size", "11B", "--draft-size", "1M", "--device", "h200"], "add an --alpha"),
+        (["--alpha", ".5", "--target-size", "11X", "--draft-size", "1M", "--device", "h200"], "size is '11X'"),
+        (["--alpha", ".5", "--target-size", "11B", "--draft-size", "-1M", "--device", "h200"], "size is '-1M'"),
+        (["--alpha", ".5", "--target-size", "11B", "--draft-size", "1M", "--device", "h20"], "did you mean 'h200'"),
+        (
+            ["--alpha", ".5", "--target-size", "11B", "--draft-size", "1M", "--device", "a100", "--dtype", "int8"],
+            "dtype is 'int8'",
+        ),
+    ],
+)
+def test_bad_arguments(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")

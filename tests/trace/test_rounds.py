@@ -1,0 +1,74 @@
+"""A round by what became of its tokens, and spelt."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxspec
+from jaxspec import trace
+from jaxspec.testing import table_model
+from jaxspec.trace import Judged, Round, Spelt
+
+END = 256
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, and one special token."""
+
+    def decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
+        return bytes(t for t in tokens if t != END).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, token):
+        return "<end>" if token == END else f"<{token}>"
+
+
+def ids(text):
+    return list(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Round([], [7], [], 0), Judged([], [], [7])),  # off the prompt, or plain decoding
+        (Round([7], [1, 2, 9], [1, 2, 3, 4], 2), Judged([1, 2], [3], [9])),
+        (Round([7], [9], [1, 2], 0), Judged([], [1], [9])),
+        (Round([7], [1, 2, 9], [1, 2], 2), Judged([1, 2], [], [9])),  # all accepted: a bonus token
+        (Round([7], [1], [1, 2, 3], 2), Judged([1], [], [])),  # cut at an end token or the limit
+        (Round([7], [1, 2], [1, 2, 3], 2), Judged([1, 2], [], [])),
+    ],
+)
+def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
+    assert trace.judge(step) == expected
+
+
+def test_tokens_are_spelt_in_context():
+    assert trace.spell(Bytes(), ids("Ab"), [*ids("c"), END]) == ["c", "<end>"]
+    assert trace.spell(Bytes(), [], []) == []
+
+
+def test_half_a_character_is_completed_by_the_next_token():
+    first, second = "ä".encode()
+    assert trace.spell(Bytes(), ids("B"), [first, second, *ids("r")]) == ["\ufffd", "ä", "r"]
+    assert trace.spell(Bytes(), [*ids("B"), first], [second]) == ["ä"]
+
+
+def test_a_round_is_spelt_part_by_part():
+    step = Round(ids("x"), [*ids("ab"), END], ids("abc"), 2)
+    assert trace.spelt(Bytes(), step) == Spelt("x", "ab", "c", "<end>")
+    assert trace.spelt(None, Round([5], [6, 2], [6, 7], 1)) == Spelt(" 5", " 6", " 7", " 2")
+
+
+def test_rounds_of_a_generation_make_its_tokens():
+    target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+    prompt = jaxspec.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+    out = jaxspec.generate(target, prompt, drafter=draft, gamma=3, max_new_tokens=9)
+    for row in range(2):
+        tokens = out.tokens[row, : out.lengths[row]].tolist()
+        rounds = trace.of_row(tokens, out.trace, row)
+        assert [token for step in rounds for token in step.new] == tokens
+        assert len(rounds) == 1 + out.stats.rounds[row]
+        assert sum(len(step.draft) for step in rounds) == out.stats.drafted[row]
+        for step in rounds:
+            accepted, rejected, own = trace.judge(step)
+            assert accepted + own == step.new and (not rejected or rejected != own[:1])
