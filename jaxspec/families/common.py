@@ -75,12 +75,12 @@ def need(table: dict, key: str) -> Any:
 
 
 def only(table: dict, **expected: Any) -> None:
-    """Refuses values that change what a model computes in a way that the network does not have.
+    """Refuses values that change what a model computes in a way that the network does not have; null is no value.
 
     >>> only({"scale_attn_weights": False}, scale_attn_weights=True)
     Traceback (most recent call last):
     jaxspec.families.common.FamilyError: scale_attn_weights is False: only True is supported
     """
     for key, value in expected.items():
-        if table.get(key, value) != value:
+        if table.get(key) not in (None, value):
             raise FamilyError(f"{key} is {table[key]!r}: only {value!r} is supported")

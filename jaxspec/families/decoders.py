@@ -11,7 +11,7 @@ from jaxspec.nets.rotary import SCALINGS
 
 def read(table: dict, **options: Any) -> DecoderConfig:
     """The configuration that a config.json of any of these families describes; `options` are what the family adds."""
-    only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False, pretraining_tp=1)
+    only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False)
     dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
     shape = {
         "vocab_size": need(table, "vocab_size"),

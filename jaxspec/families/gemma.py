@@ -25,7 +25,7 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
 }
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-_GEMMA = {"post_norms": True, "norms_from_one": True, "scale_embedding": True}
+_GEMMA: dict[str, Any] = {"post_norms": True, "norms_from_one": True, "scale_embedding": True}
 
 
 def read_gemma2(table: dict) -> DecoderConfig:
