@@ -93,9 +93,14 @@ UNTIED = ("t5-v1.1", "mt5")  # transformers 5 ties their heads unless the file s
 
 
 def weights(shapes: dict[str, list[int]], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random tensors: the same for ever, since RandomState's stream is frozen."""
+    """Random tensors: the same for ever, since RandomState's stream is frozen.
+
+    Embeddings and biases are small, so that the layers have a say, and greedy text is not one token over and over.
+    """
     rng = np.random.RandomState(seed)
-    return {name: rng.normal(0, 0.3, shapes[name]).astype(np.float32) for name in sorted(shapes)}
+    small = ("wte.weight", "wpe.weight", "embed_tokens.weight", "shared.weight", ".bias")
+    scale = {name: 0.1 if name.endswith(small) else 0.6 for name in shapes}
+    return {name: rng.normal(0, scale[name], shapes[name]).astype(np.float32) for name in sorted(shapes)}
 
 
 def write(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
