@@ -47,7 +47,7 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    folder = _find(source)
+    folder = find(source)
     if huggingface.is_folder(folder) and not (folder / MANIFEST).is_file():
         (params, config), tokenizer = huggingface.restore(folder, dtype), huggingface.tokenizer(folder)
         name = str(source) if _is_hub_id(source) else folder.resolve().name
@@ -77,8 +77,12 @@ def shipped() -> dict[str, Path]:
     return found
 
 
-def _find(source: str | Path) -> Path:
-    """The folder that `source` means."""
+def find(source: str | Path) -> Path:
+    """The folder that `source` means; a model of the hub is downloaded first.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     path = Path(source).expanduser()
     if path.exists():
         return path

@@ -23,7 +23,6 @@ import numpy as np
 from jaxspec import families
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
-from jaxspec.nets.t5 import T5Config
 from jaxspec.recipes import net_of
 from jaxspec.weights import int8, tensors
 from jaxspec.weights.orbax import LISTED, CheckpointError, put_in_place
@@ -99,7 +98,7 @@ def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
             for path, tensor in where.get(known or "", ()):
                 leaf = expected[path]
                 wanted = dtype if int8.is_matrix((jax.tree_util.DictKey(path.rpartition("/")[2]),), leaf) else "float32"
-                params[path] = jnp.array(_take(x, tensor).astype(_dtype(wanted)))
+                params[path] = jnp.array(_take(x, tensor).astype(_dtype(wanted), copy=False))
     return _nested(params), config
 
 
@@ -157,7 +156,12 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(f"{folder} exists: pass overwrite=True to replace it, or choose another name")
     if folder.exists() and not is_folder(folder):
         raise CheckpointError(f"{folder} is no Hugging Face model (it has no {CONFIG}): it will not be overwritten")
-    family, table = _describe(model)
+    try:
+        family, table = families.describe(model.config)
+    except FamilyError as error:
+        raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
+    ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
     beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
     beside.mkdir(parents=True)
     try:
@@ -169,24 +173,6 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder
-
-
-def _describe(model: Model) -> tuple[Family, dict[str, Any]]:
-    """The first family whose config.json, read back, is the model's configuration; and that file."""
-    config = dataclasses.replace(model.config, dtype="float32")
-    if isinstance(config, T5Config):
-        config = dataclasses.replace(config, max_positions=None)
-    for family in families.FAMILIES:
-        try:
-            table = family.write(config)
-            same = family.read(table) == config
-        except (AttributeError, KeyError, FamilyError):  # of another network, or with options the family lacks
-            continue
-        if same:
-            ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-            known = {name: value for name in ids if (value := getattr(model.tokenizer, name, None)) is not None}
-            return family, table | known | {"torch_dtype": model.config.dtype}
-    raise CheckpointError(f"{model.name or 'the model'} is no model of transformers: {model.config}")
 
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:

@@ -45,9 +45,7 @@ def shards(folder: Path) -> list[Shard]:
     for name, open_file in FORMATS.items():
         if files := _files(folder, name):
             return [open_file(file) for file in files]
-    raise CheckpointError(
-        f"{folder} has a config.json but no weights: expected {', '.join(FORMATS)}, or an index of them"
-    )
+    raise CheckpointError(f"{folder} has no weights: expected {', '.join(FORMATS)}, or the index of several such files")
 
 
 def _files(folder: Path, name: str) -> list[Path]:
