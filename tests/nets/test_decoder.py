@@ -109,3 +109,13 @@ def test_bfloat16_gives_float32_logits(config):
 def test_shapes_that_cannot_be(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SHAPE, **changes)
+
+
+@pytest.mark.slow
+def test_an_8b_llama_has_its_published_size():
+    """Instantiated abstractly: no memory."""
+    config = dataclasses.replace(
+        SHAPE, vocab_size=128_256, dim=4096, ff_dim=14_336, layers=32, heads=32, kv_heads=8, head_dim=128
+    )
+    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == 8_030_261_248
