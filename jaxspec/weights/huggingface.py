@@ -61,8 +61,8 @@ def download(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name} cannot be had from the Hugging Face hub: {reason} (HF_HUB_OFFLINE and HF_TOKEN are what "
-            "huggingface_hub's documentation says of them)"
+            f"{name} cannot be had from the Hugging Face hub: {reason} "
+            "(HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub)"
         ) from error
     return folder
 
@@ -96,9 +96,8 @@ def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
             if x.dtype.name not in FLOATS and known is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
-                leaf = expected[path]
-                wanted = dtype if int8.is_matrix((jax.tree_util.DictKey(path.rpartition("/")[2]),), leaf) else "float32"
-                params[path] = jnp.array(_take(x, tensor).astype(_dtype(wanted), copy=False))
+                wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
+                params[path] = jnp.array(_take(x, tensor).astype(wanted, copy=False))
     return _nested(params), config
 
 
@@ -224,6 +223,11 @@ def _abstract(config: Any) -> dict[str, Any]:
 def _flat(params: Params) -> dict[str, Any]:
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
+
+
+def _keys(path: str) -> tuple[Any, ...]:
+    """A path as `jax.tree_util` gives it."""
+    return tuple(map(jax.tree_util.DictKey, path.split("/")))
 
 
 def _nested(flat: dict[str, Any]) -> Params:

@@ -151,7 +151,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. "
-            "Expected a folder that jaxspec.weights.orbax.save wrote"
+            "Expected a folder that jaxspec.weights.orbax.save wrote, or a Hugging Face folder, with its config.json"
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -298,7 +298,7 @@ def test_its_own_tokenizer_may_be_used(copy):
     assert restore(copy)[2].name == "other"
 
 
-@pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "_put_in_place"])
+@pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "put_in_place"])
 def test_a_crash_leaves_the_old_checkpoint(copy, tokenizer, monkeypatch, broken):
     intact = getattr(orbax, broken)
 
