@@ -47,58 +47,64 @@ def convert(
         jaxspec convert debian-t5-base debian-t5-base-hf
     """
     from jaxspec import model as front
+    from jaxspec.weights import huggingface
 
     if form not in (None, HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
-    folder = front.find(source)
-    found = stored(folder)
+    found = stored(front.find(source))
     form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
-    dtype = dtype or (found["dtype"] if form == OURS or found["dtype"] == "bfloat16" else "float32")
     known = (*front.DTYPES, "int8") if form == OURS else front.DTYPES
-    if dtype not in known:
-        raise ValueError(f"--dtype is {dtype!r}, expected one of {', '.join(known)} for {form}")
+    kept: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
+    if kept not in known:
+        raise ValueError(f"--dtype is {kept!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):
-        model = front.load(folder, dtype="bfloat16" if dtype == "bfloat16" else "float32")
+        model = front.load(source, dtype="bfloat16" if kept == "bfloat16" else "float32")
     with Console(stderr=True).status(f"writing {to}"):
-        write(model, to, form, dtype, source, overwrite)
+        if form == HUGGING_FACE:
+            huggingface.save(model, to, overwrite=overwrite)
+        else:
+            write(model, to, kept, found["about"], overwrite)
     report = {
         "folder": str(to),
         "format": form,
-        "dtype": dtype,
+        "dtype": kept,
         "parameters": parameters(model),
         "bytes": sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
     }
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
-    numbers = f"{tables.count(report['parameters'])} parameters, {dtype}, {tables.size(report['bytes'])}"
+    numbers = f"{tables.count(report['parameters'])} parameters, {kept}, {tables.size(report['bytes'])}"
     Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
 
 
-def stored(folder: Path) -> dict[str, str]:
-    """The format of a folder, and the dtype of its matrices (float32 where it is none that we write)."""
+def stored(folder: Path) -> dict[str, Any]:
+    """A folder's format, what it says of itself, and its matrices' dtype (float32 where it is none that we write)."""
     from jaxspec.weights import huggingface, orbax
 
     if not huggingface.is_folder(folder) or (folder / orbax.MANIFEST).is_file():
-        return {"format": OURS, "dtype": orbax.read_manifest(folder).dtype}
+        manifest = orbax.read_manifest(folder)
+        return {"format": OURS, "dtype": manifest.dtype, "about": manifest.about}
     huggingface.read_config(folder)
     table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
-    return {"format": HUGGING_FACE, "dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
+    return {"format": HUGGING_FACE, "dtype": "bfloat16" if dtype == "bfloat16" else "float32", "about": {}}
 
 
-def write(model: Model, to: Path, form: str, dtype: str, source: str, overwrite: bool) -> None:
-    """Writes a model in either format, whole or not at all."""
+def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool) -> None:
+    """Writes a checkpoint of jaxspec's.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+    """
     from jaxspec.recipes import family_of
-    from jaxspec.weights import huggingface, orbax
+    from jaxspec.weights import orbax
 
-    if form == HUGGING_FACE:
-        huggingface.save(model, to, overwrite=overwrite)
-        return
     if model.tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer: a jaxspec checkpoint needs one")
+        raise ValueError(f"{model.name} has no tokenizer: a jaxspec checkpoint needs one")
     config = dataclasses.replace(model.config, dtype="float32")
-    described: dict[str, Any] = {"name": to.name, "family": family_of(config), "about": {"converted_from": source}}
+    about = about | {"converted_from": model.name}
+    described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
     with tempfile.TemporaryDirectory() as words:
         model.tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)

@@ -32,6 +32,7 @@ SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
+WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
 IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 
 
@@ -43,28 +44,26 @@ def is_folder(folder: Path) -> bool:
 def download(name: str) -> Path:
     """The folder of a hub id, downloaded unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
-    Weights come as safetensors if there are any, else in both older formats.
+    Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
 
     Raises:
         CheckpointError: it cannot be had; the message says why.
     """
     from huggingface_hub import snapshot_download
 
-    small = ["*.json", "*.jinja", "*.txt", "*.model"]
     try:
-        folder = Path(
-            snapshot_download(name, allow_patterns=[*small, "model*.safetensors"], ignore_patterns=IN_FOLDERS)
-        )
-        if not list(folder.glob("model*.safetensors")):
-            older = ["flax_model*.msgpack", "pytorch_model*.bin"]
-            folder = Path(snapshot_download(name, allow_patterns=[*small, *older], ignore_patterns=IN_FOLDERS))
+        for weights in WEIGHT_FILES:
+            wanted = [*SMALL_FILES, weights]
+            folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=IN_FOLDERS))
+            if list(folder.glob(weights)):
+                return folder
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{name} cannot be had from the Hugging Face hub: {reason} "
             "(HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub)"
         ) from error
-    return folder
+    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(WEIGHT_FILES)}")
 
 
 def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:

@@ -359,11 +359,18 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
 
     def snapshot_download(name, allow_patterns, ignore_patterns):
         asked.append(allow_patterns[-1])
+        if asked[-1] == there:
+            (tmp_path / there.replace("*", "")).touch()
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    there = ""
+    with pytest.raises(CheckpointError, match="google/t5-v1_1-small has no weights on the Hugging Face hub"):
+        huggingface.download("google/t5-v1_1-small")
+    assert asked == ["model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin"]
+    asked, there = [], "flax_model*.msgpack"
     assert huggingface.download("google/t5-v1_1-small") == tmp_path
-    assert asked == ["model*.safetensors", "pytorch_model*.bin"]
+    assert asked == ["model*.safetensors", "flax_model*.msgpack"]
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):

@@ -303,7 +303,7 @@ def test_a_crash_leaves_the_old_checkpoint(copy, tokenizer, monkeypatch, broken)
     intact = getattr(orbax, broken)
 
     def crash(*args):
-        if broken != "_put_in_place":
+        if broken != "put_in_place":
             intact(*args)
         raise KeyboardInterrupt
 
