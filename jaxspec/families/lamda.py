@@ -1,9 +1,8 @@
 """The shape of LaMDA (arXiv 2201.08239): a decoder with gated GELU and T5's relative positions. No weights are public.
 
-Layers, dimensions and heads of 2B, 8B and 137B are those of the paper's table of pre-trained models; it gives the
-feed-forward and head dimensions of 137B only (65,536 and 128), whose proportions the smaller ones have here. The
-100M draft of the speculative decoding paper has no published shape: ours is one of that size. The models were sampled
-from with top-40.
+The shape of 137B is the paper's: 64 layers, 8,192 dimensions, 65,536 in the feed-forward block, 128 heads of 128. The
+smaller ones keep its proportions at their published sizes, without the embedding. The 100M draft of the speculative
+decoding paper has no published shape: ours is one of that size. The models were sampled from with top-40.
 """
 
 from __future__ import annotations
