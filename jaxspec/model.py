@@ -10,32 +10,35 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxspec.base import Model
-from jaxspec.weights import orbax
+from jaxspec.recipes import net_of
+from jaxspec.weights import huggingface, orbax
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16")
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
-_OWN_ONLY = "this version of jaxspec reads its own checkpoints only"
 
 
 def load(source: str | Path, *, dtype: str = "float32") -> Model:
-    """Loads a model from a checkpoint; never from the network.
+    """Loads a model: a checkpoint of jaxspec's, a Hugging Face folder, or a model of the Hugging Face hub.
 
         target = jaxspec.load("checkpoints/debian-t5-base")
         draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
+        llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
 
     Args:
-        source: a checkpoint folder, or the name of a shipped checkpoint, with or without "checkpoints/" in
-            front. A folder that exists goes before a shipped checkpoint of the same name.
+        source: a folder, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a hub id,
+            owner/name. A folder that exists goes before a shipped checkpoint of the same name, and this before the
+            hub, which is asked for nothing else (`jaxspec.families` lists what can be loaded from there).
         dtype: of the computation and of the matrices in memory, "float32" or "bfloat16"; norm scales, biases
             and logits are float32 always.
 
     Returns:
-        The model; each matrix of its parameters has the given dtype and lies on the default device.
+        The model; each matrix of its parameters has the given dtype and lies on the default device. Its tokenizer
+        is None where a Hugging Face folder has none: it is then prompted with token ids.
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is not one of jaxspec's, or it is damaged.
+        CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
         ValueError: the dtype is neither of the two.
 
     >>> load("debian-t5-base", dtype="float8")
@@ -44,18 +47,21 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    folder = _find(source)
-    params, config, manifest = orbax.restore(folder)
-    if dtype == "bfloat16":
-        params = orbax.cast(params, jnp.bfloat16)
-    config = dataclasses.replace(config, dtype=dtype)
-    tokenizer = _tokenizer(folder)
-    if len(tokenizer) > config.vocab_size:
+    folder = find(source)
+    if huggingface.is_folder(folder) and not (folder / MANIFEST).is_file():
+        (params, config), tokenizer = huggingface.restore(folder, dtype), huggingface.tokenizer(folder)
+        name = str(source) if _is_hub_id(source) else folder.resolve().name
+    else:
+        params, config, manifest = orbax.restore(folder)
+        if dtype == "bfloat16":
+            params = orbax.cast(params, jnp.bfloat16)
+        config, tokenizer, name = dataclasses.replace(config, dtype=dtype), _tokenizer(folder), manifest.name
+    if tokenizer is not None and len(tokenizer) > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
             "save the checkpoint again, with the tokenizer that the model was trained with"
         )
-    return Model(orbax.NETS[manifest.family].language_model(config), params, tokenizer, config, manifest.name)
+    return Model(net_of(config).language_model(config), params, tokenizer, config, name)
 
 
 def shipped() -> dict[str, Path]:
@@ -71,27 +77,45 @@ def shipped() -> dict[str, Path]:
     return found
 
 
-def _find(source: str | Path) -> Path:
-    """The folder that `source` means."""
+def find(source: str | Path) -> Path:
+    """The folder that `source` means; a model of the hub is downloaded first.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     path = Path(source).expanduser()
-    if (path / "config.json").is_file() and not (path / MANIFEST).is_file():
-        raise CheckpointError(f"{path} is a Hugging Face model (config.json, no {MANIFEST}): {_OWN_ONLY}. {_choices()}")
     if path.exists():
         return path
     names = shipped()
     bare = path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
     if bare and path.name in names:
         return names[path.name]
-    hub = ""
-    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
-        hub = f" If you meant a model of the Hugging Face hub: {_OWN_ONLY}."
-    near = orbax.suggest(path.name, names)
-    raise CheckpointError(f"no checkpoint at {source}{near or '.'}{hub} {_choices()}")
+    missing = f"no checkpoint at {source}{orbax.suggest(path.name, names) or '.'}"
+    if not _is_hub_id(source):
+        raise CheckpointError(f"{missing} {_choices()}")
+    try:
+        return huggingface.download(str(source))
+    except CheckpointError as error:
+        raise CheckpointError(f"{missing} {_choices()}. As a hub id: {error}") from error
+
+
+def _is_hub_id(source: str | Path) -> bool:
+    """Whether `source` can only be meant as owner/name: it is no path to anything that exists.
+
+    >>> _is_hub_id("google/t5-v1_1-small"), _is_hub_id("checkpoints/debian"), _is_hub_id("gpt2")
+    (True, False, False)
+    """
+    owner = str(source).partition("/")[0]
+    looks = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)) is not None
+    return looks and owner != "checkpoints" and not Path(owner).is_dir()
 
 
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
-    return f"Expected a folder with a {MANIFEST}, or the name of a shipped checkpoint ({names})"
+    return (
+        f"Expected a folder with a {MANIFEST} or a {huggingface.CONFIG}, the name of a shipped checkpoint ({names}), "
+        "or the id of a model of the Hugging Face hub (owner/name)"
+    )
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -10,14 +10,39 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
-CONFIGS = {"t5": T5Config, "gpt": GPTConfig}
+CONFIGS = {"t5": T5Config, "gpt": GPTConfig, "decoder": DecoderConfig}
+NETS = {"t5": t5, "gpt": gpt, "decoder": decoder}  # the module of each: its `init` and `language_model`
 
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message says which key and what was expected."""
+
+
+def net_of(config: Any) -> Any:
+    """The module of a configuration's network.
+
+    >>> net_of(gpt.SIZES["gpt-6m"]).__name__
+    'jaxspec.nets.gpt'
+    """
+    return NETS[family_of(config)]
+
+
+def family_of(config: Any) -> str:
+    """What recipes and manifests call a configuration's network.
+
+    Raises:
+        TypeError: it is the configuration of none.
+    """
+    for name, kind in CONFIGS.items():
+        if isinstance(config, kind):
+            return name
+    kinds = ", ".join(kind.__name__ for kind in CONFIGS.values())
+    raise TypeError(f"a {type(config).__name__} is no configuration of a network: expected one of {kinds}")
 
 
 @dataclasses.dataclass(frozen=True)

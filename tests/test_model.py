@@ -95,7 +95,7 @@ def test_unknown_dtype(folder):
 def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": shipping / "tiny-t5"}
     for source in ("tiny-gpt", "checkpoints/tiny-gpt", "./checkpoints/tiny-gpt/", "../checkpoints/tiny-gpt"):
-        assert model._find(source) == model._find(Path(source)) == shipping / "tiny-gpt"
+        assert model.find(source) == model.find(Path(source)) == shipping / "tiny-gpt"
     assert load("tiny-gpt").name == "tiny-gpt"
 
 
@@ -105,7 +105,7 @@ def test_working_directory_goes_before_package_and_package_before_checkout(shipp
     monkeypatch.setattr(model, "SHIPPED", (packaged, shipping))
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": packaged / "tiny-t5"}
     shutil.copytree(shipping / "tiny-t5", tmp_path / "tiny-t5")
-    assert model._find("tiny-t5").resolve() == tmp_path / "tiny-t5"
+    assert model.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
 
 
 @pytest.mark.parametrize("source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"])
@@ -128,13 +128,18 @@ def test_nothing_shipped(monkeypatch, tmp_path):
         load("tiny-t5")
 
 
-def test_hugging_face_models_are_refused_by_name(shipping, tmp_path):
-    with pytest.raises(CheckpointError, match=r"google/t5-v1_1-small.* hub: this version .* reads its own"):
-        load("google/t5-v1_1-small")
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"is a Hugging Face model .* reads its own checkpoints only"):
-        load(tmp_path / "hf")
+def test_a_manifest_goes_before_a_hugging_face_config(folder, tmp_path):
+    """A folder that is both is jaxspec's own, whose files are checked against its manifest."""
+    shutil.copytree(folder / "tiny-t5", tmp_path / "both")
+    (tmp_path / "both" / "config.json").write_text("{}")
+    assert load(tmp_path / "both").config == T5
+
+
+def test_names_that_can_be_no_hub_id_are_not_asked_for(shipping, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    for source in ("tiny-t6", "checkpoints/tiny-t6", "/google/t5", "some where/else"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint at .*or the id of a model of the Hugging Face hub"):
+            load(source)
 
 
 def test_a_folder_without_a_manifest(tmp_path):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # jax takes a second to import, and --help does not need it
 
 
 def bench(
-    target: Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")] = TARGET,
+    target: Annotated[
+        str, typer.Option(help="What to decode from: a shipped checkpoint, a folder, a hub id.")
+    ] = TARGET,
     draft: Annotated[str, typer.Option(help="The model that guesses.")] = DRAFT,
     shape: Annotated[
         str,

@@ -24,7 +24,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to generate from; - reads standard input, one prompt a line.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Whose text it is: a shipped checkpoint, or a folder.")] = TARGET,
+    target: Annotated[str, typer.Option(help="Whose text it is: a shipped checkpoint, a folder, a hub id.")] = TARGET,
     draft: Annotated[
         str | None,
         typer.Option(

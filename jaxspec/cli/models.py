@@ -20,27 +20,25 @@ def models(
 ) -> None:
     """List the shipped checkpoints, and every size of the networks with the memory it takes.
 
-    A size is a network without weights: `jaxspec.nets` builds it, `jaxspec train` trains one like it. The
-    cache per token is what decoding keeps for each token of a row; an encoder-decoder keeps as much again
-    for each token of its prompt (cross-attention).
+    A size is a network without weights: `jaxspec bench --shape` builds it, `jaxspec.load` and `jaxspec convert` read
+    published weights of it. The cache per token is what decoding keeps for each token of a row; an encoder-decoder
+    keeps as much again for each token of its prompt (cross-attention).
     """
-    from jaxspec.nets import gpt, t5
+    from jaxspec.families import FAMILIES
 
     with Console(stderr=True).status("counting"):
-        report = {
-            "shipped": shipped(),
-            "t5": [describe(name, config) for name, config in t5.SIZES.items()],
-            "gpt": [describe(name, config) for name, config in gpt.SIZES.items()],
+        families = {
+            family.title: [describe(name, config) for name, config in family.sizes.items()] for family in FAMILIES
         }
+        report = {"shipped": shipped(), "families": families}
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
     out = Console(highlight=False)
     out.print(_shipped_table(report["shipped"]) if report["shipped"] else "no checkpoints come with this installation")
-    out.print()
-    out.print(_sizes_table("T5: encoder-decoders", report["t5"]))
-    out.print()
-    out.print(_sizes_table("GPT: decoders", report["gpt"]))
+    for title, rows in families.items():
+        out.print()
+        out.print(_sizes_table(title, rows))
 
 
 def shipped() -> list[dict[str, Any]]:
@@ -68,28 +66,28 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     """
     import jax
 
-    from jaxspec.nets import gpt, t5
-    from jaxspec.weights.orbax import cast
+    from jaxspec.nets.t5 import T5Config
+    from jaxspec.recipes import net_of
+    from jaxspec.weights.int8 import is_matrix
 
-    net, stacks = (t5, ("encoder", "decoder")) if isinstance(config, t5.T5Config) else (gpt, ("",))
+    stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
     depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
     shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
-    wide = jax.eval_shape(lambda: net.init(shallow, jax.random.key(0)))
-    trees = {"float32": wide, "bfloat16": jax.eval_shape(lambda params: cast(params, "bfloat16"), wide)}
     times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
-
-    def sums(tree: Any, weigh: Any) -> int:
-        return sum(
-            times.get(part, 1) * sum(math.prod(x.shape) * weigh(x) for x in jax.tree.leaves(branch))
-            for part, branch in tree.items()
-        )
-
+    leaves = jax.tree_util.tree_leaves_with_path(
+        jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
+    )
+    total = matrices = 0
+    for path, leaf in leaves:
+        count = times.get(path[0].key, 1) * math.prod(leaf.shape)
+        total += count
+        matrices += count if is_matrix(path, leaf) else 0
     decoder_layers = times.get("decoder_0") or times["layers_0"]
-    numbers = 2 * decoder_layers * config.heads * config.head_dim  # keys and values
+    numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
     return {
         "name": name,
-        "parameters": sums(wide, lambda x: 1),
-        "memory_bytes": {dtype: sums(tree, lambda x: x.dtype.itemsize) for dtype, tree in trees.items()},
+        "parameters": total,
+        "memory_bytes": {"float32": 4 * total, "bfloat16": 4 * total - 2 * matrices},
         "cache_bytes_per_token": {"float32": 4 * numbers, "bfloat16": 2 * numbers},
         "config": dataclasses.asdict(config),
     }

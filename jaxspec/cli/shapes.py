@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,17 +20,18 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
     import jax
 
     from jaxspec.base import Model
+    from jaxspec.families import FAMILIES
     from jaxspec.model import DTYPES
-    from jaxspec.nets import gpt, t5
+    from jaxspec.recipes import net_of
     from jaxspec.weights import orbax
 
-    sizes = t5.SIZES | gpt.SIZES
+    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
     if shape not in sizes:
         raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     config = dataclasses.replace(sizes[shape], dtype=dtype)
-    net: Any = t5 if isinstance(config, t5.T5Config) else gpt
+    net = net_of(config)
 
     @jax.jit
     def init(key):

@@ -5,24 +5,31 @@ Shapes: B batch, T step, S keys, H query heads, K key-value heads, D head dimens
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxspec.nets.dense import Dense, product
+from jaxspec.nets.rotary import Rotation, rotate
 
+ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
 MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
 
 
 class Attention(nn.Module):
-    """Projections and the softmax between them; what is attended to is the caller's business.
+    """Projections and the softmax between them; what is attended to, and from where, is the caller's business.
 
     Attributes:
         heads, kv_heads: query heads, and key-value heads that groups of them share.
         head_dim, dim: per-head and model dimension.
         scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
-        use_bias: whether the four projections have biases.
+        qkv_bias, out_bias: whether the projections have biases.
+        soft_cap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
+        head_norm: makes the normalisation of each query head and each key head, before they are rotated.
     """
 
     heads: int
@@ -30,24 +37,34 @@ class Attention(nn.Module):
     head_dim: int
     dim: int
     scale: float = 1.0
-    use_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    soft_cap: float | None = None
+    head_norm: Callable[[], nn.Module] | None = None
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        def dense(features: int, scale: float):
+        def dense(features: int, scale: float, use_bias: bool):
             init = nn.initializers.variance_scaling(scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
-            return Dense(features, self.use_bias, self.dtype, init)
+            return Dense(features, use_bias, self.dtype, init)
 
         query_scale = self.init_scale if self.scale != 1.0 else self.init_scale * self.head_dim**-0.5
-        self.query = dense(self.heads * self.head_dim, query_scale)
-        self.key = dense(self.kv_heads * self.head_dim, self.init_scale)
-        self.value = dense(self.kv_heads * self.head_dim, self.init_scale)
-        self.out = dense(self.dim, self.init_scale)
+        self.query = dense(self.heads * self.head_dim, query_scale, self.qkv_bias)
+        self.key = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
+        self.value = dense(self.kv_heads * self.head_dim, self.init_scale, self.qkv_bias)
+        self.out = dense(self.dim, self.init_scale, self.out_bias)
+        if self.head_norm is not None:
+            self.query_norm, self.key_norm = self.head_norm(), self.head_norm()
 
-    def keys_values(self, x: Float[Array, "B T M"]) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
-        """Keys and values of `x`, in the cache's layout."""
-        return self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
+    def keys_values(
+        self, x: Float[Array, "B T M"], turn: Rotation | None = None
+    ) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
+        """Keys and values of `x`, in the cache's layout; keys are rotated by `turn`."""
+        keys, values = self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
+        if self.head_norm is not None:
+            keys = self.key_norm(keys)
+        return (keys if turn is None else rotate(keys, turn)), values
 
     def __call__(
         self,
@@ -56,6 +73,7 @@ class Attention(nn.Module):
         values: Float[Array, "B K S D"],
         mask: Bool[Array, "#B 1 T S"],
         bias: Float[Array, "#B #H T S"] | None = None,
+        turn: Rotation | None = None,
     ) -> Float[Array, "B T M"]:
         """Attends from `x` to the keys and values that `mask` allows; `bias` is added to the scores.
 
@@ -64,9 +82,15 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         group = self.heads // self.kv_heads
         query = self._split(self.query(x), self.heads)
+        if self.head_norm is not None:
+            query = self.query_norm(query)
+        if turn is not None:
+            query = rotate(query, turn)
         query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
         scores = jnp.einsum("bktd,bksd->bkts", query, keys, preferred_element_type=jnp.float32)
         scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale
+        if self.soft_cap is not None:
+            scores = soft_cap(scores, self.soft_cap)
         if bias is not None:
             scores = scores + bias
         scores = jnp.where(mask, scores, MASKED)
@@ -78,6 +102,15 @@ class Attention(nn.Module):
 
     def _split(self, x: Float[Array, "B T _"], heads: int) -> Float[Array, "B heads T D"]:
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)
+
+
+def soft_cap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+    """Values squeezed into (-cap, cap), nearly unchanged where small (Gemma 2, arXiv 2408.00118).
+
+    >>> [f"{x:.2f}" for x in soft_cap(jnp.array([1.0, 10.0, 100.0]), 30.0)]
+    ['1.00', '9.65', '29.92']
+    """
+    return cap * jnp.tanh(x / cap)
 
 
 class FeedForward(nn.Module):
@@ -97,7 +130,7 @@ class FeedForward(nn.Module):
             init = nn.initializers.variance_scaling(self.init_scale**2, "fan_in", "normal", in_axis=-1, out_axis=-2)
             return Dense(features, self.use_bias, self.dtype, init, name=name)
 
-        act = {"relu": jax.nn.relu, "gelu": lambda y: jax.nn.gelu(y, approximate=True)}[self.activation]
+        act = ACTIVATIONS[self.activation]
         hidden = act(dense(self.hidden, "gate" if self.gated else "wi")(x))
         if self.gated:
             hidden = hidden * dense(self.hidden, "wi")(x)
@@ -105,17 +138,24 @@ class FeedForward(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation in float32, without mean or bias (T5's layer norm)."""
+    """Root-mean-square normalisation in float32, without mean or bias (T5's layer norm).
+
+    Attributes:
+        from_one: whether the scale is stored as what it has more than 1 (Gemma).
+    """
 
     epsilon: float = 1e-6
+    from_one: bool = False
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+    def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
+        start = nn.initializers.zeros if self.from_one else nn.initializers.ones
+        scale = self.param("scale", start, (x.shape[-1],), jnp.float32)
+        scale = jnp.expand_dims(1.0 + scale if self.from_one else scale, range(x.ndim - 1))
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        return (wide * scale[None, None, :]).astype(self.dtype)
+        return (wide * scale).astype(self.dtype)
 
 
 class LayerNorm(nn.Module):

@@ -55,7 +55,9 @@ class GPTLayer(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.attention_norm, self.ff_norm = (LayerNorm(dtype=dtype) for _ in range(2))
         scale = c.head_dim**-0.5
-        self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, scale, use_bias=True, dtype=dtype)
+        self.attention = Attention(
+            c.heads, c.heads, c.head_dim, c.dim, scale, qkv_bias=True, out_bias=True, dtype=dtype
+        )
         self.ff = FeedForward(c.dim, c.ff_dim, "gelu", use_bias=True, dtype=dtype)
 
     def __call__(self, x: Float[Array, "B T M"], store, mask):

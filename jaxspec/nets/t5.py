@@ -22,6 +22,7 @@ from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm, tied_head
 from jaxspec.nets.dense import Dense
+from jaxspec.nets.relative import RelativeBias, biases, distances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,42 +78,6 @@ SIZES = {  # the models of the paper's tables (v1.1) and their 1.0 ancestors
     "t5-3b": _v10(1024, 16384, 32, 128, 24),
     "t5-11b": _v10(1024, 65536, 128, 128, 24),
 }
-
-
-def relative_bucket(
-    distance: Int[Array, "*shape"], buckets: int, max_distance: int, bidirectional: bool
-) -> Int[Array, "*shape"]:
-    """The bias bucket of `distance` = key position - query position: exact when near, logarithmic when far.
-
-    >>> relative_bucket(jnp.array([0, -1, -200]), 32, 128, bidirectional=False).tolist()
-    [0, 1, 31]
-    """
-    base = jnp.zeros_like(distance)
-    if bidirectional:
-        buckets //= 2
-        base = jnp.where(distance > 0, buckets, 0).astype(distance.dtype)
-        distance = jnp.abs(distance)
-    else:
-        distance = jnp.maximum(-distance, 0)
-    exact = buckets // 2
-    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / jnp.log(max_distance / exact)
-    far = exact + (ratio * (buckets - exact)).astype(distance.dtype)
-    return base + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
-
-
-class RelativeBias(nn.Module):
-    """One learned bias per head and bucket of distance, shared by all layers of a stack."""
-
-    heads: int
-    buckets: int
-    max_distance: int
-    bidirectional: bool
-
-    @nn.compact
-    def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, " H *shape"]:
-        table = self.param("table", nn.initializers.normal(0.1), (self.buckets, self.heads), jnp.float32)
-        bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
-        return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
 
 
 class EncoderLayer(nn.Module):
@@ -213,11 +178,8 @@ class T5(nn.Module):
         c, batch = self.config, prompt.tokens.shape[0]
         encoded, mask = self.encode(prompt)
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
-        # Entry j belongs to distance j - (capacity - 1): the query at position i, over keys 0..S-1, reads the slice
-        # that begins at S - 1 - i. Distances above 0 (the future) are masked whatever their bias.
-        distance = jnp.arange(2 * capacity, dtype=jnp.int32) - (capacity - 1)
         empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-        bias = self.decoder_bias(distance)
+        bias = self.decoder_bias(distances(capacity))
         made = T5Cache(empty, tuple(k for k, _ in cross), tuple(v for _, v in cross), mask, bias)
         return self.extend(made, jnp.full((batch, 1), c.start_token, jnp.int32))
 
@@ -225,7 +187,7 @@ class T5(nn.Module):
         """Feeds `tokens` at each row's own length."""
         length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, tree)[:, None]
-        bias = _biases(cache.bias, length, step, capacity, tree)
+        bias = biases(cache.bias, length, step, capacity, tree)
         x = self.embedding(tokens)
         keys, values = [], []
         for i, layer in enumerate(self.decoder):
@@ -249,29 +211,6 @@ class T5(nn.Module):
         else:
             logits = self.head(x)
         return Forward(logits.astype(jnp.float32), x)
-
-
-def _biases(
-    by_distance: Float[Array, "H distances"],
-    length: Int[Array, " B"],
-    step: int,
-    capacity: int,
-    tree: Tree | None,
-) -> Float[Array, "B H T S"]:
-    """The bias between each fed token and each cache entry."""
-    query = kv.positions(length, step, tree)
-    start = jnp.asarray(capacity - 1, query.dtype) - query
-    if tree is None:  # entry s is position s, so a query's biases are one contiguous slice
-
-        def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
-            return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
-
-        return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
-    slot = jnp.arange(capacity, dtype=query.dtype)[None, :]
-    node = jnp.clip(slot - length[:, None], 0, step - 1)
-    key = jnp.where(slot < length[:, None], slot, length[:, None] + tree.depth.astype(query.dtype)[node])
-    index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
-    return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
 
 
 def language_model(config: T5Config) -> LanguageModel:

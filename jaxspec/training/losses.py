@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxspec.base import Prompt
+from jaxspec.nets.decoder import Decoder, DecoderConfig
 from jaxspec.nets.gpt import GPT, GPTConfig
 from jaxspec.nets.t5 import T5, T5Config
 from jaxspec.training.data import Batch
@@ -22,12 +23,15 @@ class LossFunction(Protocol):
         ...
 
 
-def logits_and_labels(config: T5Config | GPTConfig) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
+Config = T5Config | GPTConfig | DecoderConfig
+
+
+def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
     """For a family, (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
     if isinstance(config, T5Config):
         return functools.partial(_t5, config)
-    return functools.partial(_gpt, config)
+    return functools.partial(_decoder, config)
 
 
 def _t5(config: T5Config, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
@@ -38,13 +42,14 @@ def _t5(config: T5Config, params: Any, batch: Batch) -> tuple[Array, Array, Arra
     return logits, labels, _real(labels, jnp.asarray(batch.target_length))
 
 
-def _gpt(config: GPTConfig, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+def _decoder(config: GPTConfig | DecoderConfig, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
     rows = jnp.asarray(batch.target)
-    logits: Any = GPT(config).apply({"params": params}, rows[:, :-1])
+    module = GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
+    logits: Any = module.apply({"params": params}, rows[:, :-1])
     return logits, rows[:, 1:], _real(rows[:, 1:], jnp.asarray(batch.target_length) - 1)
 
 
-def cross_entropy(config: T5Config | GPTConfig) -> LossFunction:
+def cross_entropy(config: Config) -> LossFunction:
     """Teacher-forced negative log likelihood of the targets."""
     run = logits_and_labels(config)
 

@@ -9,8 +9,7 @@ import jax
 import transformers
 
 from jaxspec.model import load
-from jaxspec.nets import gpt, t5
-from jaxspec.recipes import Distil, Recipe
+from jaxspec.recipes import Distil, Recipe, net_of
 from jaxspec.training import data, optimizer
 from jaxspec.training.distil import answers, distillation
 from jaxspec.training.loop import fit
@@ -25,7 +24,7 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
     """The examples of each task of a recipe (of the one task "text" for a language model)."""
     source = max(s for s, _ in recipe.data.shapes)
     target = max(t for _, t in recipe.data.shapes)
-    if recipe.family == "gpt":
+    if recipe.family != "t5":
         return {"text": data.read_texts(folder / file, tokenizer, target)}
     return {task: data.read_pairs(folder / file, tokenizer, [task], source, target) for task in recipe.data.tasks}
 
@@ -64,8 +63,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     repeated = [e for task, repeat in zip(tasks.values(), repeats, strict=True) for _ in range(repeat) for e in task]
     shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
     training, heldout = (data.Batches(some, shapes, recipe.train.seed) for some in (repeated, few))
-    net = t5 if recipe.family == "t5" else gpt
-    params = net.init(recipe.model, jax.random.key(recipe.train.seed))
+    params = net_of(recipe.model).init(recipe.model, jax.random.key(recipe.train.seed))
     count = sum(x.size for x in jax.tree.leaves(params))
     log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
     return fit(

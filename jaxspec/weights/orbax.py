@@ -26,12 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.base import Params
-from jaxspec.nets import gpt, t5
-from jaxspec.recipes import CONFIGS, RecipeError, build
+from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
 from jaxspec.weights import int8
 
 FORMAT = 1
-NETS = {"t5": t5, "gpt": gpt}  # the module of each family: its `init` and `language_model`
 DTYPES = ("float32", "bfloat16", "int8")
 MANIFEST = "manifest.toml"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -48,7 +46,7 @@ class Manifest:
 
     Attributes:
         format: version of the folder's layout.
-        name, family: of the model; the family ("t5", "gpt") says which network it is.
+        name, family: of the model; the family ("t5", "gpt", "decoder") says which network it is.
         dtype: how matrices are stored: "float32", "bfloat16" or "int8".
         parameters: number of weights (scales of int8 matrices not counted).
         model: the configuration of the family.
@@ -114,7 +112,7 @@ def save(
         count = sum(x.size for x in jax.tree.leaves(params))
         manifest = Manifest(FORMAT, name, family, dtype, count, config, _fingerprints(beside), about)
         _write_manifest(beside / MANIFEST, manifest)
-        _put_in_place(beside, folder)
+        put_in_place(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return manifest
@@ -153,7 +151,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. "
-            "Expected a folder that jaxspec.weights.orbax.save wrote"
+            "Expected a folder that jaxspec.weights.orbax.save wrote, or a Hugging Face folder, with its config.json"
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -304,7 +302,8 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     path.write_text(to_toml(table), encoding="utf-8", newline="\n")
 
 
-def _put_in_place(new: Path, folder: Path) -> None:
+def put_in_place(new: Path, folder: Path) -> None:
+    """Renames a folder that is complete; what was there goes only when that has worked."""
     if not folder.exists():
         new.rename(folder)
         return

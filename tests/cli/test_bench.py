@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from jaxspec.cli import bench
-from jaxspec.nets import gpt, t5
+from jaxspec.families import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model

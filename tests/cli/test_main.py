@@ -21,13 +21,11 @@ def test_version():
 
 def test_no_arguments_print_help():
     result = runner.invoke(main.app, [])
-    for command in ("generate", "train", "models", "bench"):
+    for command in ("generate", "train", "models", "convert", "bench"):
         assert command in result.output
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", "train", "models", "bench", "measure", "plan", "figures", "verify", "rules"]
-)
+@pytest.mark.parametrize("command", [info.callback.__name__ for info in main.app.registered_commands])
 def test_every_command_and_option_has_help(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import model
+from jaxspec import families, model
 from jaxspec.base import Prompt
 from jaxspec.cli import models
 from jaxspec.cli.main import app
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import orbax
@@ -20,14 +21,16 @@ from jaxspec.weights import orbax
 runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
 GPT = GPTConfig(32, dim=16, ff_dim=24, layers=3, heads=2, max_positions=16)
-BOTH = pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
+LLAMA = DecoderConfig(32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True)
+NETS = [(t5, T5), (gpt, GPT), (decoder, LLAMA)]
+EACH = pytest.mark.parametrize(("net", "config"), NETS, ids=["t5", "gpt", "decoder"])
 
 
 def nbytes(tree):
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@BOTH
+@EACH
 def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     row = models.describe("it", config)
@@ -37,7 +40,7 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     assert row["memory_bytes"]["bfloat16"] == nbytes(narrow) < nbytes(params)
 
 
-@BOTH
+@EACH
 def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
     lm = net.language_model(config)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
@@ -50,15 +53,68 @@ def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
     assert models.describe("it", config)["cache_bytes_per_token"]["float32"] == more[1] - more[0]
 
 
-def test_the_papers_sizes():
-    assert models.describe("base", t5.SIZES["t5-v1_1-base"])["parameters"] == 247_577_856
+PUBLISHED = {  # those of transformers' models of the published configurations; LaMDA has none
+    "t5-v1_1-base": 247_577_856,
+    "t5-v1_1-xxl": 11_135_332_352,
+    "flan-t5-xl": 2_849_757_184,
+    "byt5-small": 299_637_760,
+    "byt5-xxl": 12_906_899_328,
+    "mt5-small": 300_176_768,
+    "mt5-xxl": 12_921_057_280,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "gemma-3-12b": 11_766_034_176,
+    "gemma-3-27b": 27_009_346_304,
+}
+
+
+@pytest.mark.slow
+def test_published_parameter_counts():
+    sizes = {name: config for family in families.FAMILIES for name, config in family.sizes.items()}
+    assert {name: models.describe(name, sizes[name])["parameters"] for name in PUBLISHED} == PUBLISHED
+
+
+def test_the_cache_of_an_8b_llama_in_bfloat16():
+    """32 layers x (key, value) x 8 heads x 128 x 2 bytes."""
+    row = models.describe("llama", families.llama.SIZES["llama-3.1-8b"])
+    assert row["cache_bytes_per_token"]["bfloat16"] == 131_072
+    assert row["memory_bytes"]["bfloat16"] == pytest.approx(2 * 8_030_261_248, rel=1e-4)
 
 
 @pytest.fixture
 def few(monkeypatch, tmp_path):
-    """One size of each network, and one shipped checkpoint."""
-    monkeypatch.setattr(t5, "SIZES", {"t5-tiny": T5})
-    monkeypatch.setattr(gpt, "SIZES", {"gpt-tiny": GPT})
+    """One size of two families, and one shipped checkpoint."""
+    made = [families.t5.T5._replace(sizes={"t5-tiny": T5}), families.llama.LLAMA._replace(sizes={"llama-tiny": LLAMA})]
+    monkeypatch.setattr(families, "FAMILIES", tuple(made))
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     for file in orbax.TOKENIZER:
@@ -72,14 +128,15 @@ def few(monkeypatch, tmp_path):
 def test_tables(few):
     result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    for part in ("ours", "bfloat16", "t5-tiny", "gpt-tiny", "parameters"):
+    for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters"):
         assert part in result.stdout
 
 
 def test_json(few):
     result = runner.invoke(app, ["models", "--json"])
     report = json.loads(result.stdout)
-    assert [row["name"] for row in report["t5"] + report["gpt"]] == ["t5-tiny", "gpt-tiny"]
+    names = {title: [row["name"] for row in rows] for title, rows in report["families"].items()}
+    assert names == {"T5, FLAN-T5, ByT5": ["t5-tiny"], "Llama": ["llama-tiny"]}
     (ours,) = report["shipped"]
     assert (ours["name"], ours["stored_as"], ours["about"]) == ("ours", "bfloat16", {"heldout_loss": 1.5})
-    assert ours["parameters"] == report["gpt"][0]["parameters"]
+    assert ours["parameters"] == models.describe("ours", GPT)["parameters"]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxspec.cli import shapes
-from jaxspec.nets import t5
+from jaxspec.families import t5
 from jaxspec.nets.t5 import T5Config
 
 TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)

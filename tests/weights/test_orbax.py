@@ -161,7 +161,7 @@ def test_no_manifest(copy):
         ("[model]", "[model", "cannot be used: .*line"),
         ("format = 1", "format = 2", "format is 2, this version of jaxspec reads format 1"),
         ("format = 1\n", "", "format is None"),
-        ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['gpt', 't5'\]"),
+        ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['decoder', 'gpt', 't5'\]"),
         ('dtype = "float32"\nparameters', 'dtype = "int4"\nparameters', "dtype is 'int4', expected one of"),
         ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
         ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
@@ -298,12 +298,12 @@ def test_its_own_tokenizer_may_be_used(copy):
     assert restore(copy)[2].name == "other"
 
 
-@pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "_put_in_place"])
+@pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "put_in_place"])
 def test_a_crash_leaves_the_old_checkpoint(copy, tokenizer, monkeypatch, broken):
     intact = getattr(orbax, broken)
 
     def crash(*args):
-        if broken != "_put_in_place":
+        if broken != "put_in_place":
             intact(*args)
         raise KeyboardInterrupt
 

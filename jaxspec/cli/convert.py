@@ -1,0 +1,117 @@
+"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from jaxspec.cli import tables
+
+if TYPE_CHECKING:
+    from jaxspec.base import Model
+
+HUGGING_FACE, OURS = "huggingface", "jaxspec"
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FROM", help="A folder of either kind, a shipped checkpoint, or a hub id, owner/name."),
+    ],
+    to: Annotated[Path, typer.Argument(metavar="TO", help="The folder to write.")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="huggingface or jaxspec. Default: what FROM is not."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="How matrices are stored: float32, bfloat16, or (jaxspec) int8. Default: as in FROM."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is at TO.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Write a model in the other format, or in another dtype.
+
+    A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is
+    checked against its hashes, and can hold int8.
+
+        jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
+
+        jaxspec convert debian-t5-base debian-t5-base-hf
+    """
+    from jaxspec import model as front
+    from jaxspec.weights import huggingface
+
+    if form not in (None, HUGGING_FACE, OURS):
+        raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
+    found = stored(front.find(source))
+    form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
+    known = (*front.DTYPES, "int8") if form == OURS else front.DTYPES
+    kept: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
+    if kept not in known:
+        raise ValueError(f"--dtype is {kept!r}, expected one of {', '.join(known)} for {form}")
+    with Console(stderr=True).status(f"reading {source}"):
+        model = front.load(source, dtype="bfloat16" if kept == "bfloat16" else "float32")
+    with Console(stderr=True).status(f"writing {to}"):
+        if form == HUGGING_FACE:
+            huggingface.save(model, to, overwrite=overwrite)
+        else:
+            write(model, to, kept, found["about"], overwrite)
+    report = {
+        "folder": str(to),
+        "format": form,
+        "dtype": kept,
+        "parameters": parameters(model),
+        "bytes": sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
+    }
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    numbers = f"{tables.count(report['parameters'])} parameters, {kept}, {tables.size(report['bytes'])}"
+    Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """A folder's format, what it says of itself, and its matrices' dtype (float32 where it is none that we write)."""
+    from jaxspec.weights import huggingface, orbax
+
+    if not huggingface.is_folder(folder) or (folder / orbax.MANIFEST).is_file():
+        manifest = orbax.read_manifest(folder)
+        return {"format": OURS, "dtype": manifest.dtype, "about": manifest.about}
+    huggingface.read_config(folder)
+    table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
+    dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
+    return {"format": HUGGING_FACE, "dtype": "bfloat16" if dtype == "bfloat16" else "float32", "about": {}}
+
+
+def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool) -> None:
+    """Writes a checkpoint of jaxspec's.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+    """
+    from jaxspec.recipes import family_of
+    from jaxspec.weights import orbax
+
+    if model.tokenizer is None:
+        raise ValueError(f"{model.name} has no tokenizer: a jaxspec checkpoint needs one")
+    config = dataclasses.replace(model.config, dtype="float32")
+    about = about | {"converted_from": model.name}
+    described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
+    with tempfile.TemporaryDirectory() as words:
+        model.tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
+        orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)
+
+
+def parameters(model: Model) -> int:
+    """How many numbers a model has."""
+    import jax
+
+    return sum(x.size for x in jax.tree.leaves(model.params))

@@ -1,0 +1,86 @@
+"""What a family is, and what their files share in reading a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class FamilyError(ValueError):
+    """A config.json that describes none of our networks; the message says what was got and what was expected."""
+
+
+class Tensor(NamedTuple):
+    """Where a parameter of ours lies in a Hugging Face checkpoint.
+
+    Attributes:
+        name: of the tensor.
+        transposed: whether it is stored [in, out]; ours are [out, in].
+        part: (i, n) says that the parameter is the i-th of n equal parts of the (untransposed) tensor's first axis.
+    """
+
+    name: str
+    transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+
+
+class Family(NamedTuple):
+    """A kind of model that Hugging Face checkpoints come in.
+
+    Attributes:
+        title: for people.
+        model_types: what a config.json says in "model_type".
+        read: config.json -> configuration of the network. Raises FamilyError where the network would compute
+            something else.
+        write: configuration -> config.json; of a configuration that the family cannot express, anything.
+        names: configuration -> {path of our parameter: where it lies}.
+        canonical: (configuration, name of a tensor) -> that name as `names` has it; None for one that is no parameter.
+        sizes: {name: configuration} of what was published.
+    """
+
+    title: str
+    model_types: tuple[str, ...]
+    read: Callable[[dict], Any]
+    write: Callable[[Any], dict]
+    names: Callable[[Any], dict[str, Tensor]]
+    canonical: Callable[[Any, str], str | None]
+    sizes: dict[str, Any]
+
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
+THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
+
+
+def activation(name: str) -> str:
+    """Our name of an activation.
+
+    >>> activation("gelu_new")
+    'gelu'
+    """
+    if name not in ACTIVATIONS:
+        raise FamilyError(f"the activation is {name!r}, expected one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def need(table: dict, key: str) -> Any:
+    """An entry that has no default.
+
+    >>> need({"hidden_size": 64}, "vocab_size")
+    Traceback (most recent call last):
+    jaxspec.families.common.FamilyError: it lacks 'vocab_size'
+    """
+    if table.get(key) is None:
+        raise FamilyError(f"it lacks {key!r}")
+    return table[key]
+
+
+def only(table: dict, **expected: Any) -> None:
+    """Refuses values that change what a model computes in a way that the network does not have; null is no value.
+
+    >>> only({"scale_attn_weights": False}, scale_attn_weights=True)
+    Traceback (most recent call last):
+    jaxspec.families.common.FamilyError: scale_attn_weights is False: only True is supported
+    """
+    for key, value in expected.items():
+        if table.get(key) not in (None, value):
+            raise FamilyError(f"{key} is {table[key]!r}: only {value!r} is supported")

@@ -1,0 +1,269 @@
+"""The decoder-only network of today's model families: RMS norms, gated feed-forward, rotary or relative positions.
+
+One frozen configuration says which of their options a model has. Llama, Mistral, Qwen, Gemma and LaMDA are values of
+it: see `jaxspec.families`. Local layers attend to a window only, but their caches hold every position, since a cache
+that has dropped its oldest entries cannot be rewound.
+
+Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec import cache as kv
+from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.nets import rotary
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, soft_cap, tied_head
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.relative import RelativeBias, biases, distances, key_positions, within
+from jaxspec.nets.rotary import RopeScaling, Rotation
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder, and which options it has.
+
+    Attributes:
+        vocab_size, dim, ff_dim, layers: as they say.
+        heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their dimension.
+        activation: of the gated feed-forward block: "silu", "gelu" (by tanh) or "relu".
+        tied_head: whether the head is the embedding.
+        epsilon: added to the mean square in every norm.
+        qkv_bias, out_bias, ff_bias: whether these projections have biases.
+        head_norms: whether each query head and key head is normalised (Qwen 3, Gemma 3).
+        post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
+        norms_from_one: whether norms store what their scale has more than 1 (Gemma).
+        scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
+        query_scalar: scores are divided by its root; None for head_dim.
+        attention_cap, logits_cap: soft caps of scores and logits; None for none.
+        window: how many positions a local layer attends to, its own included.
+        local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
+        positions: "rotary", or "relative" for T5's biases.
+        rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same).
+        rope_scaling, rope_factor, rope_low, rope_high, rope_original: of global layers; see `rotary.RopeScaling`.
+        buckets, max_distance: of relative biases.
+        max_positions: longest row to accept; None if nothing limits it.
+        dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+    """
+
+    vocab_size: int
+    dim: int
+    ff_dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: str = "silu"
+    tied_head: bool = False
+    epsilon: float = 1e-6
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ff_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    norms_from_one: bool = False
+    scale_embedding: bool = False
+    query_scalar: float | None = None
+    attention_cap: float | None = None
+    logits_cap: float | None = None
+    window: int | None = None
+    local: tuple[bool, ...] = ()
+    positions: str = "rotary"
+    rope_base: float = 10_000.0
+    local_rope_base: float | None = None
+    rope_scaling: str = "default"
+    rope_factor: float = 1.0
+    rope_low: float = 1.0
+    rope_high: float = 4.0
+    rope_original: int = 8192
+    buckets: int = 32
+    max_distance: int = 128
+    max_positions: int | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} query heads cannot share {self.kv_heads} key-value heads: expected a divisor"
+            )
+        if any(self.local) and self.window is None:
+            raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
+        for name, known in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("rope_scaling", rotary.SCALINGS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer attends to the window only: of (True, False), layers 0, 2, 4, ..."""
+        return bool(self.local) and self.local[layer % len(self.local)]
+
+
+POSITIONS = ("rotary", "relative")
+
+
+class Sight(NamedTuple):
+    """What the layers of one kind, local or global, need to know of the positions of a pass."""
+
+    mask: Bool[Array, "B 1 T S"]
+    turn: Rotation | None
+    bias: Float[Array, "#B H T S"] | None
+
+
+class DecoderLayer(nn.Module):
+    config: DecoderConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        self.attention_norm, self.ff_norm = norm(), norm()
+        if c.post_norms:
+            self.attention_post_norm, self.ff_post_norm = norm(), norm()
+        self.attention = Attention(
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            c.dim,
+            (c.query_scalar or c.head_dim) ** -0.5,
+            c.qkv_bias,
+            c.out_bias,
+            c.attention_cap,
+            norm if c.head_norms else None,
+            dtype=dtype,
+        )
+        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "B T M"], store, sight: Sight):
+        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+        y = self.attention_norm(x)
+        keys, values = store(*self.attention.keys_values(y, sight.turn))
+        added = self.attention(y, keys, values, sight.mask, sight.bias, sight.turn)
+        x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
+        added = self.ff(self.ff_norm(x))
+        return x + (self.ff_post_norm(added) if self.config.post_norms else added), keys, values
+
+
+class Decoder(nn.Module):
+    """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
+
+    config: DecoderConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        self.norm = RMSNorm(c.epsilon, c.norms_from_one, dtype)
+        if c.positions == "relative":
+            self.bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
+        if not c.tied_head:
+            self.head = Dense(c.vocab_size, dtype=dtype)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of each position of whole rows."""
+        start = jnp.zeros((tokens.shape[0],), jnp.int32)
+        sights = self._sights(start, tokens.shape[1], tokens.shape[1], None)
+        x = self._embed(tokens)
+        for i, layer in enumerate(self.layers):
+            x, _, _ = layer(x, lambda k, v: (k, v), sights[self.config.is_local(i)])
+        return self._forward(x, training=True).logits
+
+    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
+        """Reads whole prompts; the head reads each row's last token only."""
+        c, batch = self.config, prompt.tokens.shape[0]
+        cache = kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+        x, cache = self._trunk(cache, prompt.tokens, None)
+        last = jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
+        return self._forward(last), cache._replace(length=prompt.length)
+
+    def extend(
+        self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+    ) -> tuple[Forward, kv.KVCache]:
+        """Feeds `tokens` at each row's own length."""
+        x, cache = self._trunk(cache, tokens, tree)
+        return self._forward(x), cache
+
+    def _trunk(self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None):
+        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
+        sights = self._sights(length, step, capacity, tree)
+        x = self._embed(tokens)
+        keys, values = [], []
+        for i, layer in enumerate(self.layers):
+
+            def store(k, v, i=i):
+                return kv.write(cache.keys[i], k, length), kv.write(cache.values[i], v, length)
+
+            x, k, v = layer(x, store, sights[self.config.is_local(i)])
+            keys.append(k)
+            values.append(v)
+        return x, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
+
+    def _sights(self, length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None) -> dict[bool, Sight]:
+        """What global layers see (under False), and local ones (under True) if there are any."""
+        c, position = self.config, kv.positions(length, step, tree)
+        mask, bias = kv.mask(length, step, capacity, tree), None
+        if c.positions == "relative":
+            bias = biases(self.bias(distances(capacity)), length, step, capacity, tree)
+
+        def turn(base: float, scaling: RopeScaling | None) -> Rotation | None:
+            if c.positions != "rotary":
+                return None
+            return rotary.rotation(position, rotary.frequencies(c.head_dim, base, scaling))
+
+        scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original)
+        sights = {False: Sight(mask[:, None], turn(c.rope_base, scaling), bias)}
+        if c.window is not None and any(c.local):
+            near = jnp.logical_and(mask, within(c.window, position, key_positions(length, step, capacity, tree)))
+            # A base of their own is not scaled: within the window no distance is longer than in training.
+            own = sights[False].turn if c.local_rope_base is None else turn(c.local_rope_base, None)
+            sights[True] = Sight(near[:, None], own, bias)
+        return sights
+
+    def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        x = self.embedding(tokens)
+        return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
+
+    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+        x = self.norm(x)
+        logits = tied_head(self.embedding, x, training) if self.config.tied_head else self.head(x)
+        logits = logits.astype(jnp.float32)
+        if self.config.logits_cap is not None:
+            logits = soft_cap(logits, self.config.logits_cap)
+        return Forward(logits, x)
+
+
+def language_model(config: DecoderConfig) -> LanguageModel:
+    """A decoder as pure functions of (params, ...), for `jaxspec.decode`.
+
+    >>> import jax
+    >>> config = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+    >>> lm = language_model(config)
+    >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
+    >>> forward.logits.shape, cache.keys[0].shape
+    ((2, 1, 32), (2, 2, 8, 4))
+    """
+    return _language_model(config)
+
+
+@functools.cache
+def _language_model(config: DecoderConfig) -> LanguageModel:
+    module = Decoder(config)
+
+    def prefill(params, prompt, capacity):
+        return module.apply({"params": params}, prompt, capacity, method="prefill")
+
+    def extend(params, cache, tokens, tree=None):
+        return module.apply({"params": params}, cache, tokens, tree, method="extend")
+
+    return LanguageModel(prefill, extend, kv.rewind, config.vocab_size, max_positions=config.max_positions)
+
+
+def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
+    """Random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
+    return jax.jit(Decoder(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]

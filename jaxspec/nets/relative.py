@@ -1,0 +1,108 @@
+"""Relative positions: T5's learned biases by distance, and which cache entries lie within a window.
+
+Shapes: B batch, T step, S cache capacity, H heads.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import cache as kv
+from jaxspec.base import Tree
+
+
+def relative_bucket(
+    distance: Int[Array, "*shape"], buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "*shape"]:
+    """The bias bucket of `distance` = key position - query position: exact when near, logarithmic when far.
+
+    >>> relative_bucket(jnp.array([0, -1, -200]), 32, 128, bidirectional=False).tolist()
+    [0, 1, 31]
+    """
+    base = jnp.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        base = jnp.where(distance > 0, buckets, 0).astype(distance.dtype)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = buckets // 2
+    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / jnp.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).astype(distance.dtype)
+    return base + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """One learned bias per head and bucket of distance, shared by all layers of a stack."""
+
+    heads: int
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, " H *shape"]:
+        table = self.param("table", nn.initializers.normal(0.1), (self.buckets, self.heads), jnp.float32)
+        bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
+        return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
+
+
+def distances(capacity: int) -> Int[Array, " distances"]:
+    """The distances whose biases `biases` reads; entry j is distance j - (capacity - 1).
+
+    The query at position i, over keys 0..S-1, then reads the slice that begins at S - 1 - i. Distances above 0 (the
+    future) are masked whatever their bias.
+
+    >>> distances(3).tolist()
+    [-2, -1, 0, 1, 2, 3]
+    """
+    return jnp.arange(2 * capacity, dtype=jnp.int32) - (capacity - 1)
+
+
+def biases(
+    by_distance: Float[Array, "H distances"],
+    length: Int[Array, " B"],
+    step: int,
+    capacity: int,
+    tree: Tree | None,
+) -> Float[Array, "B H T S"]:
+    """The bias between each fed token and each cache entry; `by_distance` is laid out as `distances` says."""
+    query = kv.positions(length, step, tree)
+    start = jnp.asarray(capacity - 1, query.dtype) - query
+    if tree is None:  # entry s is position s, so a query's biases are one contiguous slice
+
+        def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
+            return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
+
+        return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
+    key = key_positions(length, step, capacity, tree)
+    index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
+    return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
+
+
+def key_positions(length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None = None) -> Int[Array, "B S"]:
+    """The position in its row of each cache entry: its index, but for the nodes of a tree, fed from `length` on.
+
+    >>> tree = Tree(jnp.array([0, 1, 1]), jnp.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
+    >>> key_positions(jnp.array([2]), 3, 6, tree).tolist()  # slots 3 and 4 are siblings
+    [[0, 1, 2, 3, 3, 3]]
+    """
+    slot = jnp.broadcast_to(jnp.arange(capacity, dtype=length.dtype)[None, :], (length.shape[0], capacity))
+    if tree is None:
+        return slot
+    node = jnp.clip(slot - length[:, None], 0, step - 1)
+    return jnp.where(slot < length[:, None], slot, length[:, None] + tree.depth.astype(length.dtype)[node])
+
+
+def within(window: int, query: Int[Array, "B T"], key: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
+    """Which keys are among the last `window` positions of each query, its own included.
+
+    The cache holds every position all the same: one that kept only the window could not be rewound.
+
+    >>> within(2, jnp.array([[2]]), jnp.array([[0, 1, 2, 3]])).astype(int).tolist()  # the future is masked elsewhere
+    [[[0, 1, 1, 1]]]
+    """
+    return key[:, None, :] > query[:, :, None] - window

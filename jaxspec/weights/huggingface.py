@@ -1,0 +1,298 @@
+"""Hugging Face folders and hub ids: config.json, weights by name, tokenizer; in and out.
+
+Parameters go to the device tensor by tensor, so the host holds about one tensor (one file, of formats that cannot be
+read in parts) besides the model. `jaxspec.families` says which network a config.json describes and what its tensors
+are called; `jaxspec.weights.tensors` reads the files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxspec import families
+from jaxspec.base import Model, Params
+from jaxspec.families import Family, FamilyError, Tensor
+from jaxspec.recipes import net_of
+from jaxspec.weights import int8, tensors
+from jaxspec.weights.orbax import LISTED, CheckpointError, put_in_place
+
+CONFIG = "config.json"
+SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
+WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
+IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
+
+
+def is_folder(folder: Path) -> bool:
+    """Whether there is a Hugging Face model: a folder with a config.json."""
+    return (folder / CONFIG).is_file()
+
+
+def download(name: str) -> Path:
+    """The folder of a hub id, downloaded unless it is in the cache; tokens and offline mode are huggingface_hub's.
+
+    Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
+
+    Raises:
+        CheckpointError: it cannot be had; the message says why.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        for weights in WEIGHT_FILES:
+            wanted = [*SMALL_FILES, weights]
+            folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=IN_FOLDERS))
+            if list(folder.glob(weights)):
+                return folder
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{name} cannot be had from the Hugging Face hub: {reason} "
+            "(HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub)"
+        ) from error
+    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(WEIGHT_FILES)}")
+
+
+def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
+    """Reads the parameters of a Hugging Face folder.
+
+    Args:
+        folder: holds config.json and weights.
+        dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+
+    Returns:
+        The parameters, on the default device, and the network's configuration.
+
+    Raises:
+        CheckpointError: the model is none of our families, or its files are absent, damaged, or those of another
+            model; the latter lists what is missing, unexpected, and of another shape. No weights are read before
+            that is known.
+    """
+    folder = Path(folder)
+    family, config = read_config(folder)
+    config = dataclasses.replace(config, dtype=dtype)
+    files = tensors.shards(folder)
+    expected = _abstract(config)
+    where = _by_tensor(family.names(config))
+    _check(folder, where, expected, files, family, config)
+    params: dict[str, jax.Array] = {}
+    for shard in files:
+        for name, x in shard.read():
+            known = family.canonical(config, name)
+            if x.dtype.name not in FLOATS and known is not None:
+                raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
+            for path, tensor in where.get(known or "", ()):
+                wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
+                params[path] = jnp.array(_take(x, tensor).astype(wanted, copy=False))
+    return _nested(params), config
+
+
+def read_config(folder: Path) -> tuple[Family, Any]:
+    """The family that config.json names, and the configuration of its network.
+
+    Raises:
+        CheckpointError: it cannot be read, or describes none of our networks.
+    """
+    path = folder / CONFIG
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise FamilyError(f"it is a {type(table).__name__}, expected an object")
+        family = families.of(table)
+        return family, family.read(table)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} describes no model that can be loaded: {error}") from error
+
+
+def tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none.
+
+    Raises:
+        CheckpointError: there is one, but it cannot be loaded. One that brings its own code is never run.
+    """
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything, ImportError of sentencepiece included
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+
+
+def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes a folder that transformers' `AutoModelForCausalLM` or `AutoModelForSeq2SeqLM.from_pretrained` loads.
+
+    Tensors are written in the model's dtype, so a model that was loaded from such a folder in the dtype it had is
+    written bit for bit. The folder is written whole or not at all. A limit on a T5's positions is not written, since
+    its config.json has no place for it.
+
+    Args:
+        model: of any family but LaMDA's.
+        folder: where to.
+        overwrite: whether a Hugging Face folder that is there already may be replaced.
+
+    Raises:
+        CheckpointError: there is something at `folder` already, or transformers has no such model.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and not overwrite:
+        raise CheckpointError(f"{folder} exists: pass overwrite=True to replace it, or choose another name")
+    if folder.exists() and not is_folder(folder):
+        raise CheckpointError(f"{folder} is no Hugging Face model (it has no {CONFIG}): it will not be overwritten")
+    try:
+        family, table = families.describe(model.config)
+    except FamilyError as error:
+        raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
+    ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
+    beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    beside.mkdir(parents=True)
+    try:
+        (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(beside)
+        _write_weights(beside, _theirs(model, family))
+        put_in_place(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
+    """Each tensor as PyTorch has it, one at a time."""
+    params = _flat(model.params)
+    for name, parts in _by_tensor(family.names(model.config)).items():
+        ordered = sorted(parts, key=lambda item: item[1].part)
+        whole = np.concatenate([np.asarray(params[path]) for path, _ in ordered])
+        whole = whole.T if ordered[0][1].transposed else whole
+        yield name, np.ascontiguousarray(whole, _dtype(model.config.dtype))
+
+
+def _write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
+    """One file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
+    from safetensors.numpy import save_file
+
+    written: list[list[str]] = []
+    total, batch, size = 0, {}, 0
+
+    def flush() -> None:
+        save_file(batch, folder / f"{len(written)}.part", metadata={"format": "pt"})
+        written.append(list(batch))
+
+    for name, x in named:
+        if batch and size + x.nbytes > SHARD_BYTES:
+            flush()
+            batch, size = {}, 0
+        batch[name] = x
+        size += x.nbytes
+        total += x.nbytes
+    flush()
+    if len(written) == 1:
+        (folder / "0.part").rename(folder / "model.safetensors")
+        return
+    weight_map = {}
+    for i, names in enumerate(written):
+        file = f"model-{i + 1:05}-of-{len(written):05}.safetensors"
+        (folder / f"{i}.part").rename(folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _abstract(config: Any) -> dict[str, Any]:
+    """Shapes of the network's parameters, by path."""
+    return _flat(jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0))))
+
+
+def _flat(params: Params) -> dict[str, Any]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
+
+
+def _keys(path: str) -> tuple[Any, ...]:
+    """A path as `jax.tree_util` gives it."""
+    return tuple(map(jax.tree_util.DictKey, path.split("/")))
+
+
+def _nested(flat: dict[str, Any]) -> Params:
+    from flax import traverse_util
+
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
+    """Which of our parameters each tensor holds."""
+    found: dict[str, list[tuple[str, Tensor]]] = {}
+    for path, tensor in names.items():
+        found.setdefault(tensor.name, []).append((path, tensor))
+    return found
+
+
+def _shape(expected: dict[str, Any], parts: list[tuple[str, Tensor]]) -> tuple[int, ...]:
+    """The shape of a tensor that holds these parameters."""
+    path, tensor = parts[0]
+    first, *rest = expected[path].shape
+    shape = (first * tensor.part[1], *rest)
+    return shape[::-1] if tensor.transposed else shape
+
+
+def _take(x: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """The parameter that lies in a tensor."""
+    i, n = tensor.part
+    x = x.T if tensor.transposed else x
+    return x if n == 1 else np.split(x, n)[i]
+
+
+def _check(
+    folder: Path,
+    where: dict[str, list[tuple[str, Tensor]]],
+    expected: dict[str, Any],
+    files: list[tensors.Shard],
+    family: Family,
+    config: Any,
+) -> None:
+    """Compares names and shapes, both in PyTorch's terms, before any weights are read."""
+    have = {
+        known: shape
+        for shard in files
+        for name, shape in shard.shapes.items()
+        if (known := family.canonical(config, name)) is not None
+    }
+    want = {name: _shape(expected, parts) for name, parts in where.items()}
+    parts = {
+        "missing": [name for name in want if name not in have],
+        "unexpected": [name for name in have if name not in want],
+        "wrong": [
+            f"{name} is {list(have[name])}, expected {list(shape)}"
+            for name, shape in want.items()
+            if name in have and have[name] != shape
+        ],
+    }
+    lines = [f"\n  {what} ({len(names)}): {_some(names)}" for what, names in parts.items() if names]
+    if lines:
+        raise CheckpointError(
+            f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:{''.join(lines)}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+
+
+def _dtype(name: str) -> Any:
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

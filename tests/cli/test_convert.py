@@ -1,0 +1,105 @@
+"""`jaxspec convert`: there and back, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec import Model
+from jaxspec.cli.main import app
+from jaxspec.nets import decoder
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.weights import huggingface, orbax
+
+runner = CliRunner()
+CONFIG = DecoderConfig(
+    32, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, window=4, local=(True,), max_positions=32
+)
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def run(*arguments: object):
+    return runner.invoke(app, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory, words) -> Path:
+    """A Mistral as a Hugging Face folder."""
+    params = decoder.init(CONFIG, jax.random.key(0))
+    model = Model(decoder.language_model(CONFIG), params, words, CONFIG, "tiny")
+    return huggingface.save(model, tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def words():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "dog": 3}, unk_token="<unk>"))
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+
+
+def test_there_and_back_is_bit_equal(theirs, tmp_path):
+    """The default is the other format, in the dtype that is there; the chat template comes along."""
+    there = run(theirs, tmp_path / "ours", "--json")
+    assert there.exit_code == 0, there.output
+    report = json.loads(there.stdout)
+    assert (report["format"], report["dtype"]) == ("jaxspec", "float32")
+    assert orbax.read_manifest(tmp_path / "ours").about == {"converted_from": "tiny"}
+    assert jaxspec.load(tmp_path / "ours").config == CONFIG
+    back = run(tmp_path / "ours", tmp_path / "back")
+    assert back.exit_code == 0 and "float32" in back.stdout and "huggingface" in back.stdout
+    first, second = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
+    assert first.keys() == second.keys()
+    for name, x in first.items():
+        np.testing.assert_array_equal(second[name], x)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["sliding_window"] == 4
+    assert jaxspec.load(tmp_path / "back").tokenizer.chat_template == TEMPLATE
+
+
+def test_dtypes(theirs, tmp_path):
+    assert run(theirs, tmp_path / "half", "--format", "huggingface", "--dtype", "bfloat16").exit_code == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    report = json.loads(run(tmp_path / "half", tmp_path / "ours", "--json").stdout)
+    assert report["dtype"] == "bfloat16"  # as it was
+    assert run(tmp_path / "half", tmp_path / "small", "--dtype", "int8").exit_code == 0
+    assert orbax.read_manifest(tmp_path / "small").dtype == "int8"
+    report = json.loads(run(tmp_path / "small", tmp_path / "wide", "--json").stdout)
+    assert (report["format"], report["dtype"]) == ("huggingface", "float32")  # transformers knows no int8 of ours
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "gguf"], "--format is 'gguf', expected huggingface or jaxspec"),
+        (["--dtype", "int4"], "--dtype is 'int4', expected one of float32, bfloat16, int8 for jaxspec"),
+        (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16 for huggingface"),
+    ],
+)
+def test_refusals(theirs, tmp_path, options, message):
+    result = run(theirs, tmp_path / "to", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "to").exists()
+
+
+def test_nothing_is_replaced_unasked(theirs, tmp_path):
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "manifest.toml").write_text("")
+    result = run(theirs, tmp_path / "to")
+    assert result.exit_code == 2 and "exists: pass" in result.stderr
+    assert run(theirs, tmp_path / "to", "--overwrite").exit_code == 0
+    assert jaxspec.load(tmp_path / "to").config == CONFIG
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    params = decoder.init(CONFIG, jax.random.key(0))
+    huggingface.save(Model(decoder.language_model(CONFIG), params, None, CONFIG), tmp_path / "bare")
+    result = run(tmp_path / "bare", tmp_path / "to")
+    assert result.exit_code == 2 and "has no tokenizer" in result.stderr

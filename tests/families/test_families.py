@@ -1,0 +1,154 @@
+"""What published config.json files say, in full or in the parts that matter, is what the families' sizes are."""
+
+import pytest
+
+from jaxspec import families
+from jaxspec.families import FAMILIES, FamilyError
+
+LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
+LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA31 |= {"original_max_position_embeddings": 8192}
+GEMMA3 = {"model_type": "gemma3_text", "rope_local_base_freq": 10000, "rope_theta": 1000000, "rms_norm_eps": 1e-6}
+PUBLISHED = {  # as the files on the hub have them, without what does not change the network
+    "t5-small": {
+        "model_type": "t5",
+        "vocab_size": 32128,
+        "d_model": 512,
+        "d_ff": 2048,
+        "d_kv": 64,
+        "num_heads": 8,
+        "num_layers": 6,
+        "n_positions": 512,
+        "relative_attention_num_buckets": 32,
+        "layer_norm_epsilon": 1e-06,
+        "decoder_start_token_id": 0,
+    },
+    "t5-v1_1-xxl": {
+        "model_type": "t5",
+        "vocab_size": 32128,
+        "d_model": 4096,
+        "d_ff": 10240,
+        "d_kv": 64,
+        "num_heads": 64,
+        "num_layers": 24,
+        "num_decoder_layers": 24,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "mt5-small": {
+        "model_type": "mt5",
+        "vocab_size": 250112,
+        "d_model": 512,
+        "d_ff": 1024,
+        "d_kv": 64,
+        "num_heads": 6,
+        "num_layers": 8,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "n_ctx": 1024,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-05,
+    },
+    "llama-2-7b": LLAMA
+    | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096, "rope_scaling": None}
+    | {"pretraining_tp": 1, "tie_word_embeddings": False},
+    "llama-3.1-8b": LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0}
+    | {"rope_scaling": LLAMA31 | {"factor": 8.0}, "attention_bias": False, "mlp_bias": False},
+    "llama-3.2-1b": LLAMA
+    | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rope_theta": 500000.0}
+    | {"rope_scaling": LLAMA31 | {"factor": 32.0}, "tie_word_embeddings": True},
+    "mistral-7b-v0.1": {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32}
+    | {"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05}
+    | {"sliding_window": 4096, "rope_theta": 10000.0, "max_position_embeddings": 32768},
+    "mistral-7b-v0.3": {"model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 32}
+    | {"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05}
+    | {"sliding_window": None, "rope_theta": 1000000.0, "max_position_embeddings": 32768},
+    "qwen2.5-0.5b": {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
+    | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768}
+    | {"max_window_layers": 24, "sliding_window": 32768, "use_sliding_window": False, "rope_theta": 1000000.0}
+    | {"rms_norm_eps": 1e-06, "tie_word_embeddings": True},
+    "qwen3-0.6b": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072}
+    | {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    | {"max_position_embeddings": 40960, "rope_theta": 1000000, "rms_norm_eps": 1e-06, "tie_word_embeddings": True},
+    "gemma-2-2b": {"model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216}
+    | {"num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256}
+    | {"sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0}
+    | {"max_position_embeddings": 8192, "cache_implementation": "hybrid"},
+    "gemma-3-1b": GEMMA3
+    | {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "head_dim": 256}
+    | {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 32768, "sliding_window": 512}
+    | {"sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "attn_logit_softcapping": None},
+    "gemma-3-4b": {  # a model that also sees; its text half says little, and relies on defaults
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+        | {"num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+        "vision_config": {"hidden_size": 1152},
+    },
+}
+SIZES = {name: (family, config) for family in FAMILIES for name, config in family.sizes.items()}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_the_published_sizes(name):
+    family, config = SIZES[name]
+    assert families.of(PUBLISHED[name]) is family
+    assert family.read(PUBLISHED[name]) == config
+
+
+def test_names_of_sizes_are_used_once():
+    assert len(SIZES) == sum(len(family.sizes) for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", [name for name, (family, _) in SIZES.items() if family.model_types])
+def test_what_is_written_is_read_as_it_was(name):
+    family, config = SIZES[name]
+    assert family.read(family.write(config)) == config
+
+
+def test_every_parameter_has_one_place():
+    """No two parameters lie in the same part of a tensor, and the parts of a tensor are complete."""
+    for family, config in SIZES.values():
+        names = family.names(config)
+        assert len(set(names.values())) == len(names)
+        whole: dict[str, list] = {}
+        for tensor in names.values():
+            whole.setdefault(tensor.name, []).append(tensor.part)
+        assert all(sorted(parts) == [(i, len(parts)) for i in range(len(parts))] for parts in whole.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama-3.1-8b", {"model_type": "mamba"}, "model_type is 'mamba', expected one of t5, mt5, gpt2, llama"),
+        ("llama-3.1-8b", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
+        ("llama-3.1-8b", {"rope_scaling": {"type": "yarn"}}, "the rope scaling is 'yarn', expected one of default"),
+        ("llama-3.1-8b", {"rope_scaling": {"rope_type": "linear"}}, "it lacks 'factor'"),
+        ("llama-3.1-8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: only 1.0"),
+        ("llama-3.1-8b", {"hidden_size": None}, "it lacks 'hidden_size'"),
+        ("llama-3.1-8b", {"hidden_act": "gelu"}, "the activation is 'gelu', expected one of silu"),
+        ("llama-3.1-8b", {"num_key_value_heads": 5}, "32 query heads cannot share 5 key-value heads"),
+        ("gemma-3-1b", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types has chunked_attention"),
+        ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu': only 'gelu'"),
+        ("t5-small", {"feed_forward_proj": "gelu"}, "feed_forward_proj is 'gelu', expected one of relu"),
+        ("t5-small", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05: only 1e-06"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(name, changes, message):
+    table = PUBLISHED[name] | changes
+    with pytest.raises(FamilyError, match=message):
+        families.of(table).read(table)

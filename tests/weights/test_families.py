@@ -1,0 +1,246 @@
+"""Every family against transformers' PyTorch implementation: logits, cached steps, greedy text.
+
+tests/weights/golden/ holds, per case, the config.json, the names and shapes of the tensors, and what transformers
+says of them. The tensors themselves are drawn anew (`weights`), so that the files are small. Where PyTorch is
+installed, the files are checked against it; `python tests/weights/test_families.py` writes them again.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import jaxspec
+from jaxspec import Prompt
+from jaxspec.weights import huggingface
+
+GOLDEN = Path(__file__).parent / "golden"
+VOCAB, GREEDY, LONG = 61, 16, 64
+TOKENS = np.random.RandomState(7).randint(2, VOCAB, (2, 8))  # of a decoder; the prompt of an encoder-decoder
+LENGTHS = np.array([8, 5])  # of the prompts of encoder-decoders
+
+DECODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+GEMMA = DECODER | {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 4}
+GEMMA3_ROPE = {
+    "full_attention": LINEAR | {"rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "eos_token_id": None,
+    "decoder_start_token_id": 0,
+}
+GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
+
+CASES = {  # name: architecture and configuration in transformers
+    "t5-1.0": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "relu"}),
+    "t5-v1.1": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
+    "gpt2": ("GPT2LMHeadModel", GPT2 | {"bos_token_id": None, "eos_token_id": None}),
+    "llama-3": ("LlamaForCausalLM", DECODER | {"rope_parameters": LLAMA3}),
+    "llama-biases": (
+        "LlamaForCausalLM",
+        DECODER
+        | {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "num_key_value_heads": 4}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "mistral": ("MistralForCausalLM", DECODER | {"sliding_window": 4}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        DECODER
+        | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 3, "rope_parameters": GEMMA3_ROPE},
+    ),
+}
+SEQ2SEQ = ("t5-1.0", "t5-v1.1", "mt5")
+LONG_GREEDY = ("t5-v1.1", "llama-3")
+UNTIED = ("t5-v1.1", "mt5")  # transformers 5 ties their heads unless the file says otherwise
+
+
+def weights(shapes: dict[str, list[int]], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random tensors: the same for ever, since RandomState's stream is frozen.
+
+    Embeddings and biases are small, so that the layers have a say, and greedy text is not one token over and over.
+    """
+    rng = np.random.RandomState(seed)
+    small = ("wte.weight", "wpe.weight", "embed_tokens.weight", "shared.weight", ".bias")
+    scale = {name: 0.1 if name.endswith(small) else 0.6 for name in shapes}
+    return {name: rng.normal(0, scale[name], shapes[name]).astype(np.float32) for name in sorted(shapes)}
+
+
+def write(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def golden(case: str) -> dict:
+    return json.loads((GOLDEN / f"{case}.json").read_text())
+
+
+def relative(got, expected) -> float:
+    """Largest difference, by the largest value."""
+    return float(np.abs(np.asarray(got) - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
+    expected = golden(case)
+    model = jaxspec.load(write(tmp_path / case, expected["config"], weights(expected["shapes"])))
+    logits, greedy = np.array(expected["logits"]), np.array(expected["greedy"])
+    count = greedy.shape[1]
+    if case in SEQ2SEQ:  # feed the greedy tokens themselves
+        prompt, fed = Prompt(jnp.array(TOKENS), jnp.array(LENGTHS)), jnp.array(greedy[:, : logits.shape[1] - 1])
+    else:
+        prompt, fed = Prompt(jnp.array(TOKENS[:, :1]), jnp.ones(2, jnp.int32)), jnp.array(TOKENS[:, 1:])
+    extend = jax.jit(model.lm.extend)
+    first, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, TOKENS.shape[1] + count)
+    whole, _ = extend(model.params, cache, fed)
+    whole = jnp.concatenate([first.logits, whole.logits], axis=1)
+    assert relative(whole, logits) < 2e-5
+
+    said = [np.asarray(jnp.argmax(first.logits[:, 0], axis=-1))]  # after each token fed, one by one
+    for step in range(fed.shape[1] + count - 1):
+        token = fed[:, step] if step < fed.shape[1] else jnp.array(said[-1])
+        forward, cache = extend(model.params, cache, token[:, None])
+        if step < fed.shape[1]:
+            assert relative(forward.logits[:, 0], np.asarray(whole[:, step + 1])) < 2e-5
+        said.append(np.asarray(jnp.argmax(forward.logits[:, 0], axis=-1)))
+    new = said if case in SEQ2SEQ else said[fed.shape[1] :]  # a decoder is fed its prompt first
+    np.testing.assert_array_equal(np.stack(new[:count], axis=1), greedy)
+
+
+def test_golden_files_are_small():
+    assert sum(file.stat().st_size for file in GOLDEN.iterdir()) < 200e3
+
+
+def peer_of(case: str, folder: Path, seed: int = 0):
+    """transformers' model with our weights, read from a folder in the usual way."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    architecture, options = CASES[case]
+    kind = getattr(transformers, architecture)
+    config = kind.config_class(**options)
+    with torch.device("meta"):
+        empty = kind(config)
+    aliases = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    if case not in UNTIED and config.tie_word_embeddings:
+        aliases.add("lm_head.weight")
+    shapes = {name: list(x.shape) for name, x in empty.state_dict().items() if name not in aliases}
+    if case in UNTIED:
+        shapes["lm_head.weight"] = [VOCAB, 32]
+    table = config.to_dict() | {"architectures": [architecture]}
+    write(folder, table, weights(shapes, seed))
+    return kind.from_pretrained(folder, attn_implementation="eager").eval(), shapes
+
+
+def measure(case: str, folder: Path) -> dict:
+    """What a golden file holds."""
+    import torch
+
+    peer, shapes = peer_of(case, folder)
+    tokens = torch.tensor(TOKENS)
+    mask = torch.tensor((np.arange(TOKENS.shape[1])[None] < LENGTHS[:, None]).astype(np.int64))
+    given = {"attention_mask": mask if case in SEQ2SEQ else torch.ones_like(tokens)}
+    count = LONG if case in LONG_GREEDY else GREEDY
+    with torch.no_grad():
+        # transformers 5.23 makes a T5's cache for as many layers as the encoder has.
+        said = peer.generate(tokens, **given, max_new_tokens=count, do_sample=False, use_cache=False).numpy()
+        greedy = said[:, 1:] if case in SEQ2SEQ else said[:, TOKENS.shape[1] :]
+        if case in SEQ2SEQ:
+            given["decoder_input_ids"] = torch.tensor(said[:, : TOKENS.shape[1]])
+        logits = peer(tokens, **given).logits.numpy()
+    config = {key: value for key, value in peer.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    rounded = [[[float(f"{x:.7g}") for x in position] for position in row] for row in logits.tolist()]
+    return {"config": config, "shapes": shapes, "greedy": greedy.tolist(), "logits": rounded}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_golden_files_are_what_transformers_says(case, tmp_path):
+    pytest.importorskip("torch")
+    now, then = measure(case, tmp_path / case), golden(case)
+    assert now["shapes"] == then["shapes"]
+    assert now["greedy"] == then["greedy"]
+    assert relative(now["logits"], np.array(then["logits"])) < 2e-5
+    _, before = huggingface.read_config(write(tmp_path / "then", then["config"], {}))
+    assert huggingface.read_config(write(tmp_path / "now", now["config"], {}))[1] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip_is_bit_equal(case, tmp_path):
+    """transformers -> jaxspec -> transformers: the same tensors; and the same function, by transformers' account."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    peer, shapes = peer_of(case, tmp_path / "written")
+    peer.save_pretrained(tmp_path / "theirs")
+    huggingface.save(jaxspec.load(tmp_path / "theirs"), tmp_path / "ours")
+    auto = transformers.AutoModelForSeq2SeqLM if case in SEQ2SEQ else transformers.AutoModelForCausalLM
+    again = auto.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    state = again.state_dict()
+    for name, x in weights(shapes).items():
+        np.testing.assert_array_equal(state[name].numpy(), x, err_msg=name)
+    tokens = torch.tensor(TOKENS)
+    given = {"decoder_input_ids": tokens} if case in SEQ2SEQ else {}
+    with torch.no_grad():
+        assert torch.equal(again(tokens, **given).logits, peer(tokens, **given).logits)
+
+
+@pytest.mark.slow
+def test_assisted_generation_of_transformers_gives_the_same_text(tmp_path):
+    torch = pytest.importorskip("torch")
+    models, peers = [], []
+    for name, seed in (("target", 0), ("draft", 1)):
+        peers.append(peer_of("llama-3", tmp_path / name, seed)[0])
+        models.append(jaxspec.load(tmp_path / name))
+    ours = jaxspec.generate(
+        models[0], Prompt(jnp.array(TOKENS), jnp.full(2, 8)), drafter=models[1], gamma=3, max_new_tokens=LONG
+    )
+    assert ours.stats.drafted.sum() > 0
+    for row, tokens in zip(torch.tensor(TOKENS), ours.tokens, strict=True):
+        theirs = peers[0].generate(row[None], assistant_model=peers[1], max_new_tokens=LONG, do_sample=False)
+        np.testing.assert_array_equal(theirs[0, len(row) :].numpy(), tokens)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for name in CASES:
+        with tempfile.TemporaryDirectory() as temporary:
+            (GOLDEN / f"{name}.json").write_text(json.dumps(measure(name, Path(temporary))) + "\n")

@@ -1,0 +1,436 @@
+"""Hugging Face folders: every format they come in, what is wrong with some, and folders of our own making."""
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import sys
+import weakref
+from pathlib import Path
+
+import flax.serialization
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import transformers
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import jaxspec
+from jaxspec import Model
+from jaxspec.families import gemma, lamda
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.recipes import net_of
+from jaxspec.weights import huggingface, tensors
+from jaxspec.weights.orbax import CheckpointError
+
+LLAMA = DecoderConfig(24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=32)
+T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
+GPT = GPTConfig(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+
+
+def tokenizer():
+    words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=TEMPLATE, **special)
+
+
+def model_of(config, seed=0, words=None) -> Model:
+    net = net_of(config)
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: jnp.array(rng.standard_normal(x.shape, np.float32)), shapes)
+    return Model(net.language_model(config), params, words, config, "it")
+
+
+def assert_same(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a Llama and its tokenizer."""
+    return huggingface.save(model_of(LLAMA, words=tokenizer()), tmp_path_factory.mktemp("saved") / "llama")
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "llama"))
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5, GPT, dataclasses.replace(T5, tied_head=True)])
+def test_what_is_saved_is_loaded_bit_for_bit(config, tmp_path):
+    model = model_of(config)
+    huggingface.save(model, tmp_path / "it")
+    again = jaxspec.load(tmp_path / "it")
+    assert (again.config, again.name, again.tokenizer) == (config, "it", None)
+    assert_same(again.params, model.params)
+    assert [file.name for file in tmp_path.iterdir()] == ["it"]
+
+
+def test_several_files(tmp_path, monkeypatch, folder):
+    """What one file would be is written as several, with an index, and read as one."""
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
+    model = jaxspec.load(folder)
+    huggingface.save(model, tmp_path / "several")
+    files = sorted(file.name for file in (tmp_path / "several").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
+    largest = max(x.nbytes for x in load_file(folder / "model.safetensors").values())
+    assert max(file.stat().st_size for file in (tmp_path / "several").glob("*.safetensors")) < max(4000, largest) + 2000
+    assert_same(jaxspec.load(tmp_path / "several").params, model.params)
+
+
+def test_bfloat16(tmp_path, saved):
+    """Matrices in bfloat16, the rest in float32; a bfloat16 file comes back bit for bit."""
+    narrow = jaxspec.load(saved, dtype="bfloat16")
+    assert narrow.config.dtype == "bfloat16"
+    types = {x.dtype.name for x in jax.tree.leaves(narrow.params["layers_0"]["attention"])}
+    assert types == {"bfloat16"} and narrow.params["norm"]["scale"].dtype == jnp.float32
+    huggingface.save(narrow, tmp_path / "narrow")
+    stored = load_file(tmp_path / "narrow" / "model.safetensors")
+    assert {x.dtype for x in stored.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    huggingface.save(jaxspec.load(tmp_path / "narrow", dtype="bfloat16"), tmp_path / "again")
+    for name, x in load_file(tmp_path / "again" / "model.safetensors").items():
+        np.testing.assert_array_equal(x.view(np.int16), stored[name].view(np.int16))
+    wide = jaxspec.load(tmp_path / "narrow").params
+    assert_same(wide["head"], jax.tree.map(lambda x: x.astype(jnp.float32), narrow.params["head"]))
+
+
+def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch):
+    """A tensor is let go of before the next but one is read."""
+    alive, most = set(), [0]
+    shards = tensors.shards
+
+    def watched(shard):
+        for name, x in shard.read():
+            alive.add(name)
+            weakref.finalize(x, alive.discard, name)
+            most[0] = max(most[0], len(alive))
+            yield name, x
+            del x
+
+    monkeypatch.setattr(
+        tensors, "shards", lambda folder: [s._replace(read=lambda s=s: watched(s)) for s in shards(folder)]
+    )
+    huggingface.restore(saved)
+    assert most[0] == 2
+
+
+def flax_tree(found: dict) -> dict:
+    """A T5's tensors as transformers' Flax models named and stored them."""
+    flat = {}
+    for name, x in found.items():
+        stem = name.removesuffix(".weight")
+        if stem.endswith("layer_norm"):
+            flat[name] = x
+        elif stem == "shared" or stem.endswith("relative_attention_bias"):
+            flat[f"{stem}.embedding"] = x
+        else:
+            flat[f"{stem}.kernel"] = x.T
+    return flax.traverse_util.unflatten_dict(flat, sep=".")
+
+
+@pytest.fixture
+def t5_folder(tmp_path):
+    """A T5 as safetensors, and its parameters; tests make another format of it."""
+    model = model_of(T5)
+    return huggingface.save(model, tmp_path / "t5"), model.params
+
+
+def replace_weights(folder: Path) -> dict[str, np.ndarray]:
+    found = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    return found
+
+
+def test_flax_msgpack(t5_folder):
+    folder, params = t5_folder
+    tree = flax_tree(replace_weights(folder))
+    (folder / "flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(tree))
+    assert_same(jaxspec.load(folder).params, params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["zip", "legacy", "several", "bfloat16"])
+def test_pytorch_bin(t5_folder, style):
+    """With the copies of the embedding that such files hold."""
+    torch = pytest.importorskip("torch")
+    folder, params = t5_folder
+    state = {name: torch.tensor(x) for name, x in replace_weights(folder).items()}
+    state["encoder.embed_tokens.weight"] = state["decoder.embed_tokens.weight"] = state["shared.weight"]
+    if style == "several":
+        names = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+        for i, name in enumerate(names):
+            torch.save({key: x for j, (key, x) in enumerate(state.items()) if j % 2 == i}, folder / name)
+        weight_map = {key: names[j % 2] for j, key in enumerate(state)}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        if style == "bfloat16":
+            state = {name: x.bfloat16() for name, x in state.items()}
+            params = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=style != "legacy")
+    assert_same(jaxspec.load(folder).params, params)
+
+
+def test_pytorch_bin_without_pytorch(t5_folder, monkeypatch):
+    folder, _ = t5_folder
+    replace_weights(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin can only be read with PyTorch.*pip install torch"):
+        jaxspec.load(folder)
+
+
+class Malicious:
+    """A pickle that runs a command when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_malicious_pickle_runs_nothing(t5_folder, tmp_path, hidden):
+    torch = pytest.importorskip("torch")
+    folder, _ = t5_folder
+    replace_weights(folder)
+    evil = Malicious(tmp_path / "was here")
+    if hidden:
+        torch.save({"shared.weight": torch.ones(2), "more": evil}, folder / "pytorch_model.bin")
+    else:
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(evil, protocol=2))
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged"):
+        jaxspec.load(folder)
+    assert not (tmp_path / "was here").exists()
+
+
+@pytest.mark.parametrize("end", [0, 7, 500, -1])
+def test_a_truncated_file(folder, end):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors \(\d+ bytes\) is no file of weights, or damaged: "):
+        jaxspec.load(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no msgpack at all", flax.serialization.msgpack_serialize({"a": np.ones(3)})[:-2]]
+)
+def test_a_damaged_msgpack(folder, content):
+    replace_weights(folder)
+    (folder / "flax_model.msgpack").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"flax_model\.msgpack .* is no file of weights, or damaged"):
+        jaxspec.load(folder)
+
+
+def test_an_unfinished_download(folder):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00003.safetensors")
+    weight_map = {str(i): f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(
+        CheckpointError, match=r"of the 3 files .* 2 are not there \(model-00002-of.*Finish the download"
+    ):
+        jaxspec.load(folder)
+    index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+    with pytest.raises(
+        CheckpointError, match=r"names '\.\./elsewhere\.safetensors': expected files of the same folder"
+    ):
+        jaxspec.load(folder)
+    index.write_text("{")
+    with pytest.raises(CheckpointError, match="is no index of weights"):
+        jaxspec.load(folder)
+    index.unlink()
+    with pytest.raises(CheckpointError, match=r"has no weights: expected model\.safetensors, flax_model\.msgpack"):
+        jaxspec.load(folder)
+
+
+def test_weights_of_another_model_are_listed(folder):
+    found = load_file(folder / "model.safetensors")
+    del found["model.layers.1.mlp.up_proj.weight"]
+    found["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
+    found["model.norm.weight"] = np.ones(17, np.float32)
+    save_file(found, folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        jaxspec.load(folder)
+    message = str(caught.value)
+    assert "the weights are not those of the Llama of its config.json" in message
+    assert "missing (1): model.layers.1.mlp.up_proj.weight" in message
+    assert "unexpected (1): model.layers.0.self_attn.q_proj.bias" in message
+    assert "wrong (1): model.norm.weight is [17], expected [16]" in message
+
+
+def test_quantised_tensors_are_refused(folder):
+    found = load_file(folder / "model.safetensors")
+    found["model.norm.weight"] = found["model.norm.weight"].astype(np.int8)
+    save_file(found, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is int8, expected one of float32, bfloat16"):
+        jaxspec.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "config.json describes no model that can be loaded"),
+        ("[]", "it is a list, expected an object"),
+        ("{}", "model_type is None, expected one of t5"),
+        ('{"model_type": "llama"}', "it lacks 'hidden_size'"),
+        ('{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 2}', "describes no model"),
+    ],
+)
+def test_a_config_that_cannot_be_used(folder, content, message):
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        jaxspec.load(folder)
+
+
+def test_first_gpt2_files_have_other_names_and_more_tensors(tmp_path):
+    model = model_of(GPT)
+    folder = huggingface.save(model, tmp_path / "gpt2")
+    found = {name.removeprefix("transformer."): x for name, x in load_file(folder / "model.safetensors").items()}
+    found["h.0.attn.bias"] = np.ones((1, 1, 16, 16), np.float32)
+    save_file(found, folder / "model.safetensors")
+    assert_same(jaxspec.load(folder).params, model.params)
+
+
+def test_the_text_half_of_a_model_that_also_sees(tmp_path):
+    shape = {"dim": 16, "ff_dim": 24, "layers": 6, "heads": 2, "kv_heads": 1, "head_dim": 4, "vocab_size": 24}
+    model = model_of(dataclasses.replace(gemma.SIZES_3["gemma-3-4b"], **shape))
+    folder = huggingface.save(model, tmp_path / "gemma")
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+    found = {f"language_model.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    found["vision_tower.vision_model.post_layernorm.bias"] = np.ones(3, np.float32)
+    save_file(found, folder / "model.safetensors")
+    loaded = jaxspec.load(folder)
+    assert loaded.config == model.config
+    assert_same(loaded.params, model.params)
+
+
+def test_tokenizer_and_chat_template(folder):
+    found = jaxspec.load(folder).tokenizer
+    assert found("the old dog")["input_ids"] == [3, 4, 5]
+    assert found.eos_token_id == 1
+    assert found.apply_chat_template([{"role": "user", "content": "the dog"}], tokenize=False) == "user: the dog</s>"
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+
+
+def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'was here')!r})\n")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* cannot be loaded"):
+        jaxspec.load(folder)
+    assert not (tmp_path / "was here").exists()
+
+
+def test_hub_ids_go_through_huggingface_hub(saved, monkeypatch, tmp_path):
+    asked = []
+
+    def snapshot_download(name, allow_patterns, ignore_patterns):
+        asked.append((name, allow_patterns[-1], ignore_patterns))
+        return str(saved)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert jaxspec.load("someone/llama").name == "someone/llama"
+    assert asked == [("someone/llama", "model*.safetensors", "*/*")]
+
+
+def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_path):
+    asked = []
+
+    def snapshot_download(name, allow_patterns, ignore_patterns):
+        asked.append(allow_patterns[-1])
+        if asked[-1] == there:
+            (tmp_path / there.replace("*", "")).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    there = ""
+    with pytest.raises(CheckpointError, match="google/t5-v1_1-small has no weights on the Hugging Face hub"):
+        huggingface.download("google/t5-v1_1-small")
+    assert asked == ["model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin"]
+    asked, there = [], "flax_model*.msgpack"
+    assert huggingface.download("google/t5-v1_1-small") == tmp_path
+    assert asked == ["model*.safetensors", "flax_model*.msgpack"]
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):
+    """conftest.py sets HF_HUB_OFFLINE."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint at nobody/nothing.*cannot be had from the .* hub: .*HF_TOKEN"
+    ):
+        jaxspec.load("nobody/nothing")
+
+
+def test_nothing_is_overwritten_unasked(saved, tmp_path):
+    model = model_of(LLAMA, seed=1)
+    with pytest.raises(CheckpointError, match="exists: pass overwrite=True"):
+        huggingface.save(model, saved)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError, match=r"is no Hugging Face model \(it has no config\.json\)"):
+        huggingface.save(model, tmp_path / "notes", overwrite=True)
+    huggingface.save(model_of(LLAMA), tmp_path / "it")
+    huggingface.save(model, tmp_path / "it", overwrite=True)
+    assert_same(jaxspec.load(tmp_path / "it").params, model.params)
+
+
+def test_interrupted_saving_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(huggingface, "_write_weights", fail)
+    with pytest.raises(KeyboardInterrupt):
+        huggingface.save(model_of(LLAMA), tmp_path / "it")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_transformers_lacks_is_not_saved(tmp_path):
+    shape = {"dim": 16, "ff_dim": 24, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 4, "vocab_size": 24}
+    model = model_of(dataclasses.replace(lamda.SIZES["lamda-100m"], **shape))
+    with pytest.raises(CheckpointError, match="it cannot be saved for transformers: transformers has no model of this"):
+        huggingface.save(model, tmp_path / "lamda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["debian-t5-small", "debian-gpt-small"])
+def test_the_shipped_models_can_be_exported(name, tmp_path):
+    """transformers says what ours say."""
+    torch = pytest.importorskip("torch")
+    ours = jaxspec.load(name)
+    folder = huggingface.save(ours, tmp_path / name)
+    tokens = np.array([[5, 17, 33, 2, 1]])
+    if isinstance(ours.config, T5Config):
+        peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        prompt = jaxspec.Prompt(jnp.array(tokens), jnp.array([5]))
+        logits = jax.jit(t5.T5(ours.config).apply)({"params": ours.params}, prompt, jnp.array([[0, 7, 9]]))
+        given = {"decoder_input_ids": torch.tensor([[0, 7, 9]])}
+    else:
+        peer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        logits = jax.jit(gpt.GPT(ours.config).apply)({"params": ours.params}, jnp.array(tokens))
+        given = {}
+    with torch.no_grad():
+        theirs = peer(torch.tensor(tokens), **given).logits.numpy()
+    assert np.abs(np.asarray(logits) - theirs).max() < 2e-5 * np.abs(theirs).max()
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "This package contains the documentation."
+    assert words(text)["input_ids"] == ours.tokenizer(text)["input_ids"]
