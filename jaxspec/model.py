@@ -44,12 +44,12 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    folder = _find(source)
+    folder = find(source)
     params, config, manifest = orbax.restore(folder)
     if dtype == "bfloat16":
         params = orbax.cast(params, jnp.bfloat16)
     config = dataclasses.replace(config, dtype=dtype)
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     if len(tokenizer) > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
@@ -71,8 +71,12 @@ def shipped() -> dict[str, Path]:
     return found
 
 
-def _find(source: str | Path) -> Path:
-    """The folder that `source` means."""
+def find(source: str | Path) -> Path:
+    """The folder that `load` would read.
+
+    Raises:
+        CheckpointError: there is none, or it is not one of jaxspec's.
+    """
     path = Path(source).expanduser()
     if (path / "config.json").is_file() and not (path / MANIFEST).is_file():
         raise CheckpointError(f"{path} is a Hugging Face model (config.json, no {MANIFEST}): {_OWN_ONLY}. {_choices()}")
@@ -94,7 +98,8 @@ def _choices() -> str:
     return f"Expected a folder with a {MANIFEST}, or the name of a shipped checkpoint ({names})"
 
 
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a checkpoint."""
     # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
     from transformers import PreTrainedTokenizerFast
 

@@ -95,7 +95,7 @@ def test_unknown_dtype(folder):
 def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": shipping / "tiny-t5"}
     for source in ("tiny-gpt", "checkpoints/tiny-gpt", "./checkpoints/tiny-gpt/", "../checkpoints/tiny-gpt"):
-        assert model._find(source) == model._find(Path(source)) == shipping / "tiny-gpt"
+        assert model.find(source) == model.find(Path(source)) == shipping / "tiny-gpt"
     assert load("tiny-gpt").name == "tiny-gpt"
 
 
@@ -105,7 +105,7 @@ def test_working_directory_goes_before_package_and_package_before_checkout(shipp
     monkeypatch.setattr(model, "SHIPPED", (packaged, shipping))
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": packaged / "tiny-t5"}
     shutil.copytree(shipping / "tiny-t5", tmp_path / "tiny-t5")
-    assert model._find("tiny-t5").resolve() == tmp_path / "tiny-t5"
+    assert model.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
 
 
 @pytest.mark.parametrize("source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"])

@@ -30,20 +30,22 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "buffers": {"base"},
     "warp": {"base", "noise"},
     "accept": CORE,
-    "drafters": CORE,
+    "folders": set(),
+    "corpus": set(),
+    "drafters": CORE | {"corpus"},
     "decode": CORE | {"accept", "drafters"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
-    "recipes": {"nets"},
-    "weights": CORE | {"nets", "recipes", "sharding"},
+    "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
+    "weights": CORE | {"nets", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
-    "training": DECODING | MODELS | {"sharding"},
+    "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS,  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
 }
-NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "accept", "drafters", "decode")
+NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "corpus", "folders", "accept", "drafters", "decode")
 
 
 def room_of(path: Path) -> str:
