@@ -22,6 +22,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "decode"}
+TEXTS = {"corpus", "datastore", "folders"}
 MODELS = {"nets", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
@@ -32,7 +33,8 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "accept": CORE,
     "folders": set(),
     "corpus": set(),
-    "drafters": CORE | {"corpus"},
+    "datastore": {"folders"},
+    "drafters": CORE | {"corpus", "datastore"},
     "decode": CORE | {"accept", "drafters"},
     "testing": DECODING,
     "nets": CORE,
@@ -43,9 +45,21 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS,  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
-    "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
+    "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
 }
-NEEDS_NO_FLAX = ("base", "noise", "cache", "buffers", "warp", "corpus", "folders", "accept", "drafters", "decode")
+NEEDS_NO_FLAX = (
+    "base",
+    "noise",
+    "cache",
+    "buffers",
+    "warp",
+    "corpus",
+    "folders",
+    "datastore",
+    "accept",
+    "drafters",
+    "decode",
+)
 
 
 def room_of(path: Path) -> str:

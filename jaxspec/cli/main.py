@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
-from jaxspec.cli import bench, generate, models, rules, train, verify
+from jaxspec.cli import bench, datastore, generate, models, rules, train, verify
 
 INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; input that cannot be used
 
@@ -46,6 +46,7 @@ app = typer.Typer(
 )
 app.command(cls=Command)(generate.generate)
 app.command(cls=Command)(train.train)
+app.command(cls=Command)(datastore.datastore)
 app.command(cls=Command)(models.models)
 app.command(cls=Command)(bench.bench)
 app.command(cls=Command)(verify.verify)

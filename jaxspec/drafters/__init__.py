@@ -4,5 +4,6 @@ from jaxspec.drafters.argmax import argmax
 from jaxspec.drafters.lookup import lookup
 from jaxspec.drafters.model import model
 from jaxspec.drafters.ngram import bigram, ngram, unigram
+from jaxspec.drafters.retrieval import retrieval
 
-__all__ = ["argmax", "bigram", "lookup", "model", "ngram", "unigram"]
+__all__ = ["argmax", "bigram", "lookup", "model", "ngram", "retrieval", "unigram"]
