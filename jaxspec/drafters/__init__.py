@@ -4,6 +4,8 @@ from jaxspec.drafters.argmax import argmax
 from jaxspec.drafters.lookup import lookup
 from jaxspec.drafters.model import model
 from jaxspec.drafters.ngram import bigram, ngram, unigram
+from jaxspec.drafters.online_ngram import online_ngram
+from jaxspec.drafters.random import random
 from jaxspec.drafters.retrieval import retrieval
 
-__all__ = ["argmax", "bigram", "lookup", "model", "ngram", "retrieval", "unigram"]
+__all__ = ["argmax", "bigram", "lookup", "model", "ngram", "online_ngram", "random", "retrieval", "unigram"]
