@@ -87,7 +87,7 @@ def build(
         advance: called when the tokens are in place, and when they are sorted: twice.
 
     Raises:
-        DatastoreError: no rows, an id outside of the vocabulary, or more tokens than 32-bit indices reach.
+        DatastoreError: no tokens, an id outside of the vocabulary, or more tokens than 32-bit indices reach.
         ModuleNotFoundError: pydivsufsort is not installed.
 
     >>> store = build([[1, 0, 1], [0, 1]], vocab_size=2)
@@ -96,23 +96,20 @@ def build(
     """
     from pydivsufsort import divsufsort  # an extra: searching a datastore needs no sorter
 
-    if not rows:
-        raise DatastoreError("got no documents: expected at least one")
     begin = np.array([] if start_token is None else [start_token], np.int64)
-    end = np.array([-1])
-    ids = np.concatenate([part for row in rows for part in (begin, np.asarray(row, np.int64), end)])
-    count = len(ids) - len(rows)
-    if count and (ids.max() >= vocab_size or ids.min() < -1 or (ids < 0).sum() > len(rows)):
-        outside = ids[(ids >= vocab_size) | (ids < -1)]
-        got = outside[0] if len(outside) else -1
-        raise DatastoreError(f"a document has token id {got}: expected ids from 0 to {vocab_size - 1}")
+    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
+    ids = np.concatenate(parts) if parts else begin
+    if not len(ids):
+        raise DatastoreError(f"got {len(rows)} documents and no tokens: expected at least one token")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise DatastoreError(f"the ids range from {ids.min()} to {ids.max()}: expected 0 to {vocab_size - 1}")
     kind = np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
-    if len(ids) * kind.itemsize > LARGEST:
+    if (len(ids) + len(parts)) * kind.itemsize > LARGEST:
         raise DatastoreError(
-            f"got {count:,} tokens in {len(rows):,} documents: a datastore holds at most "
+            f"got {len(ids):,} tokens in {len(rows):,} documents: a datastore holds at most "
             f"{LARGEST // kind.itemsize:,} of both together"
         )
-    tokens = (ids + 1).astype(kind)
+    tokens = np.insert((ids + 1).astype(kind), np.cumsum([len(part) for part in parts]), 0)
     advance()
     # The order of big-endian numbers is that of their bytes, so a sorter of byte strings will do; of its suffixes those
     # count which begin with a token's first byte.
@@ -192,6 +189,9 @@ def read_manifest(folder: str | Path) -> Manifest:
         manifest = Manifest(**table)
         if manifest.format != FORMAT:
             raise ValueError(f"format is {manifest.format!r}, this version of jaxspec reads format {FORMAT}")
+        for name, kind in (("vocab_size", int), ("documents", int), ("tokens", int), ("files", dict)):
+            if type(getattr(manifest, name)) is not kind:
+                raise ValueError(f"{name} is {getattr(manifest, name)!r}, expected {kind.__name__}")
         if complaint := folders.ill_formed(manifest.files):
             raise ValueError(complaint)
         if sorted(manifest.files) != sorted(FILES):

@@ -18,6 +18,10 @@ def test_suffixes_are_in_the_order_of_what_stands_there(vocab, kind):
     assert store.suffixes.dtype == np.int32
 
 
+def test_an_empty_document_is_an_end():
+    assert datastore.build([[], [1], []], vocab_size=2).tokens.tolist() == [0, 2, 0, 0]
+
+
 def test_what_is_saved_is_loaded_as_memory_maps(tmp_path):
     built = datastore.build(ROWS, vocab_size=301, vocabulary="ab")
     datastore.save(tmp_path / "store", built, {"texts": ["a.txt"]})
@@ -32,7 +36,12 @@ def test_what_is_saved_is_loaded_as_memory_maps(tmp_path):
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [([], "got no documents"), ([[1, 7]], "token id 7: expected ids from 0 to 4"), ([[1], [-1, 2]], "token id -1")],
+    [
+        ([], "got 0 documents and no tokens"),
+        ([[], []], "got 2 documents and no tokens: expected at least one token"),
+        ([[1, 7]], "ids range from 1 to 7: expected 0 to 4"),
+        ([[1], [-1, 2]], "ids range from -1 to 2"),
+    ],
 )
 def test_bad_documents(rows, said):
     with pytest.raises(DatastoreError, match=said):
@@ -72,6 +81,7 @@ def test_overwriting_needs_permission_and_a_crash_leaves_the_old_one(folder, mon
         ("manifest.toml", b"format = 1", b"format = 2", "format is 2, this version of jaxspec reads format 1"),
         ("manifest.toml", b"format = 1", b"family = 1", "is it a checkpoint's"),
         ("manifest.toml", b"format = 1", b"format = = 1", "cannot be used"),
+        ("manifest.toml", b"documents = 4", b'documents = "4"', "documents is '4', expected int"),
         ("manifest.toml", b"tokens.npy", b"token.npy", r"\[files\] lists"),
         ("manifest.toml", b"documents = 4", b"documents = 5", "its manifest.toml says 12 tokens in 5 documents"),
     ],

@@ -16,9 +16,7 @@ def datastore(
         typer.Argument(help="JSON lines (.jsonl), or text files in which blank lines part the texts.", metavar="TEXTS"),
     ],
     out: Annotated[Path, typer.Option(help="Where the datastore goes.")],
-    tokenizer: Annotated[
-        str, typer.Option(help="The target's checkpoint: a folder, or the name of a shipped one.")
-    ] = "debian-t5-base",
+    tokenizer: Annotated[str, typer.Option(help="The target's checkpoint: a folder, or the name of a shipped one.")],
     field: Annotated[str, typer.Option(help="Of JSON lines: which field is what the target writes.")] = "text",
     task: Annotated[
         list[str] | None, typer.Option(help="Of JSON lines: only those with this `task`. May be repeated.")
@@ -30,7 +28,7 @@ def datastore(
     The texts are tokenised as the target does, and their suffixes sorted: 25 MB of text take a quarter of a
     minute of one core, half a gigabyte of memory and 35 MB on disk. For the data of the recipes:
 
-        jaxspec datastore data/t5.train.jsonl --field output --out store
+        jaxspec datastore data/t5.train.jsonl --field output --tokenizer debian-t5-base --out store
 
     and then `drafter=jaxspec.drafters.retrieval("store", target)`.
     """
@@ -47,20 +45,17 @@ def datastore(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
         rows = corpus.token_rows(found, reader, lambda count: bar.advance(reading, count))
-        store = _build(rows, config, stores.vocabulary_of(reader), lambda: bar.advance(sorting))
+        try:
+            store = stores.build(
+                rows,
+                vocab_size=config.vocab_size,
+                start_token=getattr(config, "start_token", None),  # of an encoder-decoder
+                vocabulary=stores.vocabulary_of(reader),
+                advance=lambda: bar.advance(sorting),
+            )
+        except ModuleNotFoundError as error:
+            raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]"') from error
     about = {"texts": [path.name for path in texts], "field": field, "tasks": task or [], "tokenizer": checkpoint.name}
     manifest = stores.save(out, store, about, overwrite=overwrite)
     size = sum(entry[0] for entry in manifest.files.values())
     print(f"{out}: {manifest.tokens:,} tokens of {manifest.documents:,} texts, {size:,} bytes")
-
-
-def _build(rows, config, vocabulary, advance):
-    from jaxspec import datastore as stores
-
-    start = getattr(config, "start_token", None)
-    try:
-        return stores.build(
-            rows, vocab_size=config.vocab_size, start_token=start, vocabulary=vocabulary, advance=advance
-        )
-    except ModuleNotFoundError as error:
-        raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]"') from error

@@ -49,8 +49,8 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
 
     Exact: the proposal is a point mass, and tables are a function of the committed tokens alone. Only positions up to
     the last accepted guess are read; those behind it, which the target has seen too, follow tokens that were rejected.
-    Each position is entered once, in order, so that it does not matter how rounds fell either. State: 4 (n - 1) slots
-    (n - 1 + top) bytes for each row.
+    Each position is entered once, in order, so that it does not matter how rounds fell either. State: 74 kB
+    a row as it stands, 4 (n - 1) slots (n - 1 + top) bytes.
 
     Args:
         n: length of the longest n-grams, 2 for bigrams.
@@ -151,9 +151,10 @@ def _slot(context: Int[Array, "*shape W"], slots: int) -> Int[Array, "*shape"]:
     """Where in a table of so many slots a context belongs."""
     total = jnp.zeros(context.shape[:-1], jnp.uint32)
     for i in range(context.shape[-1]):
+        # A product's upper bits depend on all bits of a token: they are brought down, twice.
         for factor in (0x9E3779B1, 0x85EBCA6B):  # odd, without a pattern
             total = (total ^ context[..., i].astype(jnp.uint32)) * jnp.uint32(factor)
-            total = total ^ (total >> 15)  # brings down the product's upper bits, which depend on all of the token's
+            total = total ^ (total >> 15)
     return (total % jnp.uint32(slots)).astype(jnp.int32)
 
 
