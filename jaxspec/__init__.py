@@ -1,6 +1,7 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it; `drafters` and `accept` hold the alternatives, `base` the types.
+`load` a model, `generate` or `stream` from it; `drafters`, `accept` and `policies` hold the alternatives, `base` the
+types.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec import accept, drafters
+    from jaxspec import accept, drafters, policies
     from jaxspec.base import Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.model import load
@@ -27,6 +28,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "policies",
     "speculative",
     "stream",
 ]
@@ -43,6 +45,7 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
+    "policies": "",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
 }

@@ -12,6 +12,7 @@ one fed in the next pass. Positions and lengths always count within the row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -134,11 +135,17 @@ class Draft(NamedTuple):
         log_probs: what each was drawn from, after the drafter's own warping; None for a deterministic proposal,
             which is a point mass (an argmax or a look-up is *not* a sample of its softmax).
         length: how many guesses of each row are real; the rest is padding.
+        signals: what the draft-length policy read off the law of each guess (`Policy.signal`); None where nobody
+            asked, or the drafter has no laws.
+        gumbel: plain sampling's own noise at the guesses, from a drafter that has drawn it (`drafters.model(lm,
+            coupled=True)`), so that `accept.coupled` need not draw it again.
     """
 
     tokens: Int[Array, "batch draft"]
     log_probs: Float[Array, "batch draft vocab"] | None
     length: Int[Array, " batch"]
+    signals: Float[Array, "batch draft"] | None = None
+    gumbel: Float[Array, "batch draft vocab"] | None = None
 
 
 class Verdict(NamedTuple):
@@ -211,6 +218,20 @@ class ToLaw(Protocol):
         ...
 
 
+class Budget(NamedTuple):
+    """How far the drafts of a round may go: what a `Policy` has decided, and what it will be asked on the way.
+
+    Attributes:
+        limit: most guesses of each row, 0..gamma; 0 for a finished row. The decoder cuts drafts to it.
+        signal: what to read off the law of each guess; None if the limit is all there is.
+        go_on: (index of a guess, the signals so far) -> whether each row makes another guess after it.
+    """
+
+    limit: Int[Array, " batch"]
+    signal: Callable[[Law], Float[Array, " batch"]] | None = None
+    go_on: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
+
+
 class DraftInit(Protocol):
     def __call__(self, params: Params, prompt: Prompt, room: int, forward: Forward) -> Any:
         """Makes the drafter's state. `room`: tokens a row may grow by; `forward`: the target's, on the last token."""
@@ -219,9 +240,20 @@ class DraftInit(Protocol):
 
 class Propose(Protocol):
     def __call__(
-        self, keys: Keys, params: Params, state: Any, context: Prompt, gamma: int, to_law: ToLaw
+        self,
+        keys: Keys,
+        params: Params,
+        state: Any,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
     ) -> tuple[Draft, Any]:
-        """Guesses `gamma` tokens that follow the committed `context`, in the target's vocabulary."""
+        """Guesses up to `gamma` tokens that follow the committed `context`, in the target's vocabulary.
+
+        With a `budget`, guesses that it does not allow need not be made: a drafter whose guesses cost something stops
+        where no row may go on, one whose guesses are free may ignore it.
+        """
         ...
 
 
@@ -250,6 +282,56 @@ class Drafter(NamedTuple):
     abstains: bool = False
 
 
+class PolicyInit(Protocol):
+    def __call__(self, params: Params, prompt: Prompt) -> Any:
+        """Makes the policy's state, one entry a row."""
+        ...
+
+
+class PolicyLimit(Protocol):
+    def __call__(self, params: Params, state: Any, gamma: int) -> Int[Array, " batch"]:
+        """Most guesses of each row in the round that begins; the decoder cuts it to 0..gamma."""
+        ...
+
+
+class PolicyGoOn(Protocol):
+    def __call__(
+        self, params: Params, state: Any, index: int | Int[Array, ""], signals: Float[Array, "batch draft"]
+    ) -> Bool[Array, " batch"]:
+        """Whether each row makes another guess after guess number `index`; `signals` behind that are 0."""
+        ...
+
+
+class PolicyUpdate(Protocol):
+    def __call__(self, params: Params, state: Any, draft: Draft, verdict: Verdict, kept: Int[Array, " batch"]) -> Any:
+        """Told what came of a round: the draft as it was judged, the verdict, and how many tokens were committed."""
+        ...
+
+
+class Policy(NamedTuple):
+    """Decides how many tokens to guess, row by row, from what a row has seen so far; text stays exact.
+
+    What a guess was drawn from may end the draft behind it, and so might what was drawn; but a guess that was drawn is
+    always judged. Leaving one out for its own value would bias the text.
+
+    Attributes:
+        init, limit, update: see the protocols.
+        signal: read off the law of each guess; None if only `limit` decides.
+        go_on: see its protocol; None with `signal`.
+        params: traced values, numbers or arrays with a row for each prompt (`Request.policy` has one of each per row).
+            Decoders are made from a policy without them, so that another threshold compiles nothing.
+        reads_soft: whether `signal` reads `Law.soft` of a greedy law.
+    """
+
+    init: PolicyInit
+    limit: PolicyLimit
+    update: PolicyUpdate
+    signal: Callable[[Law], Float[Array, " batch"]] | None = None
+    go_on: PolicyGoOn | None = None
+    params: Params = None
+    reads_soft: bool = False
+
+
 class Request(NamedTuple):
     """What is asked of each row; all traced.
 
@@ -258,12 +340,14 @@ class Request(NamedTuple):
         limit: most new tokens.
         eos: ids that end a row (shared by all rows); -1 where there is none.
         draft_controls: those of the drafter's warp, whose text they do not change; None for the target's own.
+        policy: the values of the draft-length policy.
     """
 
     controls: Any
     limit: Int[Array, " batch"]
     eos: Int[Array, " ends"]
     draft_controls: Any = None
+    policy: Any = None
 
 
 class Weights(NamedTuple):
@@ -310,6 +394,7 @@ class DecodeState(NamedTuple):
     length: Int[Array, " batch"]
     cache: Cache
     drafter: Any
+    policy: Any
     # constant
     start: Int[Array, " batch"]  # length of the row before its first new token
     request: Request

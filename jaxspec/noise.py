@@ -64,12 +64,21 @@ def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     return jax.vmap(one)(keys)
 
 
+def gumbel(keys: Keys, vocab: int) -> Float[Array, "batch vocab"]:
+    """The noise that `categorical` draws with these keys: for whoever wants to keep it."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(keys)
+
+
 def categorical(
-    keys: Keys, log_probs: Float[Array, "batch vocab"], wanted: Bool[Array, " batch"] | None = None
+    keys: Keys,
+    log_probs: Float[Array, "batch vocab"],
+    wanted: Bool[Array, " batch"] | None = None,
+    drawn: Float[Array, "batch vocab"] | None = None,
 ) -> Int[Array, " batch"]:
     """One draw per row by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
 
-    With `wanted`, only those rows' draws will be looked at; nothing is drawn where no row's will.
+    With `wanted`, only those rows' draws will be looked at; nothing is drawn where no row's will. `drawn` is what
+    `gumbel` has given for these keys, if it has been asked.
 
     >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     >>> categorical(row_keys(jax.random.key(0), 2), log_probs).tolist()
@@ -77,9 +86,10 @@ def categorical(
     """
 
     def draw(keys: Keys) -> Int[Array, " batch"]:
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, log_probs.shape[1:], log_probs.dtype))(keys)
-        return first_largest(log_probs + gumbel)
+        return first_largest(log_probs + gumbel(keys, log_probs.shape[-1]))
 
+    if drawn is not None:
+        return first_largest(log_probs + drawn)
     if wanted is None:
         return draw(keys)
     # As data, because under vmap a cond selects between copies of what goes into it, which reads as using a key twice.

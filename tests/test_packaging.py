@@ -20,13 +20,14 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 PAIR = ("debian-t5-base", "debian-t5-small")
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "noise", "cache", "buffers", "warp"}
-DECODING = CORE | {"accept", "drafters", "decode"}
+CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
+DECODING = CORE | {"accept", "drafters", "policies", "decode"}
 TEXTS = {"corpus", "datastore", "folders"}
 MODELS = {"nets", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
     "noise": {"base"},
+    "loops": set(),
     "cache": {"base"},
     "buffers": {"base"},
     "warp": {"base", "noise"},
@@ -35,7 +36,8 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "corpus": set(),
     "datastore": {"folders"},
     "drafters": CORE | {"corpus", "datastore"},
-    "decode": CORE | {"accept", "drafters"},
+    "policies": {"base"},
+    "decode": CORE | {"accept", "drafters", "policies"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
@@ -50,14 +52,16 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
 NEEDS_NO_FLAX = (
     "base",
     "noise",
+    "loops",
     "cache",
     "buffers",
     "warp",
-    "corpus",
     "folders",
+    "corpus",
     "datastore",
     "accept",
     "drafters",
+    "policies",
     "decode",
 )
 

@@ -25,7 +25,7 @@ PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 def proposes(token):
     """A drafter that always guesses one token, with certainty."""
 
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         guesses = jnp.full((context.length.shape[0], gamma), token, jnp.int32)
         return Draft(guesses, None, jnp.full_like(context.length, gamma)), state
 
@@ -176,7 +176,7 @@ def bonus_from_the_wrong_row(keys, position, draft, target):
 def argmax_scored_with_its_softmax():
     right = model_drafter(DRAFT.lm)
 
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         draft, state = right.propose(keys, params, state, context, gamma, to_law)
         return draft._replace(tokens=jnp.argmax(draft.log_probs, axis=-1).astype(jnp.int32)), state
 
@@ -209,7 +209,7 @@ def test_noise_from_elsewhere_is_refused():
 
 
 def test_a_state_that_rows_share_is_refused():
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         return Draft(jnp.ones((context.length.shape[0], gamma), jnp.int32), None, context.length), state + 1
 
     counting = Drafter(lambda *_: jnp.zeros((), jnp.int32), propose, lambda params, state, *_: state)

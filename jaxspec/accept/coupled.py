@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import noise
-from jaxspec.accept.common import Rule, likelihood_ratio, match
+from jaxspec.accept.common import Rule, count_accepted, likelihood_ratio, match, pick
 from jaxspec.base import Draft, Keys, Law, Verdict
 
 
@@ -47,6 +47,8 @@ def coupled() -> Rule:
     def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
         if target.tokens is not None:
             return match(draft, target.tokens)
+        if draft.gumbel is not None:
+            return match_drawn(keys, position, draft, target)
         return match(draft, plain_tokens(keys, position, draft, target))
 
     return Rule(judge, "coupled", exact=True, plain_noise=True, kept_ratio=kept_ratio)
@@ -67,6 +69,21 @@ def kept_ratio(
     known = jnp.where(ratio > 0, ratio, 1.0)
     rivals = jnp.sum(jnp.maximum(jnp.exp(log_p), jnp.exp(log_q) / known), axis=-1)
     return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
+
+
+def match_drawn(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+    """The verdict where the drafter has drawn the noise at its guesses: only what follows them all is drawn here."""
+    assert target.log_probs is not None and draft.gumbel is not None
+    tokens = []
+    for i in range(draft.tokens.shape[1]):
+        at = noise.at(keys, position + i, noise.Purpose.TOKEN)
+        tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=draft.gumbel[:, i]))
+    plain = jnp.stack(tokens, axis=1)
+    count = count_accepted(draft.tokens == plain, draft.length)
+    whole = count == draft.length
+    last = noise.at(keys, position + draft.length, noise.Purpose.TOKEN)
+    bonus = noise.categorical(last, pick(target.log_probs, draft.length), whole)
+    return Verdict(count, jnp.where(whole, bonus, pick(plain, jnp.minimum(count, plain.shape[1] - 1))))
 
 
 def plain_tokens(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Int[Array, "B G+1"]:

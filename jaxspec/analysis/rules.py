@@ -103,8 +103,7 @@ def costs(
     assert q is not None
     calls: dict[str, Callable[[], object]] = {"laws": _call(to_law, controls, logits)}
     for rule in rules:
-        purpose = noise.Purpose.TOKEN if rule.plain_noise else noise.Purpose.DRAFT
-        draft = Draft(_guesses(keys, position, q, int(purpose)), q, jnp.full(batch, gamma, jnp.int32))
+        draft = _draft(keys, position, q, rule.plain_noise)
         calls[rule.name] = _call(jax.jit(rule.judge), keys, position, draft, target)
     return dict(zip(calls, cost.take_turns(list(calls.values()), repeats), strict=True))
 
@@ -150,12 +149,16 @@ def _logits(
     return target, target[:, :-1] + jnp.where(alike, 0.0, off)
 
 
-@functools.partial(jax.jit, static_argnames=("purpose",))
-def _guesses(
-    keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G V"], purpose: int
-) -> Int[Array, "B G"]:
-    def one(i: Int[Array, ""]) -> Int[Array, " B"]:
-        at = noise.at(keys, position + i, noise.Purpose(purpose))
-        return noise.categorical(at, jax.lax.dynamic_index_in_dim(log_probs, i, axis=1, keepdims=False))
+@functools.partial(jax.jit, static_argnames=("plain_noise",))
+def _draft(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G V"], plain_noise: bool) -> Draft:
+    """What `drafters.model` hands on: guesses with their laws, or with the noise that they were drawn with."""
+    purpose, gamma = noise.Purpose.TOKEN if plain_noise else noise.Purpose.DRAFT, log_probs.shape[1]
 
-    return jax.lax.map(one, jnp.arange(log_probs.shape[1], dtype=jnp.int32)).T
+    def one(i: Int[Array, ""]) -> Float[Array, "B V"]:
+        return noise.gumbel(noise.at(keys, position + i, purpose), log_probs.shape[2])
+
+    gumbel = jnp.moveaxis(jax.lax.map(one, jnp.arange(gamma, dtype=jnp.int32)), 0, 1)
+    tokens, length = noise.first_largest(log_probs + gumbel), jnp.full_like(position, gamma)
+    if plain_noise:
+        return Draft(tokens, None, length, gumbel=gumbel)
+    return Draft(tokens, log_probs, length)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,9 +19,6 @@ from jaxspec.cli.rounds import Round
 from jaxspec.cli.session import DRAFT, TARGET, Decoded, Session, Settings, decode_all, open_session, warm_up
 from jaxspec.cli.show import show
 
-if TYPE_CHECKING:
-    from jaxspec.base import Model
-
 
 def generate(
     prompt: Annotated[
@@ -30,9 +27,15 @@ def generate(
     target: Annotated[str, typer.Option(help="Whose text it is: a shipped checkpoint, or a folder.")] = TARGET,
     draft: Annotated[
         str | None,
-        typer.Option(help="Who guesses, or none. By default the small sibling of a shipped target."),
+        typer.Option(
+            help="Who guesses: a model, lookup, lookup+MODEL, none; by default the small sibling of a shipped target."
+        ),
     ] = None,
-    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round.")] = 5,
+    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round; with a --policy, at most.")] = 5,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="What chooses the guesses of a round: estimated, confidence=0.4, heuristic, entropy."),
+    ] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
@@ -104,13 +107,20 @@ def generate(
         frequency_penalty=frequency_penalty,
         draft_temperature=draft_temperature,
         banned=tuple(ban or ()),
+        policy=policy,
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+    if compare and policy is not None:
+        raise ValueError("--compare predicts rounds of one length: leave out --policy, or see `jaxspec drafts`")
+    from jaxspec.base import Model
+
     given = prompts.given(prompt, file)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = open_session(settings, given, count)
+    if compare and not isinstance(session.drafter, Model):
+        raise ValueError("--compare needs a model that drafts: `jaxspec drafts` compares other drafters")
     with err.status("compiling (kept for the next call)"):
         rows = len(session.texts) if batch else 1
         warm_up(session, rows, by_rounds=bool(stop) or not (batch or as_json))
@@ -121,7 +131,7 @@ def generate(
         decoded = show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
-    if compare and session.drafter is not None:
+    if compare and isinstance(session.drafter, Model):
         with err.status("comparing with plain decoding"):
             found = compare_with_plain(session, session.drafter, rows)
     if as_json:
@@ -147,13 +157,17 @@ def _draft_name(target: str, draft: str | None) -> str | None:
 def _headline(session: Session) -> Text:
     import jax
 
+    from jaxspec.base import Model
+
     def name(model: Model) -> str:
         return f"{model.name} ({tables.count(sum(x.size for x in jax.tree.leaves(model.params)))})"
 
     s = session.settings
     drafted = "plain decoding"
     if session.drafter is not None:
-        drafted = f"{s.gamma} guesses a round from {name(session.drafter)}"
+        who = name(session.drafter) if isinstance(session.drafter, Model) else s.draft
+        drafted = f"{'up to ' if s.policy else ''}{s.gamma} guesses a round from {who}"
+        drafted += f", {s.policy}" if s.policy else ""
     law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind
     return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")
@@ -162,7 +176,7 @@ def _headline(session: Session) -> Text:
 def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:
     total = counts.total([row.counts for row in decoded])
     out.print(counts.table(total))
-    draft = session.drafter.name if session.drafter is not None and session.settings.gamma else None
+    draft = session.settings.draft if session.drafter is not None and session.settings.gamma else None
     out.print(Text(counts.sentence(total, session.target.name, draft)))
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
-from jaxspec.cli import bench, datastore, generate, models, rules, train, verify
+from jaxspec.cli import bench, datastore, drafts, generate, models, rules, train, verify
 
 INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; input that cannot be used
 
@@ -51,6 +51,7 @@ app.command(cls=Command)(models.models)
 app.command(cls=Command)(bench.bench)
 app.command(cls=Command)(verify.verify)
 app.command(cls=Command)(rules.rules)
+app.command(cls=Command)(drafts.drafts)
 
 
 def _print_version(asked: bool) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -66,10 +65,7 @@ def rules(
         return
     out = Console(highlight=False, width=200 if markdown else None)
     for table in cost_tables(found) if cost else pair_tables(found):
-        if markdown:
-            out.print(f"**{table.title}**\n")
-            table.title, table.box = None, box.MARKDOWN
-        out.print(table)
+        tables.show(out, table, markdown)
 
 
 def shipped_pairs() -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxspec.cli import named
 from jaxspec.cli.counts import Counts
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.cli.rounds import Round
@@ -14,7 +15,7 @@ from jaxspec.cli.rounds import Round
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxspec.base import Model, Prompt, Stats
+    from jaxspec.base import Drafter, Model, Prompt, Stats
     from jaxspec.decode import Generation
     from jaxspec.decode.request import Job
 
@@ -43,6 +44,7 @@ class Settings:
     frequency_penalty: float | None = None
     draft_temperature: float | None = None
     banned: tuple[int, ...] = ()
+    policy: str | None = None
 
 
 class Session(NamedTuple):
@@ -56,7 +58,7 @@ class Session(NamedTuple):
 
     settings: Settings
     target: Model
-    drafter: Model | None
+    drafter: Model | Drafter | None
     texts: list[str]
     prompt: Prompt
     keys: np.ndarray
@@ -65,7 +67,8 @@ class Session(NamedTuple):
         """The arguments of `jaxspec.generate` that are the same for every prompt."""
         s = self.settings
         warping = {name: getattr(s, name) for name in WARPING}
-        return dict(drafter=self.drafter, gamma=s.gamma, max_new_tokens=s.max_new_tokens, **warping)
+        policy = None if s.policy is None else named.policy(s.policy)
+        return dict(drafter=self.drafter, gamma=s.gamma, policy=policy, max_new_tokens=s.max_new_tokens, **warping)
 
     def rows(self, start: int, stop: int) -> tuple[Prompt, Any]:
         """Some of the prompts, and their keys: a row's text is the same in any batch."""
@@ -106,7 +109,7 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
     from jaxspec.decode import request
 
     target = model.load(settings.target, dtype=settings.dtype)
-    drafter = model.load(settings.draft, dtype=settings.dtype) if settings.draft else None
+    drafter = named.drafter(settings.draft, settings.dtype) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
     prompt, keys = jax.tree.map(np.asarray, (request.encode(target, texts), keys))

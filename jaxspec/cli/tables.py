@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 
@@ -22,6 +23,14 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
     for head in heads:
         made.add_column(head, justify="right", vertical="bottom")
     return made
+
+
+def show(out: Console, made: Table, markdown: bool) -> None:
+    """A table on a screen, or for a document."""
+    if markdown:
+        out.print(f"**{made.title}**\n")
+        made.title, made.box = None, box.MARKDOWN
+    out.print(made)
 
 
 def count(number: int) -> str:

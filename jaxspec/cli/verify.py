@@ -85,7 +85,7 @@ def certificate(rule: Rule, gamma: int, steps: int, seed: int) -> dict[str, Any]
     def init(params, prompt, room, forward):
         return ()
 
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         batch = context.length.shape[0]
         return Draft(jnp.ones((batch, gamma), jnp.int32), None, jnp.full((batch,), gamma, jnp.int32)), state
 

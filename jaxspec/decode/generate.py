@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from jaxspec.base import AcceptRule, Drafter, Model, Prompt, RoundInfo, Stats
+from jaxspec.base import AcceptRule, Drafter, Model, Policy, Prompt, RoundInfo, Stats
 from jaxspec.decode import loop, stopping, text
 from jaxspec.decode.request import Job, prepare
 from jaxspec.decode.warping import Warping
@@ -64,6 +64,7 @@ def generate(
     drafter: Model | Drafter | None = None,
     gamma: int = 5,
     accept: AcceptRule | None = None,
+    policy: Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
@@ -81,8 +82,9 @@ def generate(
         target: the model whose law the output has.
         prompts: text, or a `jaxspec.Prompt` of right-padded token ids [batch, prompt].
         drafter: a smaller Model with the same tokenizer, any Drafter, or None for plain decoding.
-        gamma: guesses per round.
+        gamma: guesses per round; with a policy, the most of them.
         accept: the acceptance rule; `jaxspec.accept.rejection()` by default.
+        policy: of `jaxspec.policies`: chooses the number of guesses, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
         eos_ids: tokens that end a row (kept in the output); by default the tokenizer's.
@@ -123,6 +125,7 @@ def generate(
         drafter=drafter,
         gamma=gamma,
         accept=accept,
+        policy=policy,
         max_new_tokens=max_new_tokens,
         key=key,
         eos_ids=eos_ids,

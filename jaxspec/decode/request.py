@@ -12,7 +12,19 @@ import numpy as np
 
 from jaxspec import accept as accept_rules
 from jaxspec import buffers, drafters, noise
-from jaxspec.base import AcceptRule, Decoder, Drafter, Keys, LanguageModel, Model, Prompt, Request, Warp, Weights
+from jaxspec.base import (
+    AcceptRule,
+    Decoder,
+    Drafter,
+    Keys,
+    LanguageModel,
+    Model,
+    Policy,
+    Prompt,
+    Request,
+    Warp,
+    Weights,
+)
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.decode.warping import Warping, check_ids, per_row, plan
@@ -36,6 +48,7 @@ def prepare(
     drafter: Model | Drafter | None = None,
     gamma: int = 5,
     accept: AcceptRule | None = None,
+    policy: Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
@@ -46,22 +59,26 @@ def prepare(
         raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
     if not isinstance(gamma, int) or gamma < 0:
         raise ValueError(f"gamma is {gamma!r}: expected an integer, 0 (plain decoding) or more")
+    if not isinstance(policy, Policy | None):
+        raise TypeError(f"policy is a {type(policy).__name__}: expected one of jaxspec.policies, or None")
     prompt = encode(target, prompts)
     batch = prompt.tokens.shape[0]
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
-    soft = getattr(accept, "reads_soft", False)  # a rule may be any function; ours are `accept.Rule`s
+    # A rule may be any function; ours are `accept.Rule`s.
+    soft = getattr(accept, "reads_soft", False) or (policy is not None and policy.reads_soft)
     warp, controls, draft_controls = plan(target, batch, soft, **options)
     if key is None:
         if np.any(np.asarray(controls.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
         key = jax.random.key(0)  # nothing is drawn at temperature 0
-    weights, decoder = _decoder(target, drafter, gamma, accept, warp)
+    weights, decoder = _decoder(target, drafter, gamma, accept, warp, policy)
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
     if isinstance(drafter, Model | Drafter) and drafter.lm is not None and decoder.gamma:
         _check_positions(drafter.lm, "the drafter", prompt, int(limit.max()))
-    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls)
+    values = _policy_values(policy, batch) if decoder.gamma else None
+    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls, values)
     keys = noise.row_keys(key, batch)
     return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
 
@@ -105,18 +122,41 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _decoder(target: Model, drafter: Model | Drafter | None, gamma: int, accept: AcceptRule | None, warp: Warp):
+def _policy_values(policy: Policy | None, batch: int) -> Any:
+    """The policy's parameters with a row for each prompt."""
+    if policy is None:
+        return None
+
+    def rows(value: Any) -> Any:
+        array = np.asarray(value)
+        if array.ndim and array.shape[0] != batch:
+            raise ValueError(f"the policy has a value for each of {array.shape[0]} rows, but there are {batch} prompts")
+        return jnp.asarray(array if array.ndim else np.broadcast_to(array, (batch,)))
+
+    return jax.tree.map(rows, policy.params)
+
+
+def _decoder(
+    target: Model,
+    drafter: Model | Drafter | None,
+    gamma: int,
+    accept: AcceptRule | None,
+    warp: Warp,
+    policy: Policy | None,
+) -> tuple[Weights, Decoder]:
+    if policy is not None:
+        policy = policy._replace(params=None)
     if drafter is None or gamma == 0:
         return Weights(target.params), autoregressive(target.lm, warp)
     rule = accept_rules.rejection() if accept is None else accept
     if isinstance(drafter, Drafter):
-        made = speculative(target.lm, drafter._replace(params=None), rule, warp, gamma)
+        made = speculative(target.lm, drafter._replace(params=None), rule, warp, gamma, policy)
         return Weights(target.params, drafter.params), made
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
     _check_pair(target, drafter)
     drafts = drafters.model(drafter.lm, True) if getattr(rule, "plain_noise", False) else drafters.model(drafter.lm)
-    made = speculative(target.lm, drafts, rule, warp, gamma)
+    made = speculative(target.lm, drafts, rule, warp, gamma, policy)
     return Weights(target.params, drafter.params), made
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import buffers, noise
 from jaxspec.base import (
+    Budget,
     Cache,
     DecodeState,
     Draft,
@@ -14,6 +17,7 @@ from jaxspec.base import (
     Keys,
     LanguageModel,
     Law,
+    Policy,
     Prefix,
     Prompt,
     Request,
@@ -45,6 +49,7 @@ def begin(
         length=start,
         cache=cache,
         drafter=None,
+        policy=None,
         start=start,
         request=request,
         done=zero > 0,
@@ -103,6 +108,17 @@ def no_token(law: Law, last: Int[Array, " B"]) -> Bool[Array, " B"]:
 def hopeless(forward: Forward, law: Law, last: Int[Array, " B"]) -> Bool[Array, " B"]:
     """Rows that cannot go on: what the target says, or what the warp leaves of it, is no law."""
     return jnp.logical_or(not_finite(forward, last), no_token(law, last))
+
+
+def budget(policy: Policy, state: DecodeState, gamma: int) -> Budget:
+    """How many guesses each row may make: as its policy says, but none that would end up past the row's limit."""
+    values, memory = state.request.policy, state.policy
+    useful = state.request.limit - (state.length - state.start) - 1
+    most = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful, gamma))
+    limit = jnp.where(state.done, 0, most).astype(state.length.dtype)
+    if policy.go_on is None:
+        return Budget(limit)
+    return Budget(limit, policy.signal, functools.partial(policy.go_on, values, memory))
 
 
 def verdict_tokens(draft: Draft, verdict: Verdict) -> Int[Array, "B step"]:

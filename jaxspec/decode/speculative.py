@@ -13,15 +13,13 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.base import (
     AcceptRule,
-    Cache,
     Decoder,
     DecodeState,
     Drafter,
-    Forward,
     Keys,
     LanguageModel,
     Law,
-    Params,
+    Policy,
     Prefix,
     Prompt,
     Request,
@@ -31,10 +29,18 @@ from jaxspec.base import (
 )
 from jaxspec.decode import rounds
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.verify import verify, widths
 
 
 @functools.cache
-def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, warp: Warp, gamma: int) -> Decoder:
+def speculative(
+    target: LanguageModel,
+    drafter: Drafter,
+    accept: AcceptRule,
+    warp: Warp,
+    gamma: int,
+    policy: Policy | None = None,
+) -> Decoder:
     """A decoder whose every round commits between 1 and gamma + 1 tokens per row, for one pass of the target.
 
     A round, for a row [a b c] (the cache holds a b) and gamma = 2:
@@ -46,6 +52,9 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
     The law of the output is the target's if the rule is exact, whatever the drafter does. With gamma 0 this is plain
     decoding.
 
+    With a policy gamma is the most guesses of a round, and the policy says how many each row makes. The drafter stops
+    where no row goes on, and the target reads no more than a little beyond the longest draft (`verify.widths`).
+
     Raises:
         ValueError: gamma is negative.
     """
@@ -53,11 +62,14 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more guesses a round")
     if gamma == 0:
         return autoregressive(target, warp)
+    choices = widths(gamma, policy is not None, drafter.abstains)
 
     def init(keys: Keys, weights: Weights, prompt: Prompt, request: Request, room: int) -> DecodeState:
         with jax.named_scope("prefill"):
             prefilled = target.prefill(weights.target, prompt, buffers.row_width(target, prompt) + room)
         state = rounds.begin(keys, target, prompt, request, room, prefilled, warp)
+        if policy is not None:
+            state = state._replace(policy=policy.init(request.policy, prompt))
         with jax.named_scope("draft"):
             return state._replace(drafter=drafter.init(weights.draft, prompt, room, prefilled[0]))
 
@@ -75,13 +87,17 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
 
         controls, own = state.request.controls, state.request.draft_controls
         draft_law = functools.partial(to_law, controls if own is None else own)
+        budget = None if policy is None else rounds.budget(policy, state, gamma)
         with jax.named_scope("draft"):
-            draft, drafter_state = drafter.propose(keys, weights.draft, state.drafter, context, gamma, draft_law)
+            draft, drafter_state = drafter.propose(
+                keys, weights.draft, state.drafter, context, gamma, draft_law, budget
+            )
+            if budget is not None:
+                draft = draft._replace(length=jnp.minimum(draft.length, budget.limit))
         with jax.named_scope("target"):
             fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
-            guessed = jnp.any(jnp.logical_and(live, draft.length > 0))
-            verify = _verify if drafter.abstains else _verify_all
-            forward, cache = verify(target, weights.target, state.cache, fed, guessed)
+            longest = jnp.max(jnp.where(live, draft.length, 0))
+            forward, cache = verify(target, weights.target, state.cache, fed, longest, choices)
         with jax.named_scope("accept"):
             law = to_law(controls, forward.logits, draft.tokens, jnp.tri(gamma + 1, gamma, -1, bool))
             verdict = accept(keys, state.length, draft, law)
@@ -92,26 +108,9 @@ def speculative(target: LanguageModel, drafter: Drafter, accept: AcceptRule, war
             state = state._replace(cache=target.rewind(cache, state.length - 1))
             after = Prompt(state.tokens, state.length)
             drafter_state = drafter.commit(weights.draft, drafter_state, after, verdict, forward)
+            if policy is not None:
+                told = policy.update(state.request.policy, state.policy, draft, verdict, kept)
+                state = state._replace(policy=told)
         return rounds.count(state._replace(drafter=drafter_state), live, draft, verdict, kept)
 
     return Decoder(init, step, gamma)
-
-
-def _verify_all(
-    target: LanguageModel, params: Params, cache: Cache, fed: Int[Array, "B T"], guessed: Bool[Array, ""]
-) -> tuple[Forward, Cache]:
-    """One pass of the target over each row's last token and its guesses."""
-    del guessed
-    return target.extend(params, cache, fed)
-
-
-def _verify(
-    target: LanguageModel, params: Params, cache: Cache, fed: Int[Array, "B T"], guessed: Bool[Array, ""]
-) -> tuple[Forward, Cache]:
-    """The same; if no row has guessed, over the last tokens alone, as in plain decoding."""
-
-    def last_only(cache: Cache) -> tuple[Forward, Cache]:
-        forward, cache = target.extend(params, cache, fed[:, :1])
-        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, fed.shape[1] - 1), (0, 0))), forward), cache
-
-    return jax.lax.cond(guessed, lambda cache: target.extend(params, cache, fed), last_only, cache)

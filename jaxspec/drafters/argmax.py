@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from jaxspec import noise
-from jaxspec.base import Draft, Drafter, Keys, LanguageModel, Law, Model, Params, Prompt, ToLaw
+from jaxspec.base import Budget, Draft, Drafter, Keys, LanguageModel, Law, Model, Params, Prompt, ToLaw
 from jaxspec.drafters.model import model as sampling
 
 
@@ -38,7 +38,13 @@ def _argmax(lm: LanguageModel) -> Drafter:
     drafter = sampling(lm)
 
     def propose(
-        keys: Keys, params: Params, state: Any, context: Prompt, gamma: int, to_law: ToLaw
+        keys: Keys,
+        params: Params,
+        state: Any,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
     ) -> tuple[Draft, Any]:
         def certain(
             logits: Float[Array, "B T W"], guesses: Int[Array, "B F"] | None = None, seen: Array | None = None
@@ -46,8 +52,8 @@ def _argmax(lm: LanguageModel) -> Drafter:
             law = to_law(logits, guesses, seen)
             if law.log_probs is None:
                 return law
-            return Law(tokens=noise.first_largest(law.log_probs))
+            return Law(tokens=noise.first_largest(law.log_probs), soft=law.log_probs)
 
-        return drafter.propose(keys, params, state, context, gamma, certain)
+        return drafter.propose(keys, params, state, context, gamma, certain, budget)
 
     return drafter._replace(propose=propose)

@@ -14,7 +14,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.base import Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
@@ -51,9 +51,15 @@ def lookup(longest: int = 3, shortest: int = 1) -> Drafter:
         return prompt
 
     def propose(
-        keys: Keys, params: Params, state: Prompt, context: Prompt, gamma: int, to_law: ToLaw
+        keys: Keys,
+        params: Params,
+        state: Prompt,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
     ) -> tuple[Draft, Prompt]:
-        del keys, params, to_law
+        del keys, params, to_law, budget  # guesses are free
         text = _text(state, context)
         match = _match_lengths(text, context, longest)  # B N
         past = jnp.arange(text.shape[1], dtype=match.dtype)[None, :]

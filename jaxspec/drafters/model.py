@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, noise
-from jaxspec.base import Cache, Draft, Drafter, Forward, Keys, LanguageModel, Law, Params, Prompt, ToLaw, Verdict
+from jaxspec import buffers, loops, noise
+from jaxspec.base import (
+    Budget,
+    Cache,
+    Draft,
+    Drafter,
+    Forward,
+    Keys,
+    LanguageModel,
+    Law,
+    Params,
+    Prompt,
+    ToLaw,
+    Verdict,
+)
+
+
+class Memory(NamedTuple):
+    """The drafter's state: its cache, and how many tokens of each row the cache holds for certain."""
+
+    cache: Cache
+    seen: Int[Array, " B"]
+
+
+class Guesses(NamedTuple):
+    """A draft in the making.
+
+    Attributes:
+        cache: the drafter's.
+        tokens, log_probs, gumbel, signals, length: as in `base.Draft`.
+        going: rows that make another guess.
+        fed: guesses that the cache holds.
+    """
+
+    cache: Cache
+    tokens: Int[Array, "B G"]
+    log_probs: Float[Array, "B G V"] | None
+    gumbel: Float[Array, "B G V"] | None
+    signals: Float[Array, "B G"] | None
+    length: Int[Array, " B"]
+    going: Bool[Array, " B"]
+    fed: Int[Array, ""]
 
 
 @functools.cache
 def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
-    """Drafts gamma tokens from `lm`, in a `lax.scan`, sampling from its own law (the argmax if that is greedy).
+    """Drafts gamma tokens from `lm`, in one loop, sampling from its own law (the argmax if that is greedy).
 
     Its law is warped as the target's, each guess behind those before it, or by `Request.draft_controls` of its own.
 
@@ -22,6 +63,9 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     last guess was never fed, and the bonus token came from the target), otherwise one; so every round begins by
     reading the last two committed tokens again, from wherever the last round left off. With committed [a b c d e]:
     rewind to 3 tokens, feed [d e], draw x1; feed x1, draw x2; and so on. gamma guesses cost gamma passes.
+
+    With a budget the loop ends when no row may go on, and there is no pass at all where none may begin. What was
+    committed in rounds without a draft is read, gamma + 1 tokens a pass, when the next draft begins.
 
     With `coupled`, the guess for a position is drawn with the noise that plain sampling has for that position, and so
     is likely to be what plain sampling says there: what `accept.coupled` rewards. Given that noise the guess is
@@ -33,55 +77,141 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
         coupled: whether guesses are drawn with plain sampling's noise.
     """
 
-    def init(params: Params, prompt: Prompt, room: int, forward: Forward):
+    def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Memory:
         del forward
         _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
-        return cache
+        return Memory(cache, prompt.length if lm.start_token is None else jnp.ones_like(prompt.length))
 
     def propose(
-        keys: Keys, params: Params, state: Cache, context: Prompt, gamma: int, to_law: ToLaw
-    ) -> tuple[Draft, Cache]:
+        keys: Keys,
+        params: Params,
+        state: Memory,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
+    ) -> tuple[Draft, Memory]:
         fresh = noise.at(keys, context.length, noise.Purpose.DRAFT)
+        limit = jnp.full_like(context.length, gamma) if budget is None else budget.limit
 
-        def draw(i: int | Int[Array, ""], law: Law):
-            if not coupled:
-                return sample(jax.vmap(lambda key: jax.random.fold_in(key, i))(fresh), law)
-            position = context.length + jnp.asarray(i, context.length.dtype)
-            return sample(noise.at(keys, position, noise.Purpose.TOKEN), law)[0], None
+        def begin(state: Memory) -> tuple[Float[Array, "B 1 V"], Cache]:
+            cache = state.cache if budget is None else _catch_up(lm, params, state, context, limit > 0, gamma + 1)
+            last_two = buffers.window(context.tokens, context.length - 2, 2)
+            forward, cache = lm.extend(params, lm.rewind(cache, context.length - 2), _known(lm, last_two))
+            return forward.logits[:, -1:], cache
 
-        last_two = buffers.window(context.tokens, context.length - 2, 2)
-        cache = lm.rewind(state, context.length - 2)
-        forward, cache = lm.extend(params, cache, _known(lm, last_two))
-        first, first_law = draw(0, to_law(forward.logits[:, -1:]))
+        def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], guesses: Guesses) -> Guesses:
+            law = to_law(logits, guesses.tokens, (jnp.arange(gamma) < i)[None, :])
+            going, signals = jnp.logical_and(guesses.going, i < limit), guesses.signals
+            if coupled and law.log_probs is not None:
+                at = noise.at(keys, context.length + jnp.asarray(i, context.length.dtype), noise.Purpose.TOKEN)
+                gumbel = noise.gumbel(at, law.log_probs.shape[-1])
+                token = noise.categorical(at, law.log_probs[:, 0], drawn=gumbel)
+                guesses = guesses._replace(gumbel=_put(guesses.gumbel, gumbel, i))
+            else:
+                token, log_probs = sample(jax.vmap(lambda key: jax.random.fold_in(key, i))(fresh), law, going)
+                if log_probs is not None:
+                    guesses = guesses._replace(log_probs=_put(guesses.log_probs, log_probs, i))
+            length = guesses.length + going.astype(guesses.length.dtype)
+            if budget is not None and budget.signal is not None and budget.go_on is not None:
+                signals = _put(signals, jnp.where(going, budget.signal(law), 0.0), i)
+                going = jnp.logical_and(going, budget.go_on(i, signals))
+            return guesses._replace(
+                tokens=_put(guesses.tokens, token, i),
+                signals=signals,
+                length=length,
+                going=going,
+            )
 
-        def guess(carry, i: Int[Array, ""]):
-            cache, tokens = carry
-            last = jax.lax.dynamic_slice_in_dim(tokens, i - 1, 1, axis=1)
-            forward, cache = lm.extend(params, cache, _known(lm, last))
-            token, log_probs = draw(i, to_law(forward.logits, tokens, (jnp.arange(gamma) < i)[None, :]))
-            return (cache, jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)), log_probs
+        def next_guess(i: Int[Array, ""], guesses: Guesses) -> Guesses:
+            last = jax.lax.dynamic_slice_in_dim(guesses.tokens, i, 1, axis=1)
+            forward, cache = lm.extend(params, guesses.cache, _known(lm, last))
+            return draw(i + 1, forward.logits, guesses._replace(cache=cache, fed=i + 1))
 
-        tokens = jnp.pad(first[:, None], ((0, 0), (0, gamma - 1)))
-        (cache, tokens), rest_laws = jax.lax.scan(guess, (cache, tokens), jnp.arange(1, gamma))
-        log_probs = None
-        if first_law is not None and rest_laws is not None:
-            log_probs = jnp.concatenate([first_law[None], rest_laws]).transpose(1, 0, 2)
-        return Draft(tokens, log_probs, jnp.full_like(context.length, gamma)), cache
+        if budget is None:
+            logits, cache = begin(state)
+        else:
+            nothing = jnp.zeros((context.length.shape[0], 1, lm.vocab_size), jnp.float32)
+            logits, cache = jax.lax.cond(jnp.any(limit > 0), begin, lambda state: (nothing, state.cache), state)
+        guesses = draw(0, logits, _none_yet(cache, context, gamma, to_law, logits, budget, coupled))
 
-    def commit(params: Params, state: Cache, context: Prompt, verdict: Verdict, forward: Forward) -> Cache:
-        del params, context, verdict, forward
-        return state  # the next round rewinds it
+        def unfinished(i: Int[Array, ""], guesses: Guesses) -> Bool[Array, ""]:
+            return jnp.any(jnp.logical_and(guesses.going, i + 1 < limit))
+
+        guesses = loops.up_to(gamma - 1, next_guess, guesses, None if budget is None else unfinished)
+        seen = jnp.where(limit > 0, context.length + guesses.fed, state.seen)
+        draft = Draft(guesses.tokens, guesses.log_probs, guesses.length, guesses.signals, guesses.gumbel)
+        return draft, Memory(guesses.cache, seen)
+
+    def commit(params: Params, state: Memory, context: Prompt, verdict: Verdict, forward: Forward) -> Memory:
+        del params, verdict, forward
+        # Of n kept guesses the cache holds at least n - 1, and the token behind them came from the target.
+        return state._replace(seen=jnp.minimum(state.seen, context.length - 2))
 
     return Drafter(init, propose, commit, lm)
 
 
-def sample(keys: Keys, law: Law) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
+def sample(
+    keys: Keys, law: Law, wanted: Bool[Array, " B"] | None = None
+) -> tuple[Int[Array, " B"], Float[Array, "B V"] | None]:
     """One guess of each row, and the log probabilities that it was drawn from (None: a point mass)."""
     if law.tokens is not None:
         return jnp.maximum(law.tokens[:, 0], 0), None  # -1, where nothing is allowed, could not be fed
     assert law.log_probs is not None
     log_probs = law.log_probs[:, 0]
-    return noise.categorical(keys, log_probs), log_probs
+    return noise.categorical(keys, log_probs, wanted), log_probs
+
+
+def _none_yet(
+    cache: Cache,
+    context: Prompt,
+    gamma: int,
+    to_law: ToLaw,
+    logits: Float[Array, "B 1 V"],
+    budget: Budget | None,
+    coupled: bool,
+) -> Guesses:
+    """A draft of no guesses, with room for gamma."""
+    batch, zero = context.length.shape[0], jnp.zeros_like(context.length)
+    law = jax.eval_shape(to_law, logits)
+    wide = None if law.log_probs is None else jnp.zeros((batch, gamma, law.log_probs.shape[-1]), jnp.float32)
+    return Guesses(
+        cache,
+        tokens=jnp.zeros((batch, gamma), jnp.int32),
+        log_probs=None if coupled else wide,
+        gumbel=wide if coupled else None,
+        signals=None if budget is None or budget.signal is None else jnp.zeros((batch, gamma), jnp.float32),
+        length=zero,
+        going=zero == 0,
+        fed=jnp.zeros((), zero.dtype),
+    )
+
+
+def _put(rows: Array | None, new: Array, i: int | Int[Array, ""]) -> Array:
+    """Entry i of each row, replaced."""
+    assert rows is not None
+    return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), i, axis=1)
+
+
+def _catch_up(
+    lm: LanguageModel, params: Params, state: Memory, context: Prompt, wanted: Bool[Array, " B"], width: int
+) -> Cache:
+    """A cache that holds all but the last two tokens of the rows that are wanted.
+
+    Each pass reads `width` tokens of every row; what it reads past a row's end is garbage, and rewound.
+    """
+    goal = context.length - 2
+
+    def behind(state: Memory) -> Bool[Array, ""]:
+        return jnp.any(jnp.logical_and(wanted, state.seen < goal))
+
+    def read(state: Memory) -> Memory:
+        at = jnp.minimum(state.seen, goal)
+        tokens = buffers.window(context.tokens, at, width)
+        _, cache = lm.extend(params, lm.rewind(state.cache, at), _known(lm, tokens))
+        return Memory(cache, jnp.minimum(at + width, goal))
+
+    return jax.lax.while_loop(behind, read, state).cache
 
 
 def _known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -10,29 +10,20 @@ of a table; K tokens kept behind a context; E = W + K numbers of an entry.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.base import Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
 
 
-class Seen(NamedTuple):
-    """What a row's text has taught so far.
-
-    Attributes:
-        entries: the hash tables, one for each context length: a context (its tokens, NO_TOKEN before a shorter one), so
-            that another one in its slot is not taken for it, and the best tokens behind it, the best first.
-        length: of the row at the start of the round.
-    """
-
-    entries: Int[Array, "B O H E"]
-    length: Int[Array, " B"]
+# Hash tables, one for each context length. An entry is a context (its tokens, NO_TOKEN before a shorter one), so that
+# another one in its slot is not taken for it, and the best tokens behind it, the best first.
+Entries = Int[Array, "B O H E"]
 
 
 @functools.cache
@@ -68,9 +59,9 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
         ([[7, 8]], [2])
         >>> said = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
-        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9, 6]]), jnp.array([8]))
+        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7]))
         >>> state = drafter.commit(None, state, row, Verdict(jnp.array([0]), jnp.array([9])), said)
-        >>> draft, _ = drafter.propose(None, None, state, row, 2, None)
+        >>> draft, _ = drafter.propose(None, None, state, Prompt(jnp.array([[4, 6]]), jnp.array([2])), 2, None)
         >>> draft.tokens.tolist(), draft.length.tolist()  # behind 5 6, and so behind 6, the target has said 9
         ([[9, 0]], [1])
     """
@@ -79,7 +70,7 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
-    def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Seen:
+    def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Entries:
         del params, room, forward
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
@@ -87,16 +78,22 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         followed = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
         followed = jnp.pad(followed, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)
         inside = at < prompt.length[:, None] - 1
-        return Seen(_enter(empty, _contexts(_behind(prompt, at, n - 1), sizes), followed, inside), prompt.length)
+        return _enter(empty, _contexts(_behind(prompt, at, n - 1), sizes), followed, inside)
 
     def propose(
-        keys: Keys, params: Params, state: Seen, context: Prompt, gamma: int, to_law: ToLaw
-    ) -> tuple[Draft, Seen]:
-        del keys, params, to_law
+        keys: Keys,
+        params: Params,
+        state: Entries,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
+    ) -> tuple[Draft, Entries]:
+        del keys, params, to_law, budget  # guesses are free
 
         def guess(carry, _):
             last, goes_on = carry
-            known, tokens = _look_up(state.entries, _contexts(last[:, None, :], sizes))
+            known, tokens = _look_up(state, _contexts(last[:, None, :], sizes))
             goes_on = jnp.logical_and(goes_on, jnp.any(known, axis=1))
             token = jnp.where(goes_on, _vote(known, tokens, jnp.array(weight, jnp.int32)), 0)
             return (jnp.concatenate([last[:, 1:], token[:, None]], axis=1), goes_on), (token, goes_on)
@@ -105,18 +102,19 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         start = last, jnp.ones(last.shape[:1], bool)
         _, (tokens, goes_on) = jax.lax.scan(guess, start, None, length=gamma)
         length = jnp.sum(goes_on, axis=0, dtype=context.length.dtype)
-        return Draft(tokens.T, None, length), state._replace(length=context.length)
+        return Draft(tokens.T, None, length), state
 
-    def commit(params: Params, state: Seen, context: Prompt, verdict: Verdict, forward: Forward) -> Seen:
+    def commit(params: Params, state: Entries, context: Prompt, verdict: Verdict, forward: Forward) -> Entries:
         del params
-        step = jnp.arange(forward.logits.shape[1], dtype=state.length.dtype)[None, :]
-        at = state.length[:, None] - 1 + step
-        verified = jnp.logical_and(step <= verdict.num_accepted[:, None], at < context.length[:, None])
+        step = jnp.arange(forward.logits.shape[1], dtype=context.length.dtype)[None, :]
+        # Where the round began. Not so in a row that has ended, which may have kept fewer; but it drafts no more.
+        at = context.length[:, None] - 2 - verdict.num_accepted[:, None] + step
+        verified = step <= verdict.num_accepted[:, None]
         kept = min(top, forward.logits.shape[-1])
         best = jax.lax.top_k(forward.logits, kept)[1].astype(jnp.int32)
         best = jnp.pad(best, ((0, 0), (0, 0), (0, top - kept)), constant_values=NO_TOKEN)
         contexts = _contexts(_behind(context, at, n - 1), sizes)
-        return state._replace(entries=_enter(state.entries, contexts, best, verified))
+        return _enter(state, contexts, best, verified)
 
     return Drafter(init, propose, commit, abstains=True)
 
@@ -159,11 +157,11 @@ def _slot(context: Int[Array, "*shape W"], slots: int) -> Int[Array, "*shape"]:
 
 
 def _enter(
-    entries: Int[Array, "B O H E"],
+    entries: Entries,
     contexts: Int[Array, "B O T W"],
     best: Int[Array, "B T K"],
     wanted: Bool[Array, "B T"],
-) -> Int[Array, "B O H E"]:
+) -> Entries:
     """Puts what follows each wanted position into the tables; of two positions with one slot the later one stays."""
     slots = entries.shape[2]
     real = jnp.logical_and(wanted[:, None, :], contexts[..., -1] >= 0)
@@ -180,9 +178,7 @@ def _enter(
     return jax.vmap(jax.vmap(one))(entries, slot, turn, new)
 
 
-def _look_up(
-    entries: Int[Array, "B O H E"], contexts: Int[Array, "B O 1 W"]
-) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:
+def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:
     """Which contexts are known, and the best tokens behind them."""
     width = contexts.shape[-1]
     slot = _slot(contexts, entries.shape[2])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import noise
-from jaxspec.base import Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
 
 
 @functools.cache
@@ -39,9 +39,15 @@ def random() -> Drafter:
         return jnp.full((forward.logits.shape[0], vocab), -jnp.log(vocab))
 
     def propose(
-        keys: Keys, params: Params, state: Float[Array, "B V"], context: Prompt, gamma: int, to_law: ToLaw
+        keys: Keys,
+        params: Params,
+        state: Float[Array, "B V"],
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
     ) -> tuple[Draft, Float[Array, "B V"]]:
-        del params, to_law
+        del params, to_law, budget
         fresh = noise.at(keys, context.length, noise.Purpose.DRAFT)
 
         def draw(_, i: Int[Array, ""]):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import datastore
-from jaxspec.base import Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
 from jaxspec.datastore import Datastore, DatastoreError
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
@@ -89,9 +89,15 @@ def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
         return ()
 
     def propose(
-        keys: Keys, params: Store, state: tuple[()], context: Prompt, gamma: int, to_law: ToLaw
+        keys: Keys,
+        params: Store,
+        state: tuple[()],
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
     ) -> tuple[Draft, tuple[()]]:
-        del keys, to_law
+        del keys, to_law, budget  # guesses are free
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
         low, high = _ranges(params, _wanted(context, sizes, longest), sizes)
         best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs

@@ -1,9 +1,9 @@
 """The exact law of what a decoder emits, by enumeration of everything it can draw.
 
 The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that
-`noise.categorical` and `noise.uniform` return what a script says (and `lax.scan` is unrolled, so that every
-draw of a step is a call of its own). Each row of the batch is one path, with a weight. Paths are split in the
-order in which a call draws:
+`noise.categorical` and `noise.uniform` return what a script says (and `lax.scan` and `loops.up_to` are unrolled, so
+that every draw of a step is a call of its own). Each row of the batch is one path, with a weight. Paths are split in
+the order in which a call draws:
 
 * a draw of a token: the call is run to see the law it asks for, and the path becomes one path per token, each
   with its share of the weight;
@@ -15,7 +15,7 @@ order in which a call draws:
 
 So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several
 things from one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by
-`noise.categorical` and `noise.uniform` alone, and outside of `while_loop`; one whose output depends on its
+`noise.categorical` and `noise.uniform` alone, and outside of `while_loop` and `cond`; one whose output depends on its
 keys otherwise is refused.
 """
 
@@ -27,12 +27,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from jaxspec import accept as accept_rules
 from jaxspec import buffers, drafters
 from jaxspec import warp as warps
-from jaxspec.base import AcceptRule, Decoder, DecodeState, Drafter, Model, Prompt, Warp, Weights
+from jaxspec.base import AcceptRule, Decoder, DecodeState, Drafter, Model, Policy, Prompt, Warp, Weights
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.testing.outcomes import Outcomes, Weight, take
 from jaxspec.testing.script import init_program, step_program
@@ -52,6 +52,7 @@ def certify(
     steps: int = 4,
     eos: Sequence[int] = (),
     draft_params: Any = None,
+    policy: Policy | None = None,
 ) -> float:
     """How far a decoder's tokens are from plain sampling's: the total variation of the two exact laws.
 
@@ -68,7 +69,9 @@ def certify(
         prompt: one row; by default the token 0.
         steps: how many tokens the laws are over.
         eos: tokens that end a sequence.
-        draft_params: the parameters of a Drafter that has some.
+        draft_params: the drafter's parameters, where they are not its own.
+        policy: of `jaxspec.policies`, with one value for each of its parameters. What it remembers is then part of
+            every path (`decoder_law(merge=False)`), so keep `steps` small.
 
     Raises:
         ValueError, FloatingPointError, RuntimeError: see `decoder_law`.
@@ -89,15 +92,20 @@ def certify(
         decoder = autoregressive(target.lm, warp)
     else:
         rule = accept_rules.rejection() if accept is None else accept
-        decoder = speculative(target.lm, drafter, rule, warp, gamma)
+        draft_params = drafter.params if draft_params is None else draft_params
+        drafter = drafter._replace(params=None)
+        bare = None if policy is None else policy._replace(params=None)
+        decoder = speculative(target.lm, drafter, rule, warp, gamma, bare)
     law = decoder_law(
         decoder,
         Weights(target.params, draft_params),
         prompt,
         controls,
         draft_controls=draft_controls,
+        policy_values=None if policy is None else jax.tree.map(_one_row, policy.params),
         steps=steps,
         eos=eos,
+        merge=policy is None,
     )
     return total_variation(law, plain_law(target, prompt, warp, controls, steps, eos))
 
@@ -118,6 +126,7 @@ def decoder_law(
     controls: Any,
     *,
     draft_controls: Any = None,
+    policy_values: Any = None,
     steps: int,
     eos: Sequence[int] = (),
     limit: int | None = None,
@@ -130,6 +139,7 @@ def decoder_law(
         weights: its parameters.
         prompt: one row.
         controls, draft_controls: of the decoder's warp, one row; the drafter's where they differ.
+        policy_values: of the decoder's draft-length policy, one row; None where it has none.
         steps: tokens.
         eos: tokens that end a sequence; such sequences are shorter tuples.
         limit: the limit on new tokens that the decoder is given; by default `steps`.
@@ -159,7 +169,7 @@ def decoder_law(
         raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose law is asked for")
     limit = steps if limit is None else limit
     shared = weights, jnp.asarray(list(eos) or [-1], jnp.int32)
-    asked = jax.tree.map(np.asarray, (prompt, (controls, draft_controls), np.full(1, limit, np.int32)))
+    asked = jax.tree.map(np.asarray, (prompt, (controls, draft_controls, policy_values), np.full(1, limit, np.int32)))
     first = init_program(decoder, buffers.room(limit, decoder.gamma))
     rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
     law: SequenceLaw = {}
@@ -174,6 +184,11 @@ def decoder_law(
             rows, weight = _merge(rows, weight)
         rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
     raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
+
+
+def _one_row(value: Any) -> Array:
+    array = jnp.asarray(value)
+    return array[None] if array.ndim == 0 else array
 
 
 def _new_tokens(rows: DecodeState) -> Int[np.ndarray, "N S"]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import noise
+from jaxspec import loops, noise
 from jaxspec.base import Decoder, Keys, Request
 
 Event = tuple[str, int]  # "draw" (of a token) or "coin", and its number among its kind
@@ -48,11 +48,11 @@ class Program(NamedTuple):
 
 @functools.cache
 def init_program(decoder: Decoder, room: int) -> Program:
-    """`decoder.init`, on rows of (prompt, (controls, draft_controls), limit)."""
+    """`decoder.init`, on rows of (prompt, (controls, draft_controls, policy values), limit)."""
 
     def call(keys, shared, rows):
-        (weights, eos), (prompt, (controls, own), limit) = shared, rows
-        state = decoder.init(keys, weights, prompt, Request(controls, limit, eos, own), room)
+        (weights, eos), (prompt, (controls, own, values), limit) = shared, rows
+        state = decoder.init(keys, weights, prompt, Request(controls, limit, eos, own, values), room)
         return state, jnp.zeros_like(state.length)
 
     return _program(call)
@@ -113,9 +113,13 @@ class _Tape:
         self.laws: list[Float[Array, "B V"]] = []
 
     def categorical(
-        self, keys: Keys, log_probs: Float[Array, "B V"], wanted: Bool[Array, " B"] | None = None
+        self,
+        keys: Keys,
+        log_probs: Float[Array, "B V"],
+        wanted: Bool[Array, " B"] | None = None,
+        drawn: Float[Array, "B V"] | None = None,
     ) -> Int[Array, " B"]:
-        del wanted
+        del wanted, drawn
         index = len(self.laws)
         self.laws.append(log_probs)
         self.events.append(("draw", index))
@@ -128,17 +132,39 @@ class _Tape:
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
-        """Replaces the noise, and unrolls scans, so that each draw in a scan is a call of its own.
+        """Replaces the noise, and unrolls loops, so that each draw in a loop is a call of its own.
 
         Jits inside are disabled: their caches would keep the script.
         """
-        saved = noise.categorical, noise.uniform, jax.lax.scan
-        noise.categorical, noise.uniform, jax.lax.scan = self.categorical, self.uniform, _unrolled
-        try:
-            with jax.disable_jit():
-                yield
-        finally:
-            noise.categorical, noise.uniform, jax.lax.scan = saved
+        with contextlib.ExitStack() as stack:
+            for home, name, stand_in in [
+                (noise, "categorical", self.categorical),
+                (noise, "uniform", self.uniform),
+                (noise, "gumbel", lambda keys, vocab: jnp.zeros((*keys.shape, vocab))),
+                (jax.lax, "scan", _unrolled),
+                (loops, "up_to", _up_to),
+            ]:
+                stack.callback(setattr, home, name, getattr(home, name))
+                setattr(home, name, stand_in)
+            stack.enter_context(jax.disable_jit())
+            yield
+
+
+def _up_to(most: int, body: Callable, carry: Any, going: Callable | None = None) -> Any:
+    """`loops.up_to` as a Python loop; what comes after the end is computed, and thrown away."""
+    live = jnp.array(True)
+    for i in range(most):
+        at = jnp.asarray(i, jnp.int32)
+        if going is None:
+            carry = body(at, carry)
+            continue
+        live = jnp.logical_and(live, going(at, carry))
+        carry = jax.tree.map(functools.partial(_choose, live), body(at, carry), carry)
+    return carry
+
+
+def _choose(live: Bool[Array, ""], new: Array, old: Array) -> Array:
+    return jax.lax.select(live, new, old)
 
 
 def _unrolled(

@@ -58,7 +58,7 @@ CERTAIN = {"temperature 0", "disjoint", "one-token support"}  # where no rule ha
 def table_drafter(ragged):
     """Proposes, with certainty, successors of the last token; all gamma of them, or any number up to it."""
 
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         full = jnp.full_like(context.length, gamma)
         length = (context.length + last[:, 0]) % (gamma + 1) if ragged else full

@@ -50,6 +50,13 @@ def test_penalties_and_bans_reach_the_library(zoo, report):
     assert not {3, 4} & set(found["tokens"][0])
 
 
+@pytest.mark.parametrize("draft", ["lookup", "lookup+debian-t5-small"])
+def test_drafters_and_policies_by_name(report, draft):
+    found = report(PROMPT, "--draft", draft, "--policy", "estimated=0.1")
+    assert found["texts"] == report(PROMPT)["texts"]
+    assert found["settings"]["draft"] == draft and found["settings"]["policy"] == "estimated=0.1"
+
+
 def test_plain_decoding_has_the_same_text_and_no_guesses(report):
     plain, speculative = report(PROMPT, "--draft", "none"), report(PROMPT)
     assert plain["texts"] == speculative["texts"]
@@ -108,6 +115,11 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["-"], "standard input holds no prompt"),
         (["a", "--compare", "--draft", "none"], "--compare"),
         (["a", "--compare", "--gamma", "0"], "--compare"),
+        (["a", "--compare", "--draft", "lookup"], "--compare needs a model that drafts"),
+        (["a", "--compare", "--policy", "estimated"], "--compare predicts rounds of one length"),
+        (["a", "--policy", "clever"], "--policy is 'clever': expected one of fixed, heuristic"),
+        (["a", "--policy", "fixed"], "fixed=3"),
+        (["a", "--policy", "confidence=high"], "'high' is not a number"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, said, refused):

@@ -202,7 +202,8 @@ def test_draft_logits_equal_a_fresh_pass():
     drafter = drafters.model(lm)
     context = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
     state = drafter.init(params, Prompt(context.tokens[:, :2], jnp.array([2])), 20, None)
-    _, state = lm.extend(params, state, context.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
+    _, cache = lm.extend(params, state.cache, context.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
+    state = state._replace(cache=cache)
     keys = noise.row_keys(jax.random.key(0), 1)
     controls = warp.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
     to_law = lambda logits, *prefix: warp.sampling()(controls, logits)  # noqa: E731

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters
+from jaxspec import datastore, drafters, policies
 from jaxspec.base import Prompt, Weights
 from jaxspec.testing import certify, decoder_law, plain_law, table_model, total_variation
 from jaxspec.warp import Controls, sampling
@@ -49,6 +49,22 @@ def test_the_law_of_the_text_is_the_targets(name):
         for case, controls in CASES.items()
     }
     assert max(off.values()) < EXACT, off
+
+
+def test_a_policy_may_read_the_law_behind_a_certain_guess():
+    """`argmax` guesses with certainty, and says what its tables thought of the guess."""
+    drafter = DRAFTERS["n-gram argmax"]
+    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
+    for threshold in (0.0, 0.7):
+        policy = policies.confidence(threshold)
+        off = certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, policy=policy, steps=3)
+        assert off < EXACT
+
+
+def test_one_after_the_other():
+    drafter = drafters.first_of(*(DRAFTERS[name] for name in ("retrieval", "online_ngram", "n-gram samples")))
+    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
+    assert certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, steps=3) < EXACT
 
 
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():

@@ -36,7 +36,7 @@ def check(target, drafter, gamma, controls="plain", **options):
 def proposes(guess, ragged):
     """A deterministic drafter of guess(last token, i) for i < gamma: of all of them, or of any number."""
 
-    def propose(keys, params, state, context, gamma, to_law):
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
         last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         full = jnp.full_like(context.length, gamma)
         length = (context.length + last[:, 0]) % (gamma + 1) if ragged else full

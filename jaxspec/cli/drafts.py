@@ -1,0 +1,173 @@
+"""`jaxspec drafts`: drafters and draft-length policies side by side, task by task, each beside plain decoding."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jaxspec.cli import named, tables
+from jaxspec.cli.bench import numbers
+from jaxspec.cli.prompts import heldout
+from jaxspec.cli.ways import Task, Way, compare, verify_costs
+
+if TYPE_CHECKING:
+    from jaxspec.base import Drafter, Model, Policy, Prompt
+
+
+def drafts(
+    target: Annotated[str, typer.Option(help="The model to decode from.")] = "debian-t5-base",
+    drafters: Annotated[
+        str, typer.Option(help="Names of models, or lookup, separated by commas; a+b asks b where a has no guess.")
+    ] = "debian-t5-small,lookup",
+    tasks: Annotated[
+        str, typer.Option(help="Held-out prompts: translation, synopsis, text; separated by commas.")
+    ] = "",
+    gammas: Annotated[str, typer.Option(help="Fixed numbers of guesses, separated by commas.")] = "1,2,3,5,8",
+    policies: Annotated[
+        str, typer.Option(help="Policies with at most the largest gamma; or 'none'.")
+    ] = "heuristic,confidence,entropy,estimated",
+    temperatures: Annotated[str, typer.Option(help="Each task at each of these; separated by commas.")] = "0",
+    rows: Annotated[int, typer.Option(help="Prompts per task, one at a time.", min=1)] = 12,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
+    repeats: Annotated[int, typer.Option(help="Measurements, in turn.", min=1)] = 5,
+    widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Compare drafters and draft-length policies on held-out prompts, at batch 1.
+
+    Every way takes its turn in each repeat, plain decoding too; ratios are to plain decoding in the same repeat. α is
+    the share of kept guesses among those that had a trial; theory is the tokens per round over what its passes cost
+    (Theorem 3.8 with the verify pass at its price); "of best" compares with that drafter's best fixed γ. With several
+    tasks or temperatures a last table is of prompts of all of them.
+
+        jaxspec drafts --drafters lookup,debian-t5-small --widen 9216
+
+        jaxspec drafts --policies none --gammas 2,4
+    """
+    from jaxspec import model
+    from jaxspec.analysis import cost
+
+    big = model.load(target, dtype="float32")
+    if widen:
+        from jaxspec.nets import widen as wider
+
+        big = wider.widen(big, widen)
+    lengths = numbers(gammas, "--gammas")
+    wanted = _tasks(big, tasks, _temperatures(temperatures), rows)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        names = [name for name in drafters.split(",") if name]
+        shown = bar.add_task("costs", total=len(names) * (1 + len(wanted)))
+        v = verify_costs(big, wanted[0].prompts[0], max(lengths), new_tokens)
+        ways = [Way(("plain", ""), None, 0)]
+        for name in names:
+            drafter = named.drafter(name, "float32")
+            c = cost_of(drafter, name, big, wanted[0].prompts[0], new_tokens)
+            ways += [Way((name, f"γ = {n}"), drafter, n, c=c) for n in lengths]
+            ways += [Way((name, kind), drafter, max(lengths), p, c) for kind, p in chosen(policies, c, v)]
+            bar.update(shown, advance=1)
+        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen, "v": v.tolist()}
+        found |= {"costs": {way.name[0]: way.c for way in ways[1:]}, "tasks": []}
+        for task in wanted:
+            bar.update(shown, description=task.name, advance=len(names))
+            found["tasks"].append(compare(big, ways, task, v, new_tokens, repeats))
+    if as_json:
+        print(json.dumps(found))
+        return
+    out = Console(highlight=False, width=160 if markdown else None)
+    for table in map(table_of, found["tasks"]):
+        tables.show(out, table, markdown)
+    differ = [
+        r for task in found["tasks"] for r in task["results"] if not r["sampled"] and r["same_text"] < r["prompts"]
+    ]
+    out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
+    out.print(f"A verify pass over 2, 3, ... tokens costs {', '.join(f'{x:.2f}' for x in v[1:])} one-token passes.")
+    out.print("A guess costs " + ", ".join(f"{c:.3f} ({name})" for name, c in found["costs"].items()) + ".")
+
+
+def cost_of(drafter: Model | Drafter, name: str, target: Model, prompt: Prompt, new_tokens: int) -> float:
+    """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups."""
+    from jaxspec.analysis import cost
+    from jaxspec.base import Model
+
+    if "+" in name:
+        last = name.rpartition("+")[2]
+        return cost_of(named.drafter(last, "float32"), last, target, prompt, new_tokens)
+    if not isinstance(drafter, Model):
+        return 0.0
+    return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c
+
+
+def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Policy]]:
+    """Policies by their names; `estimated` knows what was measured."""
+    extra = float((v[-1] - 1.0) / (len(v) - 1))
+    wanted = [] if names == "none" else [name for name in names.split(",") if name]
+    return [(name, named.policy(name, c=c, extra=extra)) for name in wanted]
+
+
+def table_of(found: dict[str, Any]) -> Table:
+    """A task for a screen."""
+    plain, *results = found["results"]
+    speed = plain["tokens_per_second"]
+    title = f"{found['task']}, {found['prompts']} prompts; plain {speed['median']:.1f} tokens/s"
+    view = tables.table(("× plain", "spread", "theory", "of best", "α", "tokens\nper round"), first="", title=title)
+    last = ""
+    for result in results:
+        if result["drafter"] != last:
+            last = result["drafter"]
+            view.add_section()
+            view.add_row(last, style="bold")
+        ratio, alpha = result["ratio"], result["alpha"]
+        view.add_row(
+            result["way"],
+            f"{ratio['median']:.2f}",
+            f"{ratio['min']:.2f}..{ratio['max']:.2f}",
+            f"{result['predicted']:.2f}",
+            f"{result['of_best_fixed']:.2f}",
+            "–" if alpha is None else f"{alpha:.2f}",
+            f"{result['tokens_per_round']:.2f}",
+        )
+    return view
+
+
+def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
+    from jaxspec.decode import request
+
+    usual = "text" if target.lm.start_token is None else "translation,synopsis"
+    found = []
+    for name in (names or usual).split(","):
+        whole = request.encode(target, heldout(name, rows))
+        each = [whole._replace(tokens=whole.tokens[i : i + 1], length=whole.length[i : i + 1]) for i in range(rows)]
+        found += [Task(f"{name}, T = {t:g}", each, [t] * rows) for t in temperatures]
+    if len(found) > 1:
+        width = max(p.tokens.shape[1] for task in found for p in task.prompts)
+        every = [_padded(p, width) for task in found for p in task.prompts[: max(1, rows // len(found))]]
+        heat = [t for task in found for t in task.temperatures[: max(1, rows // len(found))]]
+        found.append(Task("all together", every, heat))
+    return found
+
+
+def _padded(prompt: Prompt, width: int) -> Prompt:
+    return prompt._replace(tokens=np.pad(np.asarray(prompt.tokens), ((0, 0), (0, width - prompt.tokens.shape[1]))))
+
+
+def _temperatures(text: str) -> list[float]:
+    """Numbers separated by commas.
+
+    >>> _temperatures("0,0.7")
+    [0.0, 0.7]
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if min(found) < 0:
+        raise ValueError(f"--temperatures is {text!r}: expected numbers of at least 0, separated by commas")
+    return found

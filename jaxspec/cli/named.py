@@ -1,0 +1,47 @@
+"""Drafters and policies by the names that the command line has for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxspec.base import Drafter, Model, Policy
+
+POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
+
+
+def drafter(name: str, dtype: str) -> Model | Drafter:
+    """A model by its name or folder, "lookup", or several with + between them: the first that has a guess."""
+    from jaxspec import drafters, model
+
+    if "+" in name:
+        return drafters.first_of(*[drafter(part, dtype) for part in name.split("+")])
+    return drafters.lookup() if name == "lookup" else model.load(name, dtype=dtype)
+
+
+def policy(text: str, **costs: float) -> Policy:
+    """A policy by its name, or by its name and its first number: "estimated", "confidence=0.5".
+
+    Args:
+        text: name, or name=number.
+        **costs: c and extra, for `estimated`.
+
+    >>> float(policy("confidence=0.5").params)
+    0.5
+    """
+    from jaxspec import policies
+
+    name, _, number = text.partition("=")
+    if name not in POLICIES:
+        raise ValueError(f"--policy is {text!r}: expected one of {', '.join(POLICIES)}, as NAME or NAME=NUMBER")
+    if name == "fixed" and not number:
+        raise ValueError("--policy fixed needs a number of guesses: fixed=3")
+    options: dict[str, Any] = costs if name == "estimated" else {}
+    if not number:
+        return getattr(policies, name)(**options)
+    try:
+        value = int(number) if name == "fixed" else float(number)
+    except ValueError:
+        raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
+    first = {"heuristic": "start", "confidence": "threshold", "entropy": "least", "estimated": "c", "fixed": "guesses"}
+    return getattr(policies, name)(**options | {first[name]: value})

@@ -1,0 +1,78 @@
+"""Guess far where the drafter's law is narrow: gamma from its entropy (EGAG)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
+from jaxspec.policies.common import as_length, checked, log_probs
+
+
+class Values(NamedTuple):
+    least: Any
+    most: Any
+    beta: Any
+
+
+def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Policy:
+    """Between `least` and `most` guesses, linearly in the entropy of the drafter's law at the first guess.
+
+    With H that entropy over log V, smoothed as h = beta h + (1 - beta) H from round to round, a round makes
+    least + (1 - h) (most - least) guesses. Entropy-adaptive gamma ("EGAG") of the notes on n-gram-assisted speculative
+    decoding that this project began with. At temperature 0 the law is the drafter's at temperature 1; a drafter
+    without laws makes `most` guesses.
+
+    Args:
+        least, most: guesses, from 1; gamma is the most in any case.
+        beta: 0 looks at this round alone.
+
+    Raises:
+        ValueError: a bound below 1, beta outside [0, 1].
+
+    Example:
+        >>> policy = entropy(least=1, most=5, beta=0.0)
+        >>> signals = jnp.array([[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]])
+        >>> [policy.go_on(policy.params, jnp.zeros(3), i, signals).tolist() for i in (0, 2)]
+        [[True, True, False], [True, False, False]]
+    """
+    bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
+    return _entropy()._replace(params=Values(*bounds, checked(beta, "beta", 0, 1)))
+
+
+@functools.cache
+def _entropy() -> Policy:
+    def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
+        del params
+        return jnp.zeros(prompt.length.shape, jnp.float32)
+
+    def limit(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
+        del state
+        return as_length(jnp.minimum(params.most, gamma))
+
+    def signal(law: Law) -> Float[Array, " B"]:
+        found = log_probs(law)
+        each = jnp.where(found > -jnp.inf, -jnp.exp(found) * found, 0.0)
+        return jnp.sum(each, axis=-1) / jnp.log(float(max(found.shape[-1], 2)))
+
+    def smoothed(params: Values, state: Float[Array, " B"], signals: Float[Array, "B G"]) -> Float[Array, " B"]:
+        return params.beta * state + (1.0 - params.beta) * signals[:, 0]
+
+    def go_on(
+        params: Values, state: Float[Array, " B"], index: int | Int[Array, ""], signals: Float[Array, "B G"]
+    ) -> Bool[Array, " B"]:
+        certainty = 1.0 - smoothed(params, state, signals)
+        return index + 1 < as_length(params.least + certainty * (params.most - params.least))
+
+    def update(
+        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]
+    ) -> Float[Array, " B"]:
+        del verdict, kept
+        if draft.signals is None:
+            return state
+        return jnp.where(draft.length > 0, smoothed(params, state, draft.signals), state)
+
+    return Policy(init, limit, update, signal, go_on, reads_soft=True)

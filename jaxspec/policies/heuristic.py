@@ -1,0 +1,67 @@
+"""Grow after full acceptance, shrink after a rejection."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.base import Draft, Policy, Prompt, Verdict
+from jaxspec.policies.common import as_length, checked
+
+
+class Values(NamedTuple):
+    start: Any
+    grow: Any
+    shrink: Any
+
+
+def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Policy:
+    """`grow` guesses more after a round whose guesses were all kept, `shrink` fewer after any other; 1 to gamma.
+
+    The schedule of transformers' assisted generation ("heuristic"). It knows neither costs nor probabilities, so it
+    never stops drafting altogether.
+
+    Args:
+        start: guesses of the first round.
+        grow, shrink: steps; fractions count.
+
+    Raises:
+        ValueError: a start below 1, a negative step.
+
+    Example:
+        >>> policy = heuristic(start=2)
+        >>> memory = policy.init(policy.params, Prompt(jnp.zeros((2, 1), jnp.int32), jnp.array([1, 1])))
+        >>> draft = Draft(jnp.zeros((2, 8), jnp.int32), None, jnp.array([2, 2]))
+        >>> verdict = Verdict(jnp.array([2, 1]), jnp.array([0, 0]))
+        >>> memory = policy.update(policy.params, memory, draft, verdict, jnp.array([3, 2]))
+        >>> policy.limit(policy.params, memory, 8).tolist()
+        [4, 1]
+    """
+    most = float("inf")
+    values = Values(
+        checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
+    )
+    return _heuristic()._replace(params=values)
+
+
+@functools.cache
+def _heuristic() -> Policy:
+    def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
+        return jnp.broadcast_to(params.start, prompt.length.shape)
+
+    def limit(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
+        del params
+        return as_length(jnp.minimum(state, gamma))
+
+    def update(
+        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]
+    ) -> Float[Array, " B"]:
+        del kept
+        gamma = draft.tokens.shape[1]
+        moved = jnp.where(verdict.num_accepted == draft.length, state + params.grow, state - params.shrink)
+        return jnp.where(draft.length > 0, jnp.clip(moved, 1.0, gamma), state)
+
+    return Policy(init, limit, update)

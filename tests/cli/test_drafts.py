@@ -1,0 +1,70 @@
+"""`jaxspec drafts` on table models."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec.cli import drafts, ways
+from jaxspec.cli.main import app
+
+SMALL = ("--rows", "2", "--new-tokens", "8", "--repeats", "2", "--gammas", "1,2", "--tasks", "translation")
+
+
+def test_drafters_and_policies(loading):
+    options = (
+        "--drafters",
+        "debian-t5-small,lookup+debian-t5-small",
+        "--policies",
+        "estimated",
+        "--temperatures",
+        "0,1",
+    )
+    result = CliRunner().invoke(app, ["drafts", *SMALL, *options, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [task["task"] for task in found["tasks"]] == ["translation, T = 0", "translation, T = 1", "all together"]
+    for task in found["tasks"]:
+        plain, *rest = task["results"]
+        assert plain["ratio"]["median"] == 1 and plain["tokens_per_round"] == pytest.approx(1) and not plain["fixed"]
+        names = [(r["drafter"], r["way"]) for r in rest]
+        each = ("γ = 1", "γ = 2", "estimated")
+        assert names == [(d, w) for d in ("debian-t5-small", "lookup+debian-t5-small") for w in each]
+        for drafter in ("debian-t5-small", "lookup+debian-t5-small"):
+            fixed = [r["of_best_fixed"] for r in rest if r["drafter"] == drafter and r["fixed"]]
+            assert len(fixed) == 2 and max(fixed) == 1
+    greedy = found["tasks"][0]["results"]
+    assert all(r["same_text"] == 2 and not r["sampled"] for r in greedy)
+    assert found["tasks"][1]["results"][0]["sampled"]
+    table = drafts.table_of(found["tasks"][0])
+    assert table.row_count == 2 + 6
+
+
+def test_theory_counts_what_passes_cost():
+    """Two rounds of 1 and 2 guesses with v = 1, 1.5, 2 and c = 0.25: 5 tokens for 1.75 + 2.5 passes."""
+    trace = dict(draft_length=np.array([[1, 2]]), num_accepted=np.array([[1, 2]]))
+    stats = dict(rounds=np.array([2]))
+    outcome = _Thing(length=np.array([6]), tokens=np.arange(6)[None], trace=_Thing(**trace), stats=_Thing(**stats))
+    way = ways.Way(("a", "b"), object(), 2, policy=object(), c=0.25)
+    found = ways._result(way, [outcome], [outcome], np.ones(3), 2 * np.ones(3), np.array([1.0, 1.5, 2.0]))
+    assert found["predicted"] == pytest.approx(5 / (1.75 + 2.5)) and found["ratio"]["median"] == 2
+    assert found["alpha"] == 1 and found["guesses_per_round"] == 1.5
+
+
+class _Thing:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--policies", "best"), "--policy is 'best': expected one of fixed, heuristic"),
+        (("--temperatures", "warm"), "--temperatures is 'warm'"),
+        (("--drafters", "nobody"), "no checkpoint at nobody"),
+    ],
+)
+def test_errors(loading, option, message):
+    result = CliRunner().invoke(app, ["drafts", *SMALL, *option])
+    assert result.exit_code == 2 and message in result.output

@@ -1,0 +1,214 @@
+"""Draft-length policies: they change what a text costs, never what it says."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import accept, drafters, policies
+from jaxspec.base import Policy, Prompt
+from jaxspec.decode import loop
+from jaxspec.drafters import lookup
+from jaxspec.testing import certify, table_model, table_model_from
+from jaxspec.warp import greedy
+
+TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
+GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
+PROMPT = Prompt(jnp.array([[1, 0, 2, 0], [5, 0, 0, 0], [3, 3, 6, 1]]), jnp.array([3, 1, 4]))
+POLICIES = {
+    "fixed": policies.fixed(2),
+    "heuristic": policies.heuristic(start=2),
+    "confidence": policies.confidence(0.35),
+    "entropy": policies.entropy(1, 4, 0.5),
+    "estimated": policies.estimated(0.1, 0.1, pause=2),
+}
+THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
+
+
+def every(period: int) -> Policy:
+    """gamma guesses in every `period`-th round, none in between."""
+    return Policy(
+        lambda params, prompt: jnp.zeros_like(prompt.length),
+        lambda params, state, gamma: jnp.where((state + 1) % period == 0, gamma, 0),
+        lambda params, state, draft, verdict, kept: state + 1,
+    )
+
+
+def decode(policy, drafter=GOOD, prompt=PROMPT, gamma=4, **options):
+    options = dict(max_new_tokens=17) | options
+    return jaxspec.generate(TARGET, prompt, drafter=drafter, gamma=gamma, policy=policy, **options)
+
+
+# --- exact
+
+
+@pytest.mark.parametrize("rule", [accept.rejection(), pytest.param(accept.block(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_law_of_the_text(name, rule):
+    """Nothing that a policy remembers is taken for granted: every path is followed by itself."""
+    assert certify(THREE, drafter=OTHER, accept=rule, gamma=2, policy=POLICIES[name], steps=4) < 1e-5
+
+
+def test_the_law_of_the_text_with_a_drafter_that_abstains():
+    prompt = Prompt(jnp.array([[1, 0, 1]]), jnp.array([3]))
+    off = certify(THREE, drafter=lookup(), gamma=2, policy=POLICIES["estimated"], steps=4, prompt=prompt)
+    assert off < 1e-5
+
+
+def test_a_policy_that_leaves_out_guesses_for_their_own_value_is_caught():
+    """The mistake of the list of traps: the certificate sees it."""
+    honest = drafters.model(OTHER.lm)
+
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
+        draft, state = honest.propose(keys, params, state, context, gamma, to_law, budget)
+        return draft._replace(length=jnp.where(draft.tokens[:, 0] == 1, 0, draft.length)), state
+
+    biased = honest._replace(propose=propose)
+    assert certify(THREE, drafter=biased, draft_params=OTHER.params, gamma=1, steps=2) > 1e-2
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_text_is_that_of_plain_decoding(name):
+    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=17)
+    for drafter in (GOOD, RANDOM):
+        out = decode(POLICIES[name], drafter)
+        assert out.tokens.tolist() == plain.tokens.tolist()
+        assert out.stats.drafted.tolist() == out.trace.draft_length.sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_rows_do_not_depend_on_mates(name):
+    keys = jax.random.split(jax.random.key(3), 3)
+    options = dict(temperature=1.0, eos_ids=[4])
+    together = decode(POLICIES[name], key=keys, **options)
+    for row in range(3):
+        prompt = Prompt(PROMPT.tokens[row : row + 1], PROMPT.length[row : row + 1])
+        alone = decode(POLICIES[name], prompt=prompt, key=keys[row : row + 1], **options)
+        n = together.lengths[row]
+        assert alone.tokens[0, :n].tolist() == together.tokens[row, :n].tolist() and alone.lengths[0] == n
+        assert [int(x[0]) for x in alone.stats] == [int(x[row]) for x in together.stats]
+
+
+# --- cheaper
+
+
+def passes(model, policy, **options):
+    """How often the drafter was called, after prefill."""
+    calls = []
+
+    def extend(params, cache, tokens, tree=None):
+        jax.debug.callback(lambda: calls.append(tokens.shape[1]))
+        return model.lm.extend(params, cache, tokens, tree)
+
+    out = decode(policy, model._replace(lm=model.lm._replace(extend=extend)), **options)
+    jax.effects_barrier()
+    return calls, out
+
+
+def test_the_draft_really_stops():
+    prompt = Prompt(PROMPT.tokens[:1], PROMPT.length[:1])
+    for guesses in (0, 1, 3):
+        calls, out = passes(GOOD, policies.fixed(guesses), prompt=prompt)
+        assert len(calls) == int(out.stats.drafted[0])  # a pass a guess, and none where there is none
+        assert out.trace.draft_length.max() == guesses
+    calls, out = passes(GOOD, policies.confidence(0.3), prompt=prompt)
+    lengths = out.trace.draft_length[0, : out.stats.rounds[0]]
+    assert len(calls) == int(out.stats.drafted[0]) and set(lengths.tolist()) >= {1, 2, 3}
+
+
+def test_no_guess_is_made_that_the_limit_would_cut():
+    out = decode(policies.fixed(4), TARGET, max_new_tokens=3)
+    assert out.stats.drafted.tolist() == [1] * 3 and out.stats.emitted.tolist() == [3] * 3
+
+
+def test_what_was_committed_without_a_draft_is_read_before_the_next():
+    """With the target as drafter a hole in its cache would show as a rejection."""
+    for temperature in (0.0, 1.0):
+        out = decode(every(6), TARGET, gamma=2, max_new_tokens=40, temperature=temperature, key=jax.random.key(0))
+        assert out.stats.drafted.min() >= 8
+        assert out.stats.accepted.tolist() == out.stats.drafted.tolist()
+
+
+@pytest.mark.slow
+def test_what_was_committed_without_a_draft_is_read_by_a_network_too():
+    from jaxspec.nets import gpt
+
+    config = gpt.GPTConfig(7, 16, 32, 1, 2, max_positions=64)
+    model = jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(3)))
+    plain = jaxspec.generate(model, PROMPT, max_new_tokens=40)
+    out = jaxspec.generate(model, PROMPT, drafter=model, gamma=2, policy=every(6), max_new_tokens=40)
+    assert out.tokens.tolist() == plain.tokens.tolist()
+    assert out.stats.drafted.min() >= 8 and out.stats.accepted.tolist() == out.stats.drafted.tolist()
+
+
+def test_another_value_compiles_nothing():
+    decode(policies.estimated(0.1, 0.1))
+    before = loop.run._cache_size()
+    decode(policies.estimated(0.2, [0.0, 0.1, 0.2], alpha=0.9))
+    assert loop.run._cache_size() == before
+
+
+# --- what each decides
+
+
+def test_estimated_leaves_a_hopeless_drafter_alone():
+    """After a few rejections it makes a guess in every `pause` + 1 rounds at most."""
+    wrong = table_model_from(-TARGET.params)
+    out = decode(policies.estimated(0.3, 0.1, pause=7), wrong, max_new_tokens=100)
+    late = out.trace.draft_length[:, 20:99]
+    assert late.max() == 1 and (late.sum(axis=1) <= 10).all() and (late.sum(axis=1) >= 8).all()
+
+
+def test_estimated_drafts_far_where_all_is_accepted():
+    out = decode(policies.estimated(0.05, 0.05), TARGET, gamma=8, max_new_tokens=100)
+    assert out.trace.draft_length[:, 4].tolist() == [8] * 3
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9, 1.0])
+def test_best_length_is_that_of_theory(alpha):
+    from jaxspec.analysis import theory
+    from jaxspec.policies.estimated import best_length
+
+    for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
+        found = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([extra]), 12)
+        speed = [theory.expected_tokens(alpha, g) / (g * c + 1 + g * extra) for g in range(13)]
+        assert np.isclose(speed[int(found[0])], max(speed), rtol=1e-5)
+
+
+def test_oracle_makes_no_guess_in_vain():
+    from jaxspec.analysis.policies import runs
+
+    kept = runs(TARGET, GOOD, PROMPT, max_new_tokens=17)
+    out = decode(policies.oracle(kept), gamma=16)
+    assert out.stats.accepted.tolist() == out.stats.drafted.tolist() and out.stats.drafted.sum() > 0
+    most = decode(policies.fixed(16), gamma=16)
+    assert out.stats.rounds.tolist() == most.stats.rounds.tolist() and out.stats.drafted[0] < most.stats.drafted[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: policies.fixed(-1), "guesses is -1: expected a number of at least 0"),
+        (lambda: policies.fixed(1.5), "guesses is 1.5"),
+        (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
+        (lambda: policies.entropy(0), "least is 0"),
+        (lambda: policies.estimated(c=-0.1), "c is -0.1"),
+        (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
+        (lambda: policies.heuristic(start=0), "start is 0"),
+        (lambda: policies.oracle(np.ones(3)), "expected counts"),
+        (lambda: decode(policies.fixed([1, 2])), "2 rows, but there are 3 prompts"),
+        (lambda: decode("fixed"), "policy is a str"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_a_law_without_probabilities_is_refused():
+    law = greedy()(None, jnp.zeros((1, 1, 3)))
+    with pytest.raises(ValueError, match=r"greedy\(soft=True\)"):
+        POLICIES["confidence"].signal(law)
