@@ -184,8 +184,10 @@ def read_manifest(folder: str | Path) -> Manifest:
     fields = [field.name for field in dataclasses.fields(Manifest)]
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "family" in table:
+            raise ValueError("it is a checkpoint's, and not a datastore's")
         if sorted(table) != sorted(fields):
-            raise ValueError(f"it has {sorted(table)}, expected {sorted(fields)}: is it a checkpoint's?")
+            raise ValueError(f"it has {sorted(table)}, expected {sorted(fields)}")
         manifest = Manifest(**table)
         if manifest.format != FORMAT:
             raise ValueError(f"format is {manifest.format!r}, this version of jaxspec reads format {FORMAT}")
