@@ -55,7 +55,7 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
         params, config, manifest = orbax.restore(folder)
         if dtype == "bfloat16":
             params = orbax.cast(params, jnp.bfloat16)
-        config, tokenizer, name = dataclasses.replace(config, dtype=dtype), _tokenizer(folder), manifest.name
+        config, tokenizer, name = dataclasses.replace(config, dtype=dtype), tokenizer_of(folder), manifest.name
     if tokenizer is not None and len(tokenizer) > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
@@ -118,7 +118,8 @@ def _choices() -> str:
     )
 
 
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a checkpoint."""
     # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
     from transformers import PreTrainedTokenizerFast
 

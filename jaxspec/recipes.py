@@ -10,13 +10,15 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from jaxspec.drafters import tables
+from jaxspec.drafters.tables import NGramConfig
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
-CONFIGS = {"t5": T5Config, "gpt": GPTConfig, "decoder": DecoderConfig}
-NETS = {"t5": t5, "gpt": gpt, "decoder": decoder}  # the module of each: its `init` and `language_model`
+CONFIGS = {"t5": T5Config, "gpt": GPTConfig, "decoder": DecoderConfig, "ngram": NGramConfig}
+NETS = {"t5": t5, "gpt": gpt, "decoder": decoder, "ngram": tables}  # where each has `init` and `language_model`
 
 
 class RecipeError(ValueError):
@@ -127,7 +129,55 @@ class Recipe:
     distil: Distil | None = None
 
 
-def load(path: str | Path) -> Recipe:
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What to count.
+
+    Attributes:
+        train, heldout: JSON-lines files, relative to the data folder.
+        field: which of their fields is the text that a drafter continues: the output, where there is an input.
+        tasks: which of the files' tasks to use; all if there are none.
+    """
+
+    train: str
+    heldout: str
+    field: str = "text"
+    tasks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """N-gram tables; see `drafters.ngram`.
+
+    Attributes:
+        target: a checkpoint: the model that they draft for, whose vocabulary and start token they take over.
+        order: 1 for unigrams, 2 for bigrams, ...
+        followers: tokens kept behind each context.
+        least: contexts seen less often than this are left out.
+    """
+
+    target: str
+    order: int
+    followers: int = 8
+    least: int = 1
+
+    def __post_init__(self):
+        for name in ("order", "followers", "least"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"tables.{name} is {getattr(self, name)}: expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRecipe:
+    """N-gram tables and what they are counted from; the family is "ngram"."""
+
+    name: str
+    family: str
+    data: Texts
+    tables: Tables
+
+
+def load(path: str | Path) -> Recipe | TableRecipe:
     """Reads a recipe.
 
     Raises:
@@ -144,16 +194,19 @@ def load(path: str | Path) -> Recipe:
     return parse(table, str(path))
 
 
-def parse(table: dict[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from the tables of its TOML file."""
+def parse(table: dict[str, Any], where: str = "recipe") -> Recipe | TableRecipe:
+    """A recipe from the tables of its TOML file; its family says of which kind."""
     family = table.get("family")
     if family not in CONFIGS:
         raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted(CONFIGS)}")
+    whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
+    if family == "ngram":
+        whole, parts = TableRecipe, {"data": Texts, "tables": Tables}
     table = dict(table)
-    for key, kind in (("model", CONFIGS[family]), ("data", Data), ("train", Train), ("distil", Distil)):
+    for key, kind in parts.items():
         if key in table:
             table[key] = build(kind, table[key], f"{where}: [{key}]")
-    return build(Recipe, table, where)
+    return build(whole, table, where)
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:

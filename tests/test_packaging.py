@@ -22,6 +22,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
+TEXTS = {"corpus", "datastore", "folders"}
 MODELS = {"nets", "families", "recipes", "weights", "model"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
@@ -32,7 +33,10 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "warp": {"base", "noise"},
     "trace": set(),
     "accept": CORE,
-    "drafters": CORE,
+    "folders": set(),
+    "corpus": set(),
+    "datastore": {"folders"},
+    "drafters": CORE | {"corpus", "datastore"},
     "policies": {"base"},
     "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "drafters", "policies", "trace"},
@@ -40,16 +44,17 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "nets": CORE,
     "sharding": CORE,
     "families": {"nets"},
-    "recipes": {"nets"},
-    "weights": CORE | {"nets", "families", "recipes", "sharding"},
+    "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
+    "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
-    "training": DECODING | MODELS | {"sharding"},
+    "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS | {"execution"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
-    "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"},
+    "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "loops", "cache", "buffers", "warp", "accept", "drafters", "policies", "decode", "execution"),
+    *("base", "noise", "loops", "cache", "buffers", "warp", "folders", "corpus", "datastore"),
+    *("accept", "drafters", "policies", "decode", "execution"),
 )
 
 

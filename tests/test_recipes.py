@@ -14,6 +14,13 @@ TABLE = {
     "train": dict(steps=2, batch_tokens=16, learning_rate=1),
 }
 
+COUNTED = {
+    "name": "tiny",
+    "family": "ngram",
+    "data": dict(train="a.jsonl", heldout="b.jsonl"),
+    "tables": dict(target="debian-t5-base", order=2),
+}
+
 
 def changed(section, **values):
     return TABLE | {section: TABLE[section] | values}
@@ -35,7 +42,7 @@ def test_a_whole_number_will_do_for_a_float():
         ),
         (changed("model", qqq=1), r"\[model\] has an unknown key 'qqq'$"),
         (TABLE | {"famly": "t5"}, "unknown key 'famly': did you mean 'family'"),
-        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of \['decoder', 'gpt', 't5'\]"),
+        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of \['decoder', 'gpt', 'ngram', 't5'\]"),
         ({k: v for k, v in TABLE.items() if k != "data"}, "lacks the key 'data'"),
         (changed("train", steps="many"), r"\[train\] steps must be of type int, got 'many'"),
         (changed("train", steps=True), "steps must be of type int, got True"),
@@ -43,11 +50,21 @@ def test_a_whole_number_will_do_for_a_float():
         (changed("data", shapes=[[1, 2, 3]]), "must have 2 entries"),
         (TABLE | {"distil": dict(teacher="x", weight=2.0)}, "distil.weight is 2.0"),
         (TABLE | {"model": 3}, "must be a table"),
+        (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
+        (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),
+        (COUNTED | {"tables": dict(target="a", order=0)}, "tables.order is 0: expected at least 1"),
+        ({k: v for k, v in COUNTED.items() if k != "tables"}, "lacks the key 'tables'"),
     ],
 )
 def test_mistakes_are_named(table, message):
     with pytest.raises(recipes.RecipeError, match=message):
         recipes.parse(table)
+
+
+def test_tables_are_counted_and_not_trained():
+    recipe = recipes.parse(COUNTED)
+    assert isinstance(recipe, recipes.TableRecipe)
+    assert (recipe.data.field, recipe.tables.followers, recipe.tables.least) == ("text", 8, 1)
 
 
 def test_files(tmp_path):

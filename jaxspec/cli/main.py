@@ -12,7 +12,20 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
-from jaxspec.cli import bench, convert, drafts, figures, generate, measure, models, plan, rules, train, verify
+from jaxspec.cli import (
+    bench,
+    convert,
+    datastore,
+    drafts,
+    figures,
+    generate,
+    measure,
+    models,
+    plan,
+    rules,
+    train,
+    verify,
+)
 
 INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; input that cannot be used
 
@@ -46,6 +59,7 @@ app = typer.Typer(
 )
 app.command(cls=Command)(generate.generate)
 app.command(cls=Command)(train.train)
+app.command(cls=Command)(datastore.datastore)
 app.command(cls=Command)(models.models)
 app.command(cls=Command)(convert.convert)
 app.command(cls=Command)(bench.bench)

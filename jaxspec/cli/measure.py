@@ -226,13 +226,12 @@ def _drafter(name: str, target: Model, count: int, dtype: str) -> Model:
 
     if name not in COUNTED:
         return model.load(name, dtype=dtype)
-    from jaxspec.training import ngrams
+    from jaxspec import drafters
 
     texts = references(target, count)
     if not texts:
         raise ValueError(f"--count {count} leaves no held-out texts to count a {name} on: take fewer prompts")
-    rows = target.tokenizer(texts)["input_ids"]
-    return ngrams.model(rows, target, order=COUNTED[name])._replace(name=name)
+    return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
 
 
 def _parts(text: str, option: str) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def shipped() -> list[dict[str, Any]]:
 
 
 def describe(name: str, config: Any) -> dict[str, Any]:
-    """Parameters, memory and cache of a network, without making it.
+    """Parameters, memory and cache of a network or of n-gram tables, without making it.
 
     The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
 
@@ -66,10 +66,21 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     """
     import jax
 
+    from jaxspec.drafters import tables as ngrams
     from jaxspec.nets.t5 import T5Config
     from jaxspec.recipes import net_of
     from jaxspec.weights.int8 import is_matrix
 
+    if isinstance(config, ngrams.NGramConfig):
+        entries = jax.tree.leaves(jax.eval_shape(lambda: ngrams.init(config, jax.random.key(0))))
+        count = sum(math.prod(x.shape) for x in entries)
+        return {
+            "name": name,
+            "parameters": count,
+            "memory_bytes": dict.fromkeys(("float32", "bfloat16"), 4 * count),
+            "cache_bytes_per_token": dict.fromkeys(("float32", "bfloat16"), 4),  # the row itself
+            "config": dataclasses.asdict(config),
+        }
     stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
     depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
     shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))

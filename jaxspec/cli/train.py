@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from jaxspec.recipes import Recipe
+    from jaxspec.recipes import Recipe, TableRecipe
 
 TOKENIZERS = ("tokenizer-t5", "tokenizer-gpt")
 
@@ -52,6 +52,8 @@ def train(
         jaxspec train --prepare-data --data data
 
         jaxspec train debian-t5-small --data data --out my-t5-small
+
+    A recipe of n-gram tables is counted, not trained: it takes a minute and no --steps, --work or --dtype.
     """
     if recipe is None and not prepare_data:
         raise ValueError(f"got nothing to do: expected a RECIPE ({_names()}), --prepare-data, or both")
@@ -59,14 +61,11 @@ def train(
     if prepare_data:
         _prepare(data, lists)
     if found is not None:
-        _train(
-            found,
-            data,
-            out or Path("trained", found.name),
-            work or Path("runs", found.name),
-            dtype,
-            overwrite,
-        )
+        out = out or Path("trained", found.name)
+        if found.family == "ngram":
+            _count(found, data, out, dtype, overwrite)
+        else:
+            _train(found, data, out, work or Path("runs", found.name), dtype, overwrite)
 
 
 def recipe_files() -> dict[str, Path]:
@@ -85,7 +84,7 @@ def _names() -> str:
     return ", ".join(recipe_files()) or "a .toml file"
 
 
-def _load(recipe: str, steps: int | None) -> Recipe:
+def _load(recipe: str, steps: int | None) -> Any:
     from jaxspec import recipes
 
     path, known = Path(recipe), recipe_files()
@@ -96,7 +95,11 @@ def _load(recipe: str, steps: int | None) -> Recipe:
             raise FileNotFoundError(f"no recipe {recipe!r}{meant}")
         path = known[recipe]
     found = recipes.load(path)
-    return found if steps is None else dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
+    if steps is None:
+        return found
+    if isinstance(found, recipes.TableRecipe):
+        raise ValueError(f"{found.name} is counted, not trained: it has no --steps")
+    return dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
 
 
 def _prepare(data: Path, lists: Path | None) -> None:
@@ -126,11 +129,13 @@ def _prepare(data: Path, lists: Path | None) -> None:
 
 def _train(recipe: Recipe, data: Path, out: Path, work: Path, dtype: str, overwrite: bool) -> None:
     """Runs a recipe and saves what comes out; what can be refused is refused before the first step."""
-    _check(recipe, data, out, dtype, overwrite)
+    _check([recipe.data.train, recipe.data.heldout, f"{recipe.data.tokenizer}/tokenizer.json"], data, out, overwrite)
     import jaxspec
     from jaxspec.training import run
     from jaxspec.weights import orbax
 
+    if dtype not in orbax.DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
     err = Console(stderr=True, highlight=False)
     try:
         params, loss = run.train(recipe, data, work)
@@ -158,17 +163,41 @@ def _train(recipe: Recipe, data: Path, out: Path, work: Path, dtype: str, overwr
     print(f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {loss:.4f} nats per token")
 
 
-def _check(recipe: Recipe, data: Path, out: Path, dtype: str, overwrite: bool) -> None:
+def _count(recipe: TableRecipe, data: Path, out: Path, dtype: str, overwrite: bool) -> None:
+    """Counts the tables of a recipe and saves them."""
+    _check([recipe.data.train, recipe.data.heldout], data, out, overwrite)
+    if dtype != "float32":
+        raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
+    import jaxspec
+    from jaxspec.training import ngrams
     from jaxspec.weights import orbax
 
-    wanted = [recipe.data.train, recipe.data.heldout, f"{recipe.data.tokenizer}/tokenizer.json"]
+    counted = ngrams.train(recipe, data)
+    manifest = orbax.save(
+        out,
+        counted.tables,
+        counted.config,
+        counted.tokenizer,
+        name=recipe.name,
+        family=recipe.family,
+        dtype=dtype,
+        about={**counted.about, "jaxspec": jaxspec.__version__},
+        overwrite=overwrite,
+    )
+    contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(counted.config.contexts, 1))
+    size = sum(entry[0] for entry in manifest.files.values())
+    print(
+        f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; the first guess is right for "
+        f"{counted.about['heldout_hits']:.1%} of held-out tokens"
+    )
+
+
+def _check(wanted: list[str], data: Path, out: Path, overwrite: bool) -> None:
     missing = [file for file in wanted if not (data / file).is_file()]
     if missing:
         raise FileNotFoundError(
             f"{data} lacks {', '.join(missing)}: `jaxspec train --prepare-data --data {data}` makes the data "
             "of the recipes that come with jaxspec"
         )
-    if dtype not in orbax.DTYPES:
-        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")

@@ -1,162 +1,143 @@
-"""N-gram tables as a language model: drafts whose cost is a few searches (section 3.6 of arXiv 2211.17192).
-
-A context is looked up from its last token backwards, in a tree: the children of "c" are the contexts "b c", theirs
-are "a b c". The deepest one found speaks for the row (back-off to the longest context that was seen), and says its
-most frequent followers. As a `LanguageModel` it drafts through `drafters.model`, so it is sampled from, warped and
-coupled as any model is; its cache is the row itself.
-
-Shapes: B batch, T step, S capacity, V vocabulary, N contexts of one length, F followers kept.
-"""
+"""Counting n-grams: the tables of `drafters.tables`, from texts; sorts of integers, in numpy."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
 
-from jaxspec import buffers
-from jaxspec.base import Forward, LanguageModel, Prompt, Tree
+from jaxspec.base import Model
+from jaxspec.corpus import token_rows
+from jaxspec.drafters.tables import Level, NGramConfig, Tables, language_model
 
-NO_TOKEN = -1  # stands before a row's first token
+Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class NGramConfig:
-    """The shape of the tables.
+def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
+    """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
 
-    Attributes:
+    It is a language model: sampled from at a temperature, with its true law, as a smaller network is. With
+    `drafters.argmax` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
+    checkpoint of one.
+
+    Args:
+        texts: such as the target writes: strings, or token ids (with the end-of-sequence token, if texts end).
+        target: the model to draft for.
+        order, options: see `count`.
+
+    Raises:
+        ValueError: strings, and the target has no tokenizer; and see `count`.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=3)
+        >>> trigram = ngram([[0, 1, 2, 1, 2, 0]], target, order=3)
+        >>> prompt = jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
+        >>> jaxspec.generate(target, prompt, drafter=trigram, gamma=2, max_new_tokens=5).lengths.tolist()
+        [5]
+    """
+    strings = [text for text in texts if isinstance(text, str)]
+    rows = [text for text in texts if not isinstance(text, str)]
+    if strings and target.tokenizer is None:
+        raise ValueError("got texts, and the target has no tokenizer: give rows of token ids")
+    if strings:
+        rows += token_rows(strings, target.tokenizer)
+    vocab, start = target.lm.vocab_size, target.lm.start_token
+    config, tables = count(rows, vocab_size=vocab, order=order, start_token=start, **options)
+    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
+
+
+def unigram(texts: Texts, target: Model, **options: Any) -> Model:
+    """The most frequent tokens, wherever they stand; see `ngram`."""
+    return ngram(texts, target, order=1, **options)
+
+
+def bigram(texts: Texts, target: Model, **options: Any) -> Model:
+    """What followed the last token most often; see `ngram`."""
+    return ngram(texts, target, order=2, **options)
+
+
+def count(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    *,
+    vocab_size: int,
+    order: int,
+    followers: int = 8,
+    least: int = 1,
+    start_token: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> tuple[NGramConfig, Tables]:
+    """The tables of some rows of token ids; no n-gram crosses from one row into the next.
+
+    Args:
+        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
-        contexts: how many contexts of one token, of two tokens, ... there are: () for unigrams, one number for bigrams.
+        order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
         followers: tokens kept behind each context.
-        start_token: what a row begins with where the prompt is no part of it (the drafter of an encoder-decoder).
-        dtype: of the log probabilities; always "float32".
+        least: contexts seen less often than this are left out.
+        start_token: what the decoder's row begins with where its prompt is elsewhere.
+        advance: called when the contexts of another length have been counted, `order` times at most.
+
+    Raises:
+        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
+
+    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
+    >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
+    ((2,), [1, 0])
     """
+    if min(order, followers, least) < 1:
+        raise ValueError(f"order is {order}, followers {followers}, least {least}: expected at least 1 of each")
+    if not rows:
+        raise ValueError("got no rows: expected at least one")
+    begin = np.array([] if start_token is None else [start_token], np.int64)
+    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
+    tokens = np.concatenate(parts)  # 64 bits, because keys are a context's number, below 2^31, times vocab_size
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
+    length_of = np.array([len(part) for part in parts])
+    place = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
 
-    vocab_size: int
-    contexts: tuple[int, ...]
-    followers: int
-    start_token: int | None = None
-    dtype: str = "float32"
-
-
-class Level(NamedTuple):
-    """All contexts of one length, sorted by (parent, token).
-
-    Attributes:
-        token: the context's first token; its other tokens are its parent's, one level up.
-        first: where the children of each parent begin, and their end.
-        follower: the most frequent tokens behind each context, the most frequent first; ties to the lowest id.
-        log_probs: theirs, normalised over those kept; -inf where there are fewer.
-    """
-
-    token: Int[Array, " N"]
-    first: Int[Array, " parents"]
-    follower: Int[Array, "N F"]
-    log_probs: Float[Array, "N F"]
-
-
-class Tables(NamedTuple):
-    """Levels by length of context, the empty context first."""
-
-    levels: tuple[Level, ...]
-
-
-class Rows(NamedTuple):
-    """The cache: what was fed, and how much of it."""
-
-    tokens: Int[Array, "B S"]
-    length: Int[Array, " B"]
-
-
-def language_model(config: NGramConfig) -> LanguageModel:
-    """The tables as a language model of their followers; every other token has probability 0.
-
-    >>> from jaxspec.training.ngrams import count
-    >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
-    >>> forward, _ = language_model(config).prefill(tables, Prompt(jnp.array([[1, 2]]), jnp.array([2])), 4)
-    >>> (3 * jnp.exp(forward.logits[0, 0])).round().tolist()
-    [0.0, 0.0, 0.0, 2.0, 1.0]
-    """
-    return _language_model(config)
+    context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
+    if start_token is not None:
+        context[place == 0] = -1  # a start token follows nothing
+    root = _followers(context, tokens, 1, vocab_size, followers)
+    levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
+    advance()
+    for length in range(1, order):
+        before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
+        here = np.flatnonzero((place >= length) & (context >= 0))
+        found, node, seen = np.unique(
+            context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
+        )
+        kept = seen >= least
+        rank = np.where(kept, np.cumsum(kept) - 1, -1)
+        context = np.full(len(tokens), -1)
+        context[here] = rank[node]
+        found = found[kept]
+        if not len(found):
+            break
+        first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
+        parents = len(found)
+        behind = _followers(context, tokens, parents, vocab_size, followers)
+        levels.append(((found % vocab_size).astype(np.int32), first, *behind))
+        advance()
+    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
+    return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
 
 
-@functools.cache
-def _language_model(config: NGramConfig) -> LanguageModel:
-    def prefill(params: Tables, prompt: Prompt, capacity: int) -> tuple[Forward, Rows]:
-        if config.start_token is not None:
-            batch = prompt.tokens.shape[0]
-            empty = Rows(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((batch,), jnp.int32))
-            return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
-        width = prompt.tokens.shape[1]
-        rows = Rows(jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width))), prompt.length - 1)
-        last = buffers.window(prompt.tokens, rows.length, 1)
-        return extend(params, rows, last)
-
-    def extend(
-        params: Tables, cache: Rows, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Forward, Rows]:
-        if tree is not None:
-            raise ValueError("n-gram tables draft chains: expected tree=None")
-        step = jnp.asarray(tokens.shape[1], cache.length.dtype)
-        rows = buffers.append(cache.tokens, cache.length, tokens)
-        at = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=cache.length.dtype)[None, :]
-        logits = _next(params, config.vocab_size, _contexts(rows, at, len(config.contexts)), tokens.shape)
-        grown = Rows(rows, cache.length + step)
-        return Forward(logits, jnp.zeros((*logits.shape[:2], 0), jnp.float32)), grown
-
-    def rewind(cache: Rows, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None) -> Rows:
-        del path
-        return cache._replace(length=length)
-
-    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token)
-
-
-def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T"], depth: int) -> list[Int[Array, "B T"]]:
-    """The tokens that end at each position, the last one first; NO_TOKEN before the row's beginning."""
-    found = []
-    for back in range(depth):
-        index = at - back
-        token = jnp.take_along_axis(rows, jnp.maximum(index, 0), axis=1)
-        found.append(jnp.where(index >= 0, token, NO_TOKEN))
-    return found
-
-
-def _next(
-    tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
-) -> Float[Array, "B T V"]:
-    """Log probabilities behind the longest context that the tables hold."""
-    empty, *levels = tables.levels
-    node, known = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
-    follower, log_probs = (jnp.broadcast_to(x[0], (*shape, x.shape[1])) for x in (empty.follower, empty.log_probs))
-    for level, token in zip(levels, context, strict=True):
-        node, found = _child(level, node, token, vocab)
-        known = jnp.logical_and(known, found)
-        follower = jnp.where(known[..., None], level.follower[node], follower)
-        log_probs = jnp.where(known[..., None], level.log_probs[node], log_probs)
-    nothing = jnp.full((shape[0] * shape[1], vocab), -jnp.inf)
-    flat = [x.reshape(-1, x.shape[-1]) for x in (follower, log_probs)]
-    return jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat).reshape(*shape, vocab)
-
-
-def _child(
-    level: Level, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
-) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """The context that puts a token before its parent's, by bisection, and whether there is one (else it is any)."""
-    end = level.first[parent + 1]
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = (low + high) // 2
-        right = level.token[middle] < token
-        return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
-
-    def halve_or_stay(i, bounds):
-        return jax.tree.map(functools.partial(jnp.where, bounds[0] < bounds[1]), halve(i, bounds), bounds)
-
-    low, _ = jax.lax.fori_loop(0, vocab.bit_length(), halve_or_stay, (level.first[parent], end))
-    node = jnp.minimum(low, level.token.shape[0] - 1)
-    return node, jnp.logical_and(low < end, level.token[node] == token)
+def _followers(
+    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most frequent tokens behind each context [contexts, keep], and how often each was seen there."""
+    here = context >= 0
+    pairs, seen = np.unique(context[here] * vocab + tokens[here], return_counts=True)
+    order = np.lexsort((pairs % vocab, -seen, pairs // vocab))
+    owner, token, seen = (pairs // vocab)[order], (pairs % vocab)[order], seen[order]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    kept = rank < keep
+    ids, times = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep), np.int32)
+    ids[owner[kept], rank[kept]], times[owner[kept], rank[kept]] = token[kept], seen[kept]
+    return ids, times

@@ -1,113 +1,106 @@
-"""Counting n-grams into the tables of `drafters.ngram`: sorts of integers, in numpy."""
+"""From a recipe to n-gram tables; `drafters.ngram` counts, `drafters.tables` is what is counted."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxspec.base import Model
-from jaxspec.drafters.ngram import Level, NGramConfig, Tables, language_model
+import jaxspec.model as models
+from jaxspec.base import LanguageModel
+from jaxspec.corpus import read_texts, token_rows
+from jaxspec.drafters.ngram import count
+from jaxspec.drafters.tables import NGramConfig, Rows, Tables, language_model
+from jaxspec.recipes import TableRecipe
+from jaxspec.weights import orbax
+
+ROWS, WIDTH = 16, 128  # held-out tokens that are predicted at once
+HELDOUT_TEXTS = 512  # enough for two digits
 
 
-def model(rows: Sequence[Sequence[int] | np.ndarray], target: Model, *, order: int, **options: int) -> Model:
-    """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
+class Counted(NamedTuple):
+    """Tables, and what a checkpoint of them says.
 
-    Args:
-        rows: token ids of texts such as the target writes.
-        target: the model to draft for.
-        order, options: see `count`.
-
-    Example:
-        >>> import jax, jaxspec
-        >>> from jaxspec.testing import table_model
-        >>> target = table_model(jax.random.key(1), vocab=3)
-        >>> bigram = model([[0, 1, 2, 1, 2, 0]], target, order=2)
-        >>> prompt = jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
-        >>> jaxspec.generate(target, prompt, drafter=bigram, gamma=2, max_new_tokens=5).lengths.tolist()
-        [5]
+    Attributes:
+        tables, config: see `drafters.tables`.
+        tokenizer: the folder whose tokenizer the texts were read with: the target's.
+        about: provenance, and how often the first guess is right on held-out texts.
     """
-    config, tables = count(
-        rows, vocab_size=target.lm.vocab_size, order=order, start_token=target.lm.start_token, **options
-    )
-    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
+
+    tables: Tables
+    config: NGramConfig
+    tokenizer: Path
+    about: dict[str, Any]
 
 
-def count(
-    rows: Sequence[Sequence[int] | np.ndarray],
-    *,
-    vocab_size: int,
-    order: int,
-    followers: int = 8,
-    least: int = 1,
-    start_token: int | None = None,
-) -> tuple[NGramConfig, Tables]:
-    """The tables of some rows of token ids; no n-gram crosses from one row into the next.
-
-    Args:
-        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
-        vocab_size: number of token ids.
-        order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
-        followers: tokens kept behind each context.
-        least: contexts seen less often than this are left out.
-        start_token: what the decoder's row begins with where its prompt is elsewhere.
+def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
+    """Counts the tables of a recipe in the data of `folder`.
 
     Raises:
-        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
-
-    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
-    >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
-    ((2,), [1, 0])
+        FileNotFoundError, ValueError: the target or the data is not there, or not as the recipe says.
     """
-    if min(order, followers, least) < 1:
-        raise ValueError(f"order is {order}, followers {followers}, least {least}: expected at least 1 of each")
-    if not rows:
-        raise ValueError("got no rows: expected at least one")
-    begin = [] if start_token is None else [start_token]
-    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
-    tokens = np.concatenate(parts).astype(np.int64)
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
-    place = np.concatenate([np.arange(len(part)) for part in parts])  # of each token in its row
-
-    context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
-    if start_token is not None:
-        context[place == 0] = -1  # a start token follows nothing
-    root = _followers(context, tokens, 1, vocab_size, followers)
-    levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
-    for length in range(1, order):
-        before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
-        here = np.flatnonzero((place >= length) & (context >= 0))
-        found, node, seen = np.unique(
-            context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
+    data, asked = recipe.data, recipe.tables
+    target = models.find(asked.target)
+    model, tokenizer = orbax.read_manifest(target).model, models.tokenizer_of(target)
+    texts, held = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
+    few = held[:: -(-len(held) // HELDOUT_TEXTS)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
+        reading = bar.add_task("texts", total=len(texts) + len(few))
+        counting = bar.add_task("orders", total=asked.order)
+        rows, heldout = (token_rows(part, tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
+        config, tables = count(
+            rows,
+            vocab_size=model.vocab_size,
+            order=asked.order,
+            followers=asked.followers,
+            least=asked.least,
+            start_token=getattr(model, "start_token", None),
+            advance=lambda: bar.advance(counting),
         )
-        kept = seen >= least
-        rank = np.where(kept, np.cumsum(kept) - 1, -1)
-        context = np.full(len(tokens), -1)
-        context[here] = rank[node]
-        found = found[kept]
-        if not len(found):
-            break
-        first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
-        parents = len(found)
-        behind = _followers(context, tokens, parents, vocab_size, followers)
-        levels.append(((found % vocab_size).astype(np.int32), first, *behind))
-    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
-    return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
+    about = {
+        "target": asked.target,
+        "texts": len(rows),
+        "tokens": sum(map(len, rows)),
+        "order": asked.order,
+        "least": asked.least,
+        "file": data.train,
+        "field": data.field,
+        "tasks": list(data.tasks),
+        "heldout_hits": round(hits(config, tables, heldout), 3),
+    }
+    return Counted(tables, config, target, about)
 
 
-def _followers(
-    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent tokens behind each context [contexts, keep], and the logarithms of their shares of those."""
-    here = context >= 0
-    pairs, times = np.unique(context[here] * vocab + tokens[here], return_counts=True)
-    order = np.lexsort((pairs % vocab, -times, pairs // vocab))
-    owner, token, times = (pairs // vocab)[order], (pairs % vocab)[order], times[order]
-    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    kept = rank < keep
-    ids, weight = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep))
-    ids[owner[kept], rank[kept]], weight[owner[kept], rank[kept]] = token[kept], times[kept]
-    with np.errstate(divide="ignore"):
-        return ids, np.log(weight / weight.sum(1, keepdims=True)).astype(np.float32)
+def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> float:
+    """The share of the tokens of some rows that are the tables' first guess (of the first 128 tokens of each row).
+
+    >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
+    >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 behind 1 and 2
+    0.6
+    """
+    lm, right, total = language_model(config), 0, 0
+    for first in range(0, len(rows), ROWS):
+        tokens = np.full((ROWS, WIDTH), -1, np.int32)
+        for i, row in enumerate(rows[first : first + ROWS]):
+            tokens[i, : len(row)] = row[:WIDTH]
+        right += int(_right(lm, tables, jnp.asarray(tokens), config.start_token))
+        total += int((tokens >= 0).sum())
+    return right / total
+
+
+@functools.partial(jax.jit, static_argnames=("lm", "start"))
+def _right(lm: LanguageModel, tables: Tables, tokens: Int[Array, "B T"], start: int | None) -> Int[Array, ""]:
+    """How many tokens are what the tables say first behind the ones before; -1 is padding."""
+    before = jnp.full_like(tokens[:, :1], -1 if start is None else start)  # the tables know nothing of -1
+    fed = jnp.concatenate([before, tokens[:, :-1]], axis=1)
+    forward, _ = lm.extend(tables, Rows(jnp.zeros_like(fed), jnp.zeros_like(fed[:, 0])), fed)
+    return jnp.sum(jnp.logical_and(tokens >= 0, jnp.argmax(forward.logits, axis=-1) == tokens))

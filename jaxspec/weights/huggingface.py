@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxspec import families
+from jaxspec import families, folders
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.recipes import net_of
 from jaxspec.weights import int8, tensors
-from jaxspec.weights.orbax import LISTED, CheckpointError, put_in_place
+from jaxspec.weights.orbax import CheckpointError
 
 CONFIG = "config.json"
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
@@ -160,16 +158,11 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
-    beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    beside.mkdir(parents=True)
-    try:
+    with folders.whole(folder) as beside:
         (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
         _write_weights(beside, _theirs(model, family))
-        put_in_place(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
@@ -283,15 +276,11 @@ def _check(
             if name in have and have[name] != shape
         ],
     }
-    lines = [f"\n  {what} ({len(names)}): {_some(names)}" for what, names in parts.items() if names]
+    lines = [f"\n  {what} ({len(names)}): {folders.some(names)}" for what, names in parts.items() if names]
     if lines:
         raise CheckpointError(
             f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:{''.join(lines)}"
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
 
 
 def _dtype(name: str) -> Any:

@@ -2,8 +2,9 @@
 
 The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
 checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
-bfloat16 or int8 (`jaxspec.weights.int8`); all other leaves stay float32. Orbax is handed NumPy arrays, so
-that a checkpoint says nothing of the devices it was saved on and loads on any, without a warning.
+bfloat16 or int8 (`jaxspec.weights.int8`); all other leaves stay float32, and the integers of n-gram tables integers.
+Orbax is handed NumPy arrays, so that a checkpoint says nothing of the devices it was saved on and loads on any, without
+a warning.
 """
 
 from __future__ import annotations
@@ -11,12 +12,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import hashlib
-import json
-import re
 import shutil
 import tomllib
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,15 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import folders
 from jaxspec.base import Params
+from jaxspec.folders import MANIFEST, some
 from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
 from jaxspec.weights import int8
 
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
-MANIFEST = "manifest.toml"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-LISTED = 8  # of many similar complaints, as many are printed
 
 
 class CheckpointError(ValueError):
@@ -46,9 +43,10 @@ class Manifest:
 
     Attributes:
         format: version of the folder's layout.
-        name, family: of the model; the family ("t5", "gpt", "decoder") says which network it is.
+        name, family: of the model; the family ("t5", "gpt", "decoder", "ngram") says which network it is, or that it is
+            tables.
         dtype: how matrices are stored: "float32", "bfloat16" or "int8".
-        parameters: number of weights (scales of int8 matrices not counted).
+        parameters: number of weights or table entries (scales of int8 matrices not counted).
         model: the configuration of the family.
         files: [size in bytes, SHA-256] of every other file, by its path in the folder.
         about: where the weights come from and what was measured; plain values.
@@ -97,24 +95,20 @@ def save(
     """
     folder, tokenizer_folder = Path(folder).expanduser().resolve(), Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
-    _check_free(folder, overwrite)
-    params = jax.tree.map(lambda x: np.asarray(x).astype(np.float32, copy=False), params)
+    if complaint := folders.occupied(folder, "checkpoint", overwrite):
+        raise CheckpointError(complaint)
+    params = jax.tree.map(_as_float32, jax.tree.map(np.asarray, params))
     if complaint := _differences(_abstract(config, family), params):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
     if bad := [path for path, x in _by_path(params).items() if not np.isfinite(x).all()]:
-        raise CheckpointError(f"{name}: NaN or infinity in {_some(bad)}: nothing was saved")
-    beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
-    beside.mkdir(parents=True)
-    try:
+        raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
+    with folders.whole(folder) as beside:
         _write_params(beside / "params", _stored(params, dtype))
         for file in TOKENIZER:
             shutil.copyfile(tokenizer_folder / file, beside / file)
         count = sum(x.size for x in jax.tree.leaves(params))
-        manifest = Manifest(FORMAT, name, family, dtype, count, config, _fingerprints(beside), about)
+        manifest = Manifest(FORMAT, name, family, dtype, count, config, folders.fingerprints(beside), about)
         _write_manifest(beside / MANIFEST, manifest)
-        put_in_place(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return manifest
 
 
@@ -122,18 +116,20 @@ def restore(folder: str | Path) -> tuple[Params, Any, Manifest]:
     """Reads a checkpoint, having checked every file of it.
 
     Returns:
-        The parameters (float32, on the default device), the network's configuration, and the manifest.
+        The parameters (float32, integers where they are tables; on the default device), the network's configuration,
+        and the manifest.
 
     Raises:
         CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
     """
     folder = Path(folder).expanduser().absolute()
     manifest = read_manifest(folder)
-    _check_files(folder, manifest.files)
+    if complaint := folders.damage(folder, manifest.files):
+        raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
     abstract = _abstract(manifest.model, manifest.family)
     stored = _read_params(folder, jax.eval_shape(lambda params: _stored(params, manifest.dtype), abstract))
-    params = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), int8.dequantise(stored))
-    return params, manifest.model, manifest
+    params = jax.tree.map(lambda x: _as_float32(jnp.asarray(x)), int8.dequantise(stored))
+    return _in_the_shape_of(abstract, params), manifest.model, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -195,50 +191,6 @@ def suggest(wanted: str, names: Iterable[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 
-def to_toml(table: dict[str, Any]) -> str:
-    """A table of plain values, and of tables of plain values, as TOML.
-
-    >>> table = {"name": 'a "b"', "model": {"dim": 4, "rates": [0.5, 1e-05], "tied head": True}}
-    >>> print(to_toml(table), end="")
-    name = "a \\"b\\""
-    <BLANKLINE>
-    [model]
-    dim = 4
-    rates = [0.5, 1e-05]
-    "tied head" = true
-    """
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    lines = [f"{_key(key)} = {_value(value, key)}" for key, value in plain.items()]
-    for name, inner in table.items():
-        if isinstance(inner, dict):
-            lines += ["", f"[{_key(name)}]"]
-            lines += [f"{_key(key)} = {_value(value, f'{name}.{key}')}" for key, value in inner.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
-
-
-def _value(value: Any, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):  # float.__repr__: a NumPy float64 is one too, but prints its type
-        return float.__repr__(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(item, where) for item in value)}]"
-    raise CheckpointError(f"{where} is {value!r}: a manifest holds strings, ints, floats, booleans and lists of these")
-
-
-def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which only TOML wants escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}, expected one of {DTYPES}")
@@ -251,47 +203,13 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
 
 
-def _check_free(folder: Path, overwrite: bool) -> None:
-    if not folder.exists():
-        return
-    if not overwrite:
-        raise CheckpointError(f"{folder} exists: pass overwrite=True to replace it, or choose another name")
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder} is no checkpoint (it has no {MANIFEST}): it will not be overwritten")
-
-
 def _check_manifest(manifest: Manifest) -> None:
     if manifest.dtype not in DTYPES:
         raise RecipeError(f"dtype is {manifest.dtype!r}, expected one of {DTYPES}")
-    for file, entry in manifest.files.items():
-        if not (isinstance(entry, list) and [type(item) for item in entry] == [int, str]):
-            raise RecipeError(f"[files] {file} must be [size, sha256], got {entry!r}")
+    if complaint := folders.ill_formed(manifest.files):
+        raise RecipeError(complaint)
     if absent := [file for file in ("params/_METADATA", *TOKENIZER) if file not in manifest.files]:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
-
-
-def _check_files(folder: Path, files: dict[str, list[Any]]) -> None:
-    complaints = []
-    for file, (size, digest) in files.items():
-        path = folder / file
-        if not path.is_file():
-            complaints.append(f"{file} is missing")
-        elif (got := path.stat().st_size) != size:
-            complaints.append(f"{file} has {got} bytes, expected {size}")
-        elif (got := _sha256(path)) != digest:
-            complaints.append(f"{file} is altered (SHA-256 {got[:12]}..., expected {digest[:12]}...)")
-    if complaints:
-        raise CheckpointError(f"{folder} is damaged: {_some(complaints)}. Copy or build the checkpoint again")
-
-
-def _fingerprints(folder: Path) -> dict[str, list[Any]]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, _sha256(path)] for path in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_manifest(path: Path, manifest: Manifest) -> None:
@@ -299,22 +217,11 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     model = dataclasses.asdict(manifest.model)
     # TOML has no null: a None is left out, and is the default of each field that may be None.
     table["model"] = {key: value for key, value in model.items() if value is not None}
-    path.write_text(to_toml(table), encoding="utf-8", newline="\n")
-
-
-def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder that is complete; what was there goes only when that has worked."""
-    if not folder.exists():
-        new.rename(folder)
-        return
-    old = new.with_suffix(".old")
-    folder.rename(old)
     try:
-        new.rename(folder)
-    except BaseException:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old)
+        text = folders.to_toml(table)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _write_params(folder: Path, params: Params) -> None:
@@ -350,6 +257,17 @@ def _stored(params: Params, dtype: str) -> Params:
     return int8.quantise(params) if dtype == "int8" else cast(params, jnp.dtype(dtype))
 
 
+def _as_float32(x: Any) -> Any:
+    """Integers are what tables hold, and stay."""
+    return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
+
+
+def _in_the_shape_of(abstract: Params, params: Params) -> Params:
+    """Orbax gives dicts and lists back; these are the same leaves in the containers of `abstract`."""
+    leaves = _by_path(params)
+    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in _by_path(abstract)])
+
+
 def _by_path(tree: Params) -> dict[str, Any]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
@@ -367,7 +285,7 @@ def _differences(expected: Params, got: Params) -> str:
             if path in have and _shape(have[path]) != _shape(x)
         ],
     }
-    return "".join(f"\n  {what}: {_some(paths)}" for what, paths in parts.items() if paths)
+    return "".join(f"\n  {what}: {some(paths)}" for what, paths in parts.items() if paths)
 
 
 def _shape(x: Any) -> str:
@@ -376,8 +294,3 @@ def _shape(x: Any) -> str:
     'float32[2, 3]'
     """
     return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxspec.weights.orbax import LISTED, CheckpointError
+from jaxspec.folders import some
+from jaxspec.weights.orbax import CheckpointError
 
 
 class Shard(NamedTuple):
@@ -62,10 +63,9 @@ def _files(folder: Path, name: str) -> list[Path]:
     if outside := [file for file in listed if not isinstance(file, str) or Path(file).name != file]:
         raise CheckpointError(f"{index} names {outside[0]!r}: expected files of the same folder")
     if absent := [file for file in listed if not (folder / file).is_file()]:
-        some = ", ".join(absent[:LISTED]) + (", ..." if len(absent) > LISTED else "")
         raise CheckpointError(
             f"{folder} is incomplete: of the {len(listed)} files that {index.name} lists, {len(absent)} are not there "
-            f"({some}). Finish the download"
+            f"({some(absent)}). Finish the download"
         )
     return [folder / file for file in listed]
 

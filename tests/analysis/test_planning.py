@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import Prompt
+from jaxspec import Prompt, drafters
 from jaxspec.analysis import planning, theory
 from jaxspec.analysis.roofline import load_of
 from jaxspec.nets import gpt, t5
 from jaxspec.testing import table_model
-from jaxspec.training import ngrams
 
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
 
@@ -62,7 +61,7 @@ def test_of_a_pair():
 
 def test_operations_ratio():
     target = table_model(jax.random.key(1), vocab=5)
-    bigram = ngrams.model([[0, 1, 2, 1]], target, order=2)
+    bigram = drafters.ngram([[0, 1, 2, 1]], target, order=2)
     assert planning.operations_ratio(target, bigram) == 0
     half = target._replace(params=target.params[: len(target.params) // 2])
     assert planning.operations_ratio(target, half) == pytest.approx(half.params.size / target.params.size)

@@ -2,13 +2,17 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
+import jaxspec
 from jaxspec import model
 from jaxspec.cli import train
 from jaxspec.cli.main import app
+from jaxspec.nets import gpt
 from jaxspec.training import debian, debian_index, run, tokenizer
 from jaxspec.weights import orbax
 
@@ -102,6 +106,65 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
 def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypatch):
     monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
     assert said in refused(*arguments)
+
+
+COUNTED = """
+name = "pairs"
+family = "ngram"
+[data]
+train = "train.jsonl"
+heldout = "heldout.jsonl"
+[tables]
+target = "trained/target"
+order = 2
+"""
+
+
+@pytest.fixture
+def target(project):
+    """A checkpoint to draft for."""
+    config = gpt.GPTConfig(12, dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    params = gpt.init(config, jax.random.key(0))
+    options = dict(name="target", family="gpt", dtype="float32", about={})
+    orbax.save(project / "trained" / "target", params, config, project / "data" / "words", **options)
+    (project / "pairs.toml").write_text(COUNTED)
+
+
+def test_tables_are_counted_saved_loaded_and_drafted_with(target):
+    result = call("pairs.toml")
+    assert result.exit_code == 0, result.output
+    assert "trained/pairs: " in result.stdout and "contexts: 9 of 1 tokens; the first guess is right for 90.0%" in (
+        result.stdout.replace("\n", " ")
+    )
+    loaded, base = model.load("trained/pairs"), model.load("trained/target")
+    out = jaxspec.generate(base, "the old", drafter=loaded, gamma=2, max_new_tokens=6)
+    assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
+    guess, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
+    assert int(guess.logits.argmax()) == WORDS.index("old")
+    about = orbax.read_manifest("trained/pairs").about
+    assert (about["target"], about["order"], about["texts"], about["tokens"]) == ("trained/target", 2, 4, 40)
+    assert "is there already" in refused("pairs.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--steps", "3"], "pairs is counted, not trained: it has no --steps"),
+        (["--dtype", "int8"], "tables are integers and have none"),
+        (["--data", "elsewhere"], "`jaxspec train --prepare-data --data elsewhere`"),
+    ],
+)
+def test_what_counting_cannot_do_is_refused(target, arguments, said):
+    assert said in refused("pairs.toml", *arguments)
+
+
+def test_a_crash_while_counting_leaves_nothing(target, project, monkeypatch):
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(orbax, "_write_manifest", crash)
+    assert call("pairs.toml").exit_code == 130
+    assert [path.name for path in (project / "trained").iterdir()] == ["target"]
 
 
 def test_an_unknown_key_of_a_recipe_is_named(project):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.base import Prompt
-from jaxspec.drafters import ngram
+from jaxspec.drafters import tables as ngram
+from jaxspec.drafters.ngram import count
 from jaxspec.testing import certify, table_model
-from jaxspec.training import ngrams
 
 RANDOM = np.random.default_rng(0)
 VOCAB = 7
@@ -37,7 +38,7 @@ def by_dictionary(rows, order, followers, least):
 
 @pytest.mark.parametrize(("order", "followers", "least"), [(1, 3, 1), (2, 8, 1), (3, 2, 2), (4, 3, 1)])
 def test_tables_are_the_counts_with_back_off(order, followers, least):
-    config, tables = ngrams.count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
+    config, tables = count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
     expected = by_dictionary(ROWS, order, followers, least)
     assert config.contexts == tuple(sum(len(c) == n for c in expected) for n in range(1, order))
     lm, row = ngram.language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
@@ -52,7 +53,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
 
 
 def test_a_row_that_was_rewound_reads_only_what_it_holds():
-    config, tables = ngrams.count(ROWS, vocab_size=VOCAB, order=3)
+    config, tables = count(ROWS, vocab_size=VOCAB, order=3)
     lm = ngram.language_model(config)
     _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), 8)
     _, wrong = lm.extend(tables, cache, jnp.array([[5, 5]]))
@@ -62,7 +63,7 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
 
 
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
-    config, tables = ngrams.count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
+    config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
     assert config.contexts == (2,)  # behind 0 and behind 3; what ends a text has no followers
     first, _ = ngram.language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), 4)
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
@@ -70,7 +71,7 @@ def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
 
 def test_the_law_of_the_text_is_the_targets():
     target = table_model(jax.random.key(1), 3)
-    drafter = ngrams.model([[0, 1, 1, 2, 0, 1, 2, 2, 1, 0]], target, order=3, followers=2)
+    drafter = drafters.ngram([[0, 1, 1, 2, 0, 1, 2, 2, 1, 0]], target, order=3, followers=2)
     assert certify(target, drafter=drafter, gamma=2, prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2]))) < 1e-5
 
 
@@ -82,17 +83,35 @@ def test_more_context_guesses_better():
     texts = [row[:n].tolist() for row, n in zip(plain.tokens, plain.lengths, strict=True)]
     kept = []
     for order in (1, 3):
-        drafter = ngrams.model(texts, target, order=order)
+        drafter = drafters.ngram(texts, target, order=order)
         out = jaxspec.generate(target, prompts, drafter=drafter, gamma=3, max_new_tokens=40)
         np.testing.assert_array_equal(out.tokens, jaxspec.generate(target, prompts, max_new_tokens=40).tokens)
         kept.append(float(np.sum(out.stats.accepted)))
     assert kept[1] > 1.5 * kept[0]
 
 
+def test_texts_are_read_with_the_targets_tokenizer():
+    """And each ends with the end-of-sequence token, as what the target writes does."""
+
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, texts, **options):
+            return {"input_ids": [[ord(letter) - ord("a") + 1 for letter in text] for text in texts]}
+
+    target = table_model(jax.random.key(1), 4)._replace(tokenizer=Letters())
+    from_texts, from_rows = (drafters.bigram(x, target) for x in (["ab", "abc"], [[1, 2, 0], [1, 2, 3, 0]]))
+    for a, b in zip(jax.tree.leaves(from_texts.params), jax.tree.leaves(from_rows.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert drafters.unigram(["ab"], target).config.contexts == ()
+    with pytest.raises(ValueError, match="got texts, and the target has no tokenizer"):
+        drafters.bigram(["ab"], target._replace(tokenizer=None))
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="order is 0, followers 8, least 1: expected at least 1 of each"):
-        ngrams.count([[1]], vocab_size=2, order=0)
+        count([[1]], vocab_size=2, order=0)
     with pytest.raises(ValueError, match="got no rows"):
-        ngrams.count([], vocab_size=2, order=1)
+        count([], vocab_size=2, order=1)
     with pytest.raises(ValueError, match="ids range from 1 to 5: expected 0 to 4"):
-        ngrams.count([[1, 5]], vocab_size=5, order=1)
+        count([[1, 5]], vocab_size=5, order=1)

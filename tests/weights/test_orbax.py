@@ -11,6 +11,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from jaxspec import folders
+from jaxspec.drafters import tables
+from jaxspec.drafters.ngram import count
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -97,6 +100,16 @@ def test_round_trip(family, dtype, tokenizer, tmp_path):
     assert manifest.parameters == sum(x.size for x in jax.tree.leaves(params))
 
 
+def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
+    config, counted = count([[1, 2, 3, 1, 2, 4], [2, 2]], vocab_size=5, order=3, followers=2)
+    save(tmp_path / "tri", counted, config, tokenizer, name="tri", family="ngram", dtype="float32", about={})
+    got, got_config, manifest = restore(tmp_path / "tri")
+    assert jax.tree.structure(got) == jax.tree.structure(counted) and equal(got, counted)
+    assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(got))
+    assert got_config == config and manifest.family == "ngram"
+    assert equal(jax.tree.map(jnp.zeros_like, counted), tables.init(config, jax.random.key(0)))
+
+
 def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
     """Rounding happens once: an int8 checkpoint that is read and written again is the same model."""
     options = {"name": "tiny", "family": "gpt", "dtype": "int8", "about": {}}
@@ -161,7 +174,7 @@ def test_no_manifest(copy):
         ("[model]", "[model", "cannot be used: .*line"),
         ("format = 1", "format = 2", "format is 2, this version of jaxspec reads format 1"),
         ("format = 1\n", "", "format is None"),
-        ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['decoder', 'gpt', 't5'\]"),
+        ('family = "t5"', 'family = "rnn"', r"family is 'rnn', expected one of \['decoder', 'gpt', 'ngram', 't5'\]"),
         ('dtype = "float32"\nparameters', 'dtype = "int4"\nparameters', "dtype is 'int4', expected one of"),
         ("dim = 16\nff", 'dim = "16"\nff', r"\[model\] dim must be of type int, got '16'"),
         ("heads = 2", "headz = 2", r"\[model\] has an unknown key 'headz': did you mean 'heads'"),
@@ -300,14 +313,15 @@ def test_its_own_tokenizer_may_be_used(copy):
 
 @pytest.mark.parametrize("broken", ["_write_params", "_write_manifest", "put_in_place"])
 def test_a_crash_leaves_the_old_checkpoint(copy, tokenizer, monkeypatch, broken):
-    intact = getattr(orbax, broken)
+    where = folders if broken == "put_in_place" else orbax
+    intact = getattr(where, broken)
 
     def crash(*args):
         if broken != "put_in_place":
             intact(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(orbax, broken, crash)
+    monkeypatch.setattr(where, broken, crash)
     with pytest.raises(KeyboardInterrupt):
         save_other(copy, tokenizer, overwrite=True)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]

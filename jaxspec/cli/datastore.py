@@ -1,0 +1,61 @@
+"""`jaxspec datastore`: from texts to a datastore, which `jaxspec.drafters.retrieval` drafts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def datastore(
+    texts: Annotated[
+        list[Path],
+        typer.Argument(help="JSON lines (.jsonl), or text files in which blank lines part the texts.", metavar="TEXTS"),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the datastore goes.")],
+    tokenizer: Annotated[str, typer.Option(help="The target's checkpoint: a folder, or the name of a shipped one.")],
+    field: Annotated[str, typer.Option(help="Of JSON lines: which field is what the target writes.")] = "text",
+    task: Annotated[
+        list[str] | None, typer.Option(help="Of JSON lines: only those with this `task`. May be repeated.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the datastore at --out.")] = False,
+) -> None:
+    """Build a datastore of texts such as the target writes, to draft from (retrieval).
+
+    The texts are tokenised as the target does, and their suffixes sorted: 25 MB of text take a quarter of a
+    minute of one core, half a gigabyte of memory and 35 MB on disk. For the data of the recipes:
+
+        jaxspec datastore data/t5.train.jsonl --field output --tokenizer debian-t5-base --out store
+
+    and then `drafter=jaxspec.drafters.retrieval("store", target)`.
+    """
+    from jaxspec import corpus, folders, model
+    from jaxspec import datastore as stores
+    from jaxspec.weights import orbax
+
+    if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
+        raise ValueError(complaint.replace("pass overwrite=True", "--overwrite"))
+    checkpoint = model.find(tokenizer)
+    config, reader = orbax.read_manifest(checkpoint).model, model.tokenizer_of(checkpoint)
+    found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
+        rows = corpus.token_rows(found, reader, lambda count: bar.advance(reading, count))
+        try:
+            store = stores.build(
+                rows,
+                vocab_size=config.vocab_size,
+                start_token=getattr(config, "start_token", None),  # of an encoder-decoder
+                vocabulary=stores.vocabulary_of(reader),
+                advance=lambda: bar.advance(sorting),
+            )
+        except ModuleNotFoundError as error:
+            raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]"') from error
+    about = {"texts": [path.name for path in texts], "field": field, "tasks": task or [], "tokenizer": checkpoint.name}
+    manifest = stores.save(out, store, about, overwrite=overwrite)
+    size = sum(entry[0] for entry in manifest.files.values())
+    print(f"{out}: {manifest.tokens:,} tokens of {manifest.documents:,} texts, {size:,} bytes")

@@ -1,0 +1,84 @@
+"""Texts, and the token rows that a model would write them as: what tables and datastores are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+CHUNK = 2048  # texts that are tokenised between two reports of progress
+
+
+def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ()) -> list[str]:
+    """The texts of a file.
+
+    Args:
+        path: JSON lines (`.jsonl`), of which one field is read; any other file is plain text, in which blank lines
+            part one text from the next.
+        field: of JSON lines.
+        tasks: only lines whose `task` is one of these; all if there are none.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no JSON object with that field, or there is no text at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "texts.txt"
+        >>> _ = path.write_text("one text\\nof two lines\\n\\n\\nanother\\n")
+        >>> read_texts(path)
+        ['one text\\nof two lines', 'another']
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no text at {path}: expected a .jsonl file or a text file")
+    if path.suffix == ".jsonl":
+        texts = list(_field(path, field, tasks))
+    else:
+        try:
+            paragraphs = path.read_text(encoding="utf-8").split("\n\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text: {error}. Expected UTF-8") from None
+        texts = [text.strip("\n") for text in paragraphs]
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError(f"{path} has no text" + (f" of the tasks {list(tasks)}" if tasks else ""))
+    return texts
+
+
+def _field(path: Path, field: str, tasks: Sequence[str]) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
+            if not (isinstance(row, dict) and isinstance(row.get(field), str)):
+                has = sorted(row) if isinstance(row, dict) else type(row).__name__
+                raise ValueError(f"{path}, line {number} has no text {field!r}: got {has}")
+            if not tasks or row.get("task") in tasks:
+                yield row[field]
+
+
+def token_rows(
+    texts: Sequence[str], tokenizer: Any, advance: Callable[[int], object] = lambda count: None
+) -> list[Int[np.ndarray, " tokens"]]:
+    """Each text as a model that reads it with `tokenizer` would write it: its tokens, and the end-of-sequence token.
+
+    Args:
+        texts: what to tokenise.
+        tokenizer: a Hugging Face tokenizer.
+        advance: told, now and then, how many more texts have been tokenised.
+    """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = []
+    for first in range(0, len(texts), CHUNK):
+        chunk = list(texts[first : first + CHUNK])
+        ids = tokenizer(chunk, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        rows += [np.array([*row, *end], np.int32) for row in ids]
+        advance(len(chunk))
+    return rows

@@ -1,0 +1,202 @@
+"""N-gram tables that grow while a row is generated: the target's own top tokens behind each context it has read.
+
+N-gram-assisted decoding, as in Ou, Chen and Tian (arXiv 2404.08698): nothing is trained, and each pass of the target,
+which is paid for anyway, fills the tables.
+
+Shapes: B batch, P prompt, T step, G gamma; O context lengths, longest first; W tokens of the longest context; H slots
+of a table; K tokens kept behind a context; E = W + K numbers of an entry.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+
+NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
+SHARES = 840  # of a vote; divisible by 1 to 8
+
+
+# Hash tables, one for each context length. An entry is a context (its tokens, NO_TOKEN before a shorter one), so that
+# another one in its slot is not taken for it, and the best tokens behind it, the best first.
+Entries = Int[Array, "B O H E"]
+
+
+@functools.cache
+def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
+    """Proposes, with certainty, what the target said last behind the same n - 1, n - 2, ..., 1 tokens.
+
+    At every position that it has verified the target says which `top` tokens it finds most probable: they are
+    remembered for the contexts that end there, in place of what was remembered before. The prompt's own n-grams come
+    first. A draft follows the tables from guess to guess, and ends where no context is known; where not even the first
+    one is, the row proposes nothing.
+
+    The guess is a vote: the i-th best token behind a context of length m gets 2^m / i, so that the longest context
+    decides, unless its second choice is the first of several shorter ones.
+
+    Exact: the proposal is a point mass, and tables are a function of the committed tokens alone. Only positions up to
+    the last accepted guess are read; those behind it, which the target has seen too, follow tokens that were rejected.
+    Each position is entered once, in order, so that it does not matter how rounds fell either. State: 74 kB
+    a row as it stands, 4 (n - 1) slots (n - 1 + top) bytes.
+
+    Args:
+        n: length of the longest n-grams, 2 for bigrams.
+        top: tokens remembered behind a context. They cost nothing, and on the shipped models more than one changes no
+            more than the third digit of the tokens per round.
+        slots: contexts of one length that a row remembers; of two in one slot the later one is.
+
+    Raises:
+        ValueError: n < 2, or top or slots < 1.
+
+    Example:
+        >>> drafter = online_ngram(n=3)
+        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
+        >>> draft, state = drafter.propose(None, None, drafter.init(None, row, 0, None), row, 2, None)
+        >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
+        ([[7, 8]], [2])
+        >>> said = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
+        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7]))
+        >>> state = drafter.commit(None, state, row, Verdict(jnp.array([0]), jnp.array([9])), said)
+        >>> draft, _ = drafter.propose(None, None, state, Prompt(jnp.array([[4, 6]]), jnp.array([2])), 2, None)
+        >>> draft.tokens.tolist(), draft.length.tolist()  # behind 5 6, and so behind 6, the target has said 9
+        ([[9, 0]], [1])
+    """
+    if n < 2 or top < 1 or slots < 1:
+        raise ValueError(f"n is {n}, top {top} and slots {slots}: expected at least 2, 1 and 1")
+    sizes = tuple(range(n - 1, 0, -1))
+    weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
+
+    def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Entries:
+        del params, room, forward
+        batch, width = prompt.tokens.shape
+        empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
+        at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
+        followed = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
+        followed = jnp.pad(followed, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)
+        inside = at < prompt.length[:, None] - 1
+        return _enter(empty, _contexts(_behind(prompt, at, n - 1), sizes), followed, inside)
+
+    def propose(
+        keys: Keys,
+        params: Params,
+        state: Entries,
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
+    ) -> tuple[Draft, Entries]:
+        del keys, params, to_law, budget  # guesses are free
+
+        def guess(carry, _):
+            last, goes_on = carry
+            known, tokens = _look_up(state, _contexts(last[:, None, :], sizes))
+            goes_on = jnp.logical_and(goes_on, jnp.any(known, axis=1))
+            token = jnp.where(goes_on, _vote(known, tokens, jnp.array(weight, jnp.int32)), 0)
+            return (jnp.concatenate([last[:, 1:], token[:, None]], axis=1), goes_on), (token, goes_on)
+
+        last = _behind(context, context.length[:, None] - 1, n - 1)[:, 0]
+        start = last, jnp.ones(last.shape[:1], bool)
+        _, (tokens, goes_on) = jax.lax.scan(guess, start, None, length=gamma)
+        length = jnp.sum(goes_on, axis=0, dtype=context.length.dtype)
+        return Draft(tokens.T, None, length), state
+
+    def commit(params: Params, state: Entries, context: Prompt, verdict: Verdict, forward: Forward) -> Entries:
+        del params
+        step = jnp.arange(forward.logits.shape[1], dtype=context.length.dtype)[None, :]
+        # Where the round began. Not so in a row that has ended, which may have kept fewer; but it drafts no more.
+        at = context.length[:, None] - 2 - verdict.num_accepted[:, None] + step
+        verified = step <= verdict.num_accepted[:, None]
+        kept = min(top, forward.logits.shape[-1])
+        best = jax.lax.top_k(forward.logits, kept)[1].astype(jnp.int32)
+        best = jnp.pad(best, ((0, 0), (0, 0), (0, top - kept)), constant_values=NO_TOKEN)
+        contexts = _contexts(_behind(context, at, n - 1), sizes)
+        return _enter(state, contexts, best, verified)
+
+    return Drafter(init, propose, commit, abstains=True)
+
+
+def _behind(row: Prompt, at: Int[Array, "B T"], width: int) -> Int[Array, "B T W"]:
+    """The tokens that end at each position; NO_TOKEN before the row's beginning.
+
+    >>> _behind(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([[0, 2]]), 2).tolist()
+    [[[-1, 4], [5, 6]]]
+    """
+    index = at[..., None] + jnp.arange(1 - width, 1, dtype=at.dtype)[None, None, :]
+    flat = jnp.maximum(index, 0).reshape(at.shape[0], -1)
+    known = jnp.take_along_axis(row.tokens, flat, axis=1, mode="clip").reshape(index.shape)
+    return jnp.where(index >= 0, known, NO_TOKEN)
+
+
+def _contexts(last: Int[Array, "B T W"], sizes: tuple[int, ...]) -> Int[Array, "B O T W"]:
+    """The last few tokens, for each number of tokens; nothing but NO_TOKEN where there are not so many.
+
+    >>> _contexts(jnp.array([[[4, 5], [-1, 6]]]), (2, 1)).tolist()
+    [[[[4, 5], [-1, -1]], [[-1, 5], [-1, 6]]]]
+    """
+    each = []
+    for size in sizes:
+        first = last.shape[-1] - size
+        inside = (jnp.arange(last.shape[-1]) >= first)[None, None, :]
+        each.append(jnp.where(jnp.logical_and(inside, last[..., first : first + 1] >= 0), last, NO_TOKEN))
+    return jnp.stack(each, axis=1)
+
+
+def _slot(context: Int[Array, "*shape W"], slots: int) -> Int[Array, "*shape"]:
+    """Where in a table of so many slots a context belongs."""
+    total = jnp.zeros(context.shape[:-1], jnp.uint32)
+    for i in range(context.shape[-1]):
+        # A product's upper bits depend on all bits of a token: they are brought down, twice.
+        for factor in (0x9E3779B1, 0x85EBCA6B):  # odd, without a pattern
+            total = (total ^ context[..., i].astype(jnp.uint32)) * jnp.uint32(factor)
+            total = total ^ (total >> 15)
+    return (total % jnp.uint32(slots)).astype(jnp.int32)
+
+
+def _enter(
+    entries: Entries,
+    contexts: Int[Array, "B O T W"],
+    best: Int[Array, "B T K"],
+    wanted: Bool[Array, "B T"],
+) -> Entries:
+    """Puts what follows each wanted position into the tables; of two positions with one slot the later one stays."""
+    slots = entries.shape[2]
+    real = jnp.logical_and(wanted[:, None, :], contexts[..., -1] >= 0)
+    slot = jnp.where(real, _slot(contexts, slots), slots)
+    turn = jnp.broadcast_to(jnp.arange(slot.shape[2], dtype=jnp.int32), slot.shape)
+    new = jnp.broadcast_to(best[:, None], (*slot.shape, best.shape[-1]))
+    new = jnp.concatenate([contexts, new], axis=-1)
+
+    def one(table, slot, turn, new):
+        # A scatter that meets a slot twice may leave either: the highest turn is the same in any order.
+        latest = jnp.full((slots + 1,), -1, jnp.int32).at[slot].max(turn)
+        return table.at[jnp.where(latest[slot] == turn, slot, slots)].set(new, mode="drop")
+
+    return jax.vmap(jax.vmap(one))(entries, slot, turn, new)
+
+
+def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:
+    """Which contexts are known, and the best tokens behind them."""
+    width = contexts.shape[-1]
+    slot = _slot(contexts, entries.shape[2])
+    entry = jnp.take_along_axis(entries, slot[..., None], axis=2)[:, :, 0]
+    same = jnp.all(entry[..., :width] == contexts[:, :, 0], axis=-1)
+    return jnp.logical_and(same, contexts[:, :, 0, -1] >= 0), entry[..., width:]
+
+
+def _vote(known: Bool[Array, "B O"], tokens: Int[Array, "B O K"], weight: Int[Array, " OK"]) -> Int[Array, " B"]:
+    """The token with the most votes; of equal ones the first.
+
+    >>> tokens = jnp.array([[[7, 8], [8, 9]]])
+    >>> [int(_vote(jnp.array([known]), tokens, jnp.array([4, 2, 3, 1]))[0]) for known in ([True, True], [True, False])]
+    [8, 7]
+    """
+    flat = tokens.reshape(tokens.shape[0], -1)
+    votes = jnp.where(jnp.logical_and(known[..., None], tokens >= 0).reshape(flat.shape), weight[None, :], 0)
+    same = flat[:, :, None] == flat[:, None, :]
+    total = jnp.sum(jnp.where(same, votes[:, None, :], 0), axis=-1)
+    total = jnp.where(votes > 0, total, 0)
+    return jnp.take_along_axis(flat, jnp.argmax(total, axis=1)[:, None], axis=1)[:, 0]

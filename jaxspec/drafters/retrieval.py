@@ -1,0 +1,188 @@
+"""Retrieval: what followed the last tokens in a datastore of texts (REST, He et al., arXiv 2311.08252).
+
+Shapes: B batch, K lengths of match, W tokens of the longest match, C candidates, G gamma; N and M as in `datastore`.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxspec import datastore
+from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
+from jaxspec.datastore import Datastore, DatastoreError
+
+BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
+
+
+class Store(NamedTuple):
+    """A datastore on the device: what the drafter has for parameters."""
+
+    tokens: Int[Array, " N"]
+    suffixes: Int[Array, " M"]
+
+
+def retrieval(
+    store: Datastore | str | Path,
+    target: Model | None = None,
+    *,
+    longest: int = 8,
+    shortest: int = 2,
+    candidates: int = 32,
+) -> Drafter:
+    """Proposes, with certainty, how a datastore's texts go on most often behind the last few tokens.
+
+    The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
+    bisection in its suffix array. Of the places where the longest match occurs at most `candidates`, evenly spread over
+    their order, vote for the next token, those that said it for the one after, and so on; a tie goes to the lowest id.
+    The draft ends where no candidate goes on, and is empty where nothing matches. Everything happens on the
+    device: the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 - 1 ids or more) for the token.
+
+    Args:
+        store: what `datastore.load` gives, or the folder.
+        target: if given, the datastore must have been built with its vocabulary.
+        longest, shortest: tokens to match, at most and at least. 1 guesses most often, more guesses better.
+        candidates: most occurrences that vote.
+
+    Raises:
+        ValueError: not 1 <= shortest <= longest, no candidates, or a datastore that is damaged or the target's tokens
+            are not those it was built with.
+
+    Example:
+        >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
+        >>> row = Prompt(jnp.array([[3, 6, 7, 0]]), jnp.array([3]))
+        >>> draft, _ = drafter.propose(None, drafter.params, (), row, 3, None)
+        >>> draft.tokens.tolist(), draft.length.tolist()
+        ([[8, 5, 0]], [2])
+    """
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
+    if candidates < 1:
+        raise ValueError(f"candidates is {candidates}: expected at least 1")
+    if not isinstance(store, Datastore):
+        store = datastore.load(store)
+    if target is not None:
+        _check(store, target)
+    params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
+    return _retrieval(longest, shortest, candidates)._replace(params=params)
+
+
+def _check(store: Datastore, target: Model) -> None:
+    if store.vocab_size > target.lm.vocab_size:
+        raise DatastoreError(f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}")
+    if target.tokenizer is not None and store.vocabulary not in ("", datastore.vocabulary_of(target.tokenizer)):
+        raise DatastoreError(
+            f"the datastore was built with another vocabulary than that of {target.name or 'the target'}: build one "
+            "with the target's tokenizer"
+        )
+
+
+@functools.cache
+def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
+    def init(params: Store, prompt: Prompt, room: int, forward: Forward) -> tuple[()]:
+        del params, prompt, room, forward
+        return ()
+
+    def propose(
+        keys: Keys,
+        params: Store,
+        state: tuple[()],
+        context: Prompt,
+        gamma: int,
+        to_law: ToLaw,
+        budget: Budget | None = None,
+    ) -> tuple[Draft, tuple[()]]:
+        del keys, to_law, budget  # guesses are free
+        sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
+        low, high = _ranges(params, _wanted(context, sizes, longest), sizes)
+        best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs
+        low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))
+        voter = jnp.arange(candidates, dtype=jnp.int32)[None, :]
+        count = jnp.minimum(high - low, candidates)
+        # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
+        each, left = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
+        chosen = low + voter * each + voter * left // jnp.maximum(count, 1)
+        found = params.suffixes[jnp.minimum(chosen, params.suffixes.shape[0] - 1)] + sizes[best]
+        follow = _read(params, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
+        tokens, length = _vote(follow, voter < count)
+        return Draft(tokens, None, length.astype(context.length.dtype)), state
+
+    def commit(params: Params, state: tuple[()], context: Prompt, verdict: Verdict, forward: Forward) -> tuple[()]:
+        del params, context, verdict, forward
+        return state
+
+    return Drafter(init, propose, commit, abstains=True)
+
+
+def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
+    """The last few tokens of each row, as the datastore has them, for each number of tokens; 0 behind them.
+
+    >>> _wanted(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
+    [[[6, 7], [7, 0]]]
+    """
+    step = jnp.arange(longest, dtype=row.length.dtype)[None, None, :]
+    at = row.length[:, None, None] - sizes[None, :, None] + step
+    flat = jnp.maximum(at, 0).reshape(at.shape[0], -1)
+    known = jnp.take_along_axis(row.tokens, flat, axis=1, mode="clip").reshape(at.shape) + 1
+    return jnp.where(step < sizes[None, :, None], jnp.where(at >= 0, known, BEFORE), 0)
+
+
+def _read(store: Store, at: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """What stands at some positions; the last one, which ends a document, beyond the end."""
+    return store.tokens[jnp.minimum(at, store.tokens.shape[0] - 1)].astype(jnp.int32)
+
+
+def _ranges(
+    store: Store, wanted: Int[Array, "B K W"], sizes: Int[Array, " K"]
+) -> tuple[Int[Array, "B K"], Int[Array, "B K"]]:
+    """Where, in the order of suffixes, those lie that begin with each of the wanted runs: from the first to the second.
+
+    Both ends in one bisection: the first suffix that is not below a run, and the first that is above.
+    """
+    count = store.suffixes.shape[0]
+    step = jnp.arange(wanted.shape[-1], dtype=jnp.int32)
+    inside = (step[None, :] < sizes[:, None])[None, None]
+    above = jnp.array([False, True])[:, None, None]
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        suffix = store.suffixes[jnp.minimum(middle, count - 1)]
+        there = jnp.where(inside, _read(store, suffix[..., None] + step[None, None, None, :]), 0)
+        differs = there != wanted[None]
+        first = jnp.argmax(differs, axis=-1, keepdims=True)
+        less = jnp.take_along_axis(there - wanted[None], first, axis=-1)[..., 0] < 0
+        right = jnp.logical_or(less, jnp.logical_and(above, jnp.logical_not(jnp.any(differs, axis=-1))))
+        right = jnp.logical_and(right, low < high)
+        return jnp.where(right, middle + 1, low), jnp.where(right, high, jnp.minimum(middle, high))
+
+    zero = jnp.zeros((2, *wanted.shape[:2]), jnp.int32)
+    low, _ = jax.lax.fori_loop(0, count.bit_length(), halve, (zero, jnp.full_like(zero, count)))
+    return low[0], low[1]
+
+
+def _vote(follow: Int[Array, "B C G"], voter: Bool[Array, "B C"]) -> tuple[Int[Array, "B G"], Int[Array, " B"]]:
+    """The continuation on which most candidates agree, one token after the other, and how far one goes on.
+
+    >>> follow = jnp.array([[[4, 2, 9], [4, 3, 8], [5, 3, 8], [4, 3, 0]]])
+    >>> _vote(follow, jnp.ones((1, 4), bool))
+    (Array([[3, 2, 7]], dtype=int32), Array([3], dtype=int32))
+    """
+
+    def choose(voter: Bool[Array, "B C"], token: Int[Array, "B C"]):
+        voter = jnp.logical_and(voter, token > 0)
+        same = jnp.logical_and(token[:, :, None] == token[:, None, :], voter[:, None, :])
+        votes = jnp.where(voter, jnp.sum(same, axis=-1), 0)
+        best = jnp.argmax(votes, axis=1)[:, None]  # candidates are in order: of equal ones the lowest id
+        winner = jnp.take_along_axis(token, best, axis=1)
+        voter = jnp.logical_and(voter, token == winner)
+        goes_on = jnp.any(voter, axis=1)
+        return voter, (jnp.where(goes_on, winner[:, 0] - 1, 0), goes_on)
+
+    _, (tokens, goes_on) = jax.lax.scan(choose, voter, follow.transpose(2, 0, 1))
+    return tokens.T, jnp.sum(goes_on, axis=0, dtype=jnp.int32)

@@ -1,0 +1,76 @@
+"""`jaxspec datastore`: from texts to a folder that `drafters.retrieval` drafts from."""
+
+import json
+import sys
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec import datastore, drafters, model
+from jaxspec.cli.main import app
+from jaxspec.nets import gpt
+from jaxspec.training import tokenizer
+from jaxspec.weights import orbax
+
+WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a target and texts, as the working directory."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save_tokenizer(words, tmp_path / "words", {"eos_token": "</s>", "pad_token": "<pad>"})
+    config = gpt.GPTConfig(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    options = dict(name="target", family="gpt", dtype="float32", about={})
+    orbax.save(tmp_path / "target", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    (tmp_path / "texts.txt").write_text("the old dog\n\nthe old cat saw a new dog\n")
+    rows = [{"task": task, "output": f"a {task} dog"} for task in ("old", "new")]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["datastore", *arguments])
+
+
+def test_texts_become_a_datastore_that_is_drafted_from(project):
+    result = call("texts.txt", "--tokenizer", "target", "--out", "store")
+    assert result.exit_code == 0, result.output
+    assert "store: 12 tokens of 2 texts, " in result.stdout
+    target = model.load("target")
+    drafter = drafters.retrieval("store", target)
+    out = jaxspec.generate(target, "the old", drafter=drafter, gamma=2, max_new_tokens=6)
+    assert (out.tokens == jaxspec.generate(target, "the old", max_new_tokens=6).tokens).all()
+    about = datastore.read_manifest("store").about
+    assert about == {"texts": ["texts.txt"], "field": "text", "tasks": [], "tokenizer": "target"}
+
+
+def test_a_field_of_one_task(project):
+    options = ("--tokenizer", "target", "--field", "output", "--task", "new", "--out", "store")
+    assert call("pairs.jsonl", *options).exit_code == 0
+    wanted = [WORDS.index(word) + 1 for word in ("a", "new", "dog", "</s>")]
+    assert datastore.load("store").tokens.tolist() == [*wanted, 0]
+    result = call("pairs.jsonl", *options)
+    assert result.exit_code == 2 and "store exists: --overwrite to replace it" in result.stderr
+    assert call("pairs.jsonl", *options, "--overwrite").exit_code == 0
+
+
+def test_what_cannot_work_is_refused(project, monkeypatch):
+    for arguments, said in [
+        (("none.txt", "--tokenizer", "target"), "no text at none.txt"),
+        (("texts.txt", "--tokenizer", "nobody"), "no checkpoint at nobody"),
+        (("pairs.jsonl", "--tokenizer", "target"), "line 1 has no text 'text'"),
+    ]:
+        result = call(*arguments, "--out", "store")
+        assert result.exit_code == 2 and said in result.stderr
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    result = call("texts.txt", "--tokenizer", "target", "--out", "store")
+    assert result.exit_code == 2 and 'pip install "jaxspec-decoding[datastore]"' in result.stderr
+    assert not (project / "store").exists()

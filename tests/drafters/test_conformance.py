@@ -1,0 +1,120 @@
+"""Every drafter that needs no network goes through the same properties, with the rejection rule.
+
+tests/accept/test_conformance.py has the rules. Programs are what costs time: traced values make the cases of one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import datastore, drafters, policies
+from jaxspec.base import Prompt, Weights
+from jaxspec.testing import certify, decoder_law, plain_law, table_model, total_variation
+from jaxspec.warp import Controls, sampling
+
+EXACT = 1e-5
+TARGET = table_model(jax.random.key(1), 3)
+TEXTS = [[0, 1, 1, 2, 0, 1, 2, 2, 1, 0], [2, 2, 0]]
+TABLES = drafters.bigram(TEXTS, TARGET, followers=2)
+STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
+DRAFTERS = {
+    "n-gram samples": drafters.model(TABLES.lm)._replace(params=TABLES.params),
+    "n-gram argmax": drafters.argmax(TABLES),
+    "random": drafters.random(),
+    "lookup": drafters.lookup(2),
+    "retrieval": drafters.retrieval(STORE, longest=3, shortest=2),
+    "online_ngram": drafters.online_ngram(3, top=2, slots=7),
+}
+EVERY = pytest.mark.parametrize("name", DRAFTERS)
+ABSTAINING = ("lookup", "retrieval", "online_ngram")
+
+PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+CASES = {
+    "plain": PLAIN,
+    "warped": Controls(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
+    "temperature 0": PLAIN._replace(temperature=jnp.zeros(1)),
+}
+EVERYTHING = sampling(3, True)
+PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
+
+
+@EVERY
+def test_the_law_of_the_text_is_the_targets(name):
+    drafter = DRAFTERS[name]
+    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
+    off = {
+        case: certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=controls, prompt=PROMPT, steps=4)
+        for case, controls in CASES.items()
+    }
+    assert max(off.values()) < EXACT, off
+
+
+def test_a_policy_may_read_the_law_behind_a_certain_guess():
+    """`argmax` guesses with certainty, and says what its tables thought of the guess."""
+    drafter = DRAFTERS["n-gram argmax"]
+    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
+    for threshold in (0.0, 0.7):
+        policy = policies.confidence(threshold)
+        off = certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, policy=policy, steps=3)
+        assert off < EXACT
+
+
+def test_one_after_the_other():
+    drafter = drafters.first_of(*(DRAFTERS[name] for name in ("retrieval", "online_ngram", "n-gram samples")))
+    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
+    assert certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, steps=3) < EXACT
+
+
+def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():
+    """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
+    decoder = jaxspec.speculative(TARGET.lm, DRAFTERS["online_ngram"], jaxspec.accept.rejection(), EVERYTHING, 2)
+    law = decoder_law(decoder, Weights(TARGET.params), PROMPT, PLAIN, steps=4, merge=False)
+    assert total_variation(law, plain_law(TARGET, PROMPT, EVERYTHING, PLAIN, 4)) < EXACT
+
+
+# --- rows among other rows
+
+BIG = table_model(jax.random.key(5), 6, sharpness=2.0)
+WRITTEN = [[1, 2, 3, 1, 2, 3, 4, 5], [4, 5, 0, 4, 5], [0, 0, 1, 2]]
+BIG_TABLES = drafters.ngram(WRITTEN, BIG, order=3)
+AMONG = DRAFTERS | {
+    "n-gram samples": BIG_TABLES,
+    "n-gram argmax": drafters.argmax(BIG_TABLES),
+    "retrieval": drafters.retrieval(datastore.build([[*row, *row] for row in WRITTEN], vocab_size=6)),
+}
+LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    row = Prompt(jnp.array([WRITTEN[1]]), jnp.array([len(WRITTEN[1])]))
+    return jaxspec.generate(BIG, row, max_new_tokens=int(LIMITS[1])).tokens[0].tolist()
+
+
+@EVERY
+def test_rows_depend_on_no_other_row(name, greedy):
+    """Ragged rows in two orders, one of them greedy and one that ends early; the first among copies of itself."""
+    keys = jax.random.split(jax.random.key(7), 3)
+    texts = {}
+    for order in ([0, 1, 2], [2, 0, 1], [0, 0, 0]):
+        tokens = np.full((3, 9), 5, np.int32)
+        for i, row in enumerate(order):
+            tokens[i, : len(WRITTEN[row])] = WRITTEN[row]
+        out = jaxspec.generate(
+            BIG,
+            Prompt(jnp.asarray(tokens), jnp.array([len(WRITTEN[row]) for row in order])),
+            drafter=AMONG[name],
+            gamma=3,
+            temperature=TEMPERATURES[order],
+            max_new_tokens=LIMITS[order],
+            key=keys[np.array(order)],
+        )
+        for i, row in enumerate(order):
+            text = out.tokens[i, : out.lengths[i]].tolist(), int(out.stats.rounds[i]), int(out.stats.drafted[i])
+            assert texts.setdefault(row, text) == text
+    assert texts[1][0] == greedy
+    assert any(drafted > 0 for _, _, drafted in texts.values())
+    if name in ABSTAINING:
+        assert any(drafted < 3 * rounds for _, rounds, drafted in texts.values())

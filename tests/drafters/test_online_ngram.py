@@ -1,0 +1,155 @@
+"""Tables that grow: what is entered, what is not, and what a draft makes of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.base import Forward, Prompt, Verdict
+from jaxspec.drafters.online_ngram import _slot
+from jaxspec.testing import certify, table_model
+
+VOCAB, WIDTH, GAMMA = 12, 20, 4
+FOUR = drafters.online_ngram(4, top=2, slots=1000)
+
+
+def rows(*lists):
+    tokens = np.zeros((len(lists), WIDTH), np.int32)
+    for i, row in enumerate(lists):
+        tokens[i, : len(row)] = row
+    return Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in lists]))
+
+
+def said(*best):
+    """A pass of the target that finds these tokens best at each position, the first of each list the very best."""
+    scores = np.zeros((len(best), GAMMA + 1, VOCAB), np.float32)
+    for i, row in enumerate(best):
+        for j, ranks in enumerate(row):
+            scores[i, j, ranks] = 1 / np.arange(1, len(ranks) + 1)
+    return Forward(jnp.asarray(scores), None)
+
+
+@functools.partial(jax.jit, static_argnames="drafter")
+def begun(row, drafter=FOUR):
+    return drafter.init(None, row, 0, None)
+
+
+@functools.partial(jax.jit, static_argnames="drafter")
+def propose(state, context, drafter):
+    return drafter.propose(None, None, state, context, GAMMA, None)
+
+
+def drafted(state, context, drafter=FOUR):
+    draft, _ = propose(state, context, drafter)
+    return [row[:n].tolist() for row, n in zip(draft.tokens, draft.length, strict=True)]
+
+
+def first(state, *row):
+    """The first guess behind a row, None if there is none."""
+    (guess,) = drafted(state, rows(row))
+    return guess[0] if guess else None
+
+
+@jax.jit
+def committed(state, context, accepted, forward):
+    return FOUR.commit(None, state, context, Verdict(accepted, None), forward)
+
+
+def after(state, row, new, accepted, forward):
+    """The state after a round in which `accepted` guesses were kept, and `row` grew by the `new` tokens."""
+    grown = rows(*[r[:n].tolist() + x for r, n, x in zip(row.tokens, row.length, new, strict=True)])
+    return committed(state, grown, jnp.array(accepted), forward), grown
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
+        ([1, 2, 3, 9, 2, 4, 1, 2], [3, 9, 2, 4]),  # the longest context decides
+        ([1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2, 4]),  # of what was entered twice the last remains
+        ([7, 7], [7, 7, 7, 7]),
+        ([1, 2, 3], []),
+        ([5], []),
+        ([0, 8, 0], [8, 0, 8, 0]),  # id 0 is a token like any other, padding is not
+        ([0, 0, 3], []),
+    ],
+)
+def test_the_prompts_own_ngrams_are_known(prompt, expected):
+    assert drafted(begun(rows(prompt)), rows(prompt)) == [expected]
+
+
+def test_a_draft_ends_where_nothing_is_known():
+    assert drafted(begun(rows([1, 2, 3, 4])), rows([0, 1, 2])) == [[3, 4]]
+
+
+def test_what_is_verified_is_entered_and_what_was_rejected_is_not():
+    """Guesses x y z, of which x is kept: the target's words behind the last token and behind x count."""
+    state, _ = after(begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], said([[5], [6], [7], [8]]))
+    known = {last: first(state, 0, last) for last in range(1, 9)}
+    assert known == {1: 2, 2: 5, 5: 6, **dict.fromkeys((3, 4, 6, 7, 8))}
+
+
+def test_how_rounds_fall_does_not_matter():
+    """The same tokens in one round, and in a round each, with a context that comes twice."""
+    text, ranks = [3, 4, 3, 4, 9], [[3, 1], [4, 2], [3, 5], [6, 4], [7, 9]]
+    whole, _ = after(begun(rows([1, 2])), rows([1, 2]), [text], [4], said(ranks))
+    state, row = begun(rows([1, 2])), rows([1, 2])
+    for token, best in zip(text, ranks, strict=True):
+        state, row = after(state, row, [[token]], [0], said([best]))
+    np.testing.assert_array_equal(whole, state)
+    assert first(state, 8, 3) == 6  # the later of two entries
+
+
+def test_a_collision_is_detected():
+    """All contexts share one slot: the last one is known, and no other is taken for it."""
+    drafter = drafters.online_ngram(2, slots=1)
+    state = begun(rows([1, 2, 3, 4]), drafter)
+    assert [drafted(state, rows([t]), drafter)[0] for t in (1, 2, 3, 4)] == [[], [], [4], []]
+
+
+def test_slots_are_used_evenly():
+    """Neighbouring ids and neighbouring pairs, half as many as slots: about 39% of the slots are taken."""
+    ids = jnp.arange(500)
+    for context in (jnp.stack([ids * 0 - 1, ids], axis=1), jnp.stack([ids, ids + 1], axis=1)):
+        assert 360 < len(np.unique(_slot(context, 1000))) < 430
+
+
+def test_second_choices_count():
+    """Behind 1 2 3 the target wavered between 5 and 6; behind 2 3 and behind 3 it has said 6 since."""
+    state, row = after(begun(rows([1, 2])), rows([1, 2]), [[3, 5]], [1], said([[3, 0], [5, 6]]))
+    assert first(state, 1, 2, 3) == 5
+    state, row = after(state, row, [[4, 2, 3, 6]], [3], said([[4, 0], [2, 0], [3, 0], [6, 0]]))
+    assert first(state, 1, 2, 3) == 6
+    assert first(state, 4, 2, 3) == 6
+
+
+def test_rows_learn_for_themselves():
+    row = rows([1, 2, 1], [1, 3, 1])
+    state = begun(row)
+    assert [guess[0] for guess in drafted(state, row)] == [2, 3]
+    state, row = after(state, row, [[2], [4]], [0, 0], said([[2]], [[4]]))
+    assert [guess[0] for guess in drafted(state, rows([1], [1]))] == [2, 4]
+
+
+def test_an_encoder_decoder_starts_from_its_prompts_ngrams():
+    target = table_model(jax.random.key(1), 3, order=1, encoder=True)
+    prompt = Prompt(jnp.array([[0, 1, 2, 1]]), jnp.array([4]))
+    assert certify(target, drafter=drafters.online_ngram(3), gamma=2, prompt=prompt, steps=3) < 1e-5
+
+
+def test_greedy_text_is_the_same_and_takes_fewer_rounds_where_it_repeats():
+    target = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles
+    prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
+    plain = jaxspec.generate(target, prompts, max_new_tokens=40)
+    out = jaxspec.generate(target, prompts, drafter=drafters.online_ngram(), gamma=5, max_new_tokens=40)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (np.asarray(out.stats.rounds) < 25).all()
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="n is 1, top 3 and slots 1024: expected at least 2, 1 and 1"):
+        drafters.online_ngram(1)

@@ -1,0 +1,112 @@
+"""Retrieval against a search of lists; abstaining, and what is refused."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import datastore, drafters
+from jaxspec.base import Prompt
+from jaxspec.testing import table_model
+
+RANDOM = np.random.default_rng(0)
+VOCAB = 5
+ROWS = [RANDOM.integers(VOCAB, size=n).tolist() for n in (40, 1, 25, 2, 60)]
+
+
+def by_search(rows, row, gamma, longest, shortest):
+    """What follows the longest match, by majority, one token after the other."""
+    for size in range(min(longest, len(row)), shortest - 1, -1):
+        wanted = row[-size:]
+        follow = [r[i + size :] for r in rows for i in range(len(r) - size + 1) if r[i : i + size] == wanted]
+        if follow:
+            break
+    else:
+        return []
+    guess = []
+    while len(guess) < gamma:
+        follow = [rest for rest in follow if len(rest) > len(guess)]
+        if not follow:
+            break
+        seen = collections.Counter(rest[len(guess)] for rest in follow)
+        guess.append(min(seen, key=lambda token: (-seen[token], token)))
+        follow = [rest for rest in follow if rest[len(guess) - 1] == guess[-1]]
+    return guess
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(4, 1), (6, 3), (2, 2)])
+def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
+    drafter = drafters.retrieval(
+        datastore.build(ROWS, vocab_size=VOCAB), longest=longest, shortest=shortest, candidates=200
+    )
+    asked = [RANDOM.integers(VOCAB, size=n).tolist() for n in RANDOM.integers(1, 9, size=40)]
+    asked += [ROWS[0][3:20], ROWS[4][-7:], ROWS[2][:3], [*ROWS[0][:5], 4, 4, 4, 4]]
+    width = max(map(len, asked)) + 2
+    tokens = np.full((len(asked), width), 3, np.int32)
+    for i, row in enumerate(asked):
+        tokens[i, : len(row)] = row
+    context = Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in asked]))
+    draft, _ = jax.jit(lambda params, row: drafter.propose(None, params, (), row, 4, None))(drafter.params, context)
+    got = [row[:n].tolist() for row, n in zip(draft.tokens, draft.length, strict=True)]
+    assert got == [by_search(ROWS, row, 4, longest, shortest) for row in asked]
+    assert {len(guess) for guess in got} >= {0, 4} if shortest > 1 else 4 in {len(guess) for guess in got}
+
+
+def test_of_many_occurrences_some_vote_from_all_over():
+    """9 of 10 documents go on with 3; the few that vote are spread over all."""
+    rows = [[1, 2, 0]] * 10 + [[1, 2, 3]] * 90
+    row = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
+    for candidates in (1, 3, 20):
+        drafter = drafters.retrieval(datastore.build(rows, vocab_size=4), candidates=candidates)
+        draft, _ = drafter.propose(None, drafter.params, (), row, 1, None)
+        assert draft.tokens.tolist() == [[0 if candidates == 1 else 3]]
+
+
+def test_greedy_text_is_the_same_and_takes_few_rounds_where_it_was_said_before(tmp_path):
+    target = table_model(jax.random.key(3), 6)
+    prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0], [0, 0, 0]]), jnp.array([3, 2, 1]))
+    plain = jaxspec.generate(target, prompts, max_new_tokens=30)
+    said = [[*np.array(p)[:n], *np.array(t)] for p, n, t in zip(*prompts, plain.tokens, strict=True)]
+    datastore.save(tmp_path / "said", datastore.build(said[:2], vocab_size=6), {})
+    drafter = drafters.retrieval(tmp_path / "said", target)
+    out = jaxspec.generate(target, prompts, drafter=drafter, gamma=5, max_new_tokens=30)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (np.asarray(out.stats.rounds)[:2] <= 7).all()
+
+
+def test_a_second_datastore_of_the_same_size_compiles_nothing():
+    first, second = (drafters.retrieval(datastore.build([rows], vocab_size=4)) for rows in ([1, 2, 3], [3, 2, 1]))
+    assert first._replace(params=None) == second._replace(params=None)
+    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(jnp.shape, second.params)
+
+
+class Words:
+    """Enough of a tokenizer for its vocabulary to be compared."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __len__(self):
+        return len(self.words)
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.words[i] for i in ids]
+
+
+def test_bad_arguments():
+    store = datastore.build([[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"])))
+    with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
+        drafters.retrieval(store, longest=2, shortest=3)
+    with pytest.raises(ValueError, match="candidates is 0: expected at least 1"):
+        drafters.retrieval(store, candidates=0)
+    with pytest.raises(ValueError, match="no datastore at nowhere"):
+        drafters.retrieval("nowhere")
+    target = table_model(jax.random.key(1), 3)._replace(name="ours")
+    drafters.retrieval(store, target._replace(tokenizer=Words(["a", "b", "c"])))
+    with pytest.raises(ValueError, match="built with another vocabulary than that of ours: build one with"):
+        drafters.retrieval(store, target._replace(tokenizer=Words(["a", "c", "b"])))
+    with pytest.raises(ValueError, match="the datastore has 3 token ids and the target 2"):
+        drafters.retrieval(store, table_model(jax.random.key(1), 2))

@@ -1,0 +1,40 @@
+"""Texts from files, and what is refused."""
+
+import json
+
+import pytest
+
+from jaxspec.corpus import read_texts
+
+LINES = [{"task": "a", "input": "x", "output": "one"}, {"task": "b", "input": "y", "output": "two\n\nparagraphs"}]
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in LINES))
+    return path
+
+
+def test_a_field_of_some_tasks(lines):
+    assert read_texts(lines, "output") == ["one", "two\n\nparagraphs"]
+    assert read_texts(lines, "input", ["b"]) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    [
+        ("none.txt", None, {}, "no text at .*none.txt: expected a .jsonl file or a text file"),
+        ("empty.txt", b"\n\n \n", {}, "empty.txt has no text$"),
+        ("bytes.txt", b"\xff\xfe", {}, "bytes.txt is no text: .* Expected UTF-8"),
+        ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl, line 2 is no JSON"),
+        ("rows.jsonl", b'{"a": 1}\n', {"field": "a"}, r"line 1 has no text 'a': got \['a'\]"),
+        ("rows.jsonl", b"[1]\n", {}, "line 1 has no text 'text': got list"),
+        ("rows.jsonl", b'{"text": "x"}\n', {"tasks": ["z"]}, r"has no text of the tasks \['z'\]"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, name, content, options, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        read_texts(tmp_path / name, **options)
