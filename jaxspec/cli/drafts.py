@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def drafts(
     target: Annotated[str, typer.Option(help="The model to decode from.")] = "debian-t5-base",
     drafters: Annotated[
-        str, typer.Option(help="Names of models, or lookup, separated by commas; a+b asks b where a has no guess.")
+        str, typer.Option(help="As `generate --draft` has them, separated by commas; a+b asks b where a has no guess.")
     ] = "debian-t5-small,lookup",
     tasks: Annotated[
         str, typer.Option(help="Held-out prompts: translation, synopsis, text; separated by commas.")
@@ -103,6 +103,8 @@ def cost_of(drafter: Model | Drafter, name: str, target: Model, prompt: Prompt, 
     if "+" in name:
         last = name.rpartition("+")[2]
         return cost_of(named.drafter(last, "float32"), last, target, prompt, new_tokens)
+    if name.startswith("argmax:"):
+        drafter = named.drafter(name.removeprefix("argmax:"), "float32")
     if not isinstance(drafter, Model):
         return 0.0
     return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c

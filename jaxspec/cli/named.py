@@ -11,12 +11,22 @@ POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 
 
 def drafter(name: str, dtype: str) -> Model | Drafter:
-    """A model by its name or folder, "lookup", or several with + between them: the first that has a guess."""
+    """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
+
+    "lookup", "online_ngram", "retrieval:FOLDER" (of a datastore), "argmax:NAME" (a model's best guess, with certainty).
+    """
     from jaxspec import drafters, model
 
     if "+" in name:
         return drafters.first_of(*[drafter(part, dtype) for part in name.split("+")])
-    return drafters.lookup() if name == "lookup" else model.load(name, dtype=dtype)
+    kind, colon, rest = name.partition(":")
+    if colon and kind == "retrieval":
+        return drafters.retrieval(rest)
+    if colon and kind == "argmax":
+        return drafters.argmax(model.load(rest, dtype=dtype))
+    if name in ("lookup", "online_ngram"):
+        return getattr(drafters, name)()
+    return model.load(name, dtype=dtype)
 
 
 def policy(text: str, **costs: Any) -> Policy:
