@@ -63,6 +63,29 @@ def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
         assert got == [plain[i] for i in chosen]
 
 
+def test_text_that_repeats_its_input_is_looked_up():
+    if "debian-t5-edit" not in shipped():
+        pytest.skip("this model is not in the wheel")
+    target = jaxspec.load("debian-t5-edit")
+    path = resources.files("jaxspec") / "data" / "heldout" / "edit.jsonl"
+    prompts = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:32]]
+    plain = jaxspec.generate(target, prompts, max_new_tokens=96)
+    for options in (dict(gamma=7), dict(gamma=7, policy=jaxspec.policies.estimated(0.0, 0.1))):
+        out = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.lookup(), max_new_tokens=96, **options)
+        assert out.tokens.tolist() == plain.tokens.tolist()
+        assert out.stats.tokens_per_round.mean() > 3
+
+
+@pytest.mark.parametrize("policy", ["heuristic", "confidence", "entropy", "estimated"])
+def test_greedy_equals_plain_with_every_policy(pair, policy):
+    target, draft, prompts, _, plain = pair
+    batch = Prompt(prompts.tokens[:16], prompts.length[:16])
+    drafter = jaxspec.drafters.first_of(jaxspec.drafters.lookup(), draft)
+    options = dict(gamma=7, policy=getattr(jaxspec.policies, policy)(), max_new_tokens=NEW)
+    out = jaxspec.generate(target, batch, drafter=drafter, **options)
+    assert [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] == plain[:16]
+
+
 def stranger(draft):
     """The drafter with random weights."""
     leaves, tree = jax.tree.flatten(draft.params)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jaxspec.cli import named, tables
 from jaxspec.cli.bench import numbers
-from jaxspec.cli.prompts import heldout
+from jaxspec.cli.prompts import heldout, tasks_of
 from jaxspec.cli.ways import Task, Way, compare
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def drafts(
         str, typer.Option(help="As `generate --draft` has them, separated by commas; a+b asks b where a has no guess.")
     ] = "debian-t5-small,lookup",
     tasks: Annotated[
-        str, typer.Option(help="Held-out prompts: translation, synopsis, text; separated by commas.")
+        str, typer.Option(help="Held-out prompts: translation, synopsis, edit, text; separated by commas.")
     ] = "",
     gammas: Annotated[str, typer.Option(help="Fixed numbers of guesses, separated by commas.")] = "1,2,3,5,8",
     policies: Annotated[
@@ -154,9 +154,8 @@ def table_of(found: dict[str, Any]) -> Table:
 def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
     from jaxspec.decode import request
 
-    usual = "text" if target.lm.start_token is None else "translation,synopsis"
     found = []
-    for name in (names or usual).split(","):
+    for name in names.split(",") if names else tasks_of(target):
         whole = request.encode(target, heldout(name, rows))
         each = [whole._replace(tokens=whole.tokens[i : i + 1], length=whole.length[i : i + 1]) for i in range(rows)]
         found += [Task(f"{name}, T = {t:g}", each, [t] * rows) for t in temperatures]

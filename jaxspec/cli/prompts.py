@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxspec.base import Model
 
-HELDOUT = ("translation", "synopsis", "text")
+HELDOUT = ("translation", "synopsis", "edit", "text")
 PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
 
 
@@ -73,12 +73,19 @@ def _piped() -> str:
 
 
 def heldout_for(target: Model, count: int) -> list[str]:
-    """Held-out prompts of the kind that a model takes: a decoder-only one continues texts, others translate."""
-    return heldout("text" if target.lm.start_token is None else "translation", count)
+    """Held-out prompts of the kind that a model takes."""
+    return heldout(tasks_of(target)[0], count)
+
+
+def tasks_of(target: Model) -> tuple[str, ...]:
+    """The tasks of the held-out prompts that a model is for: by its name, else by its kind."""
+    if target.name.endswith("-edit"):
+        return ("edit",)
+    return ("text",) if target.lm.start_token is None else ("translation", "synopsis")
 
 
 def heldout(task: str, count: int) -> list[str]:
-    """The first prompts of those that come with jaxspec, for a task: translation, synopsis or text."""
+    """The first prompts of those that come with jaxspec, for a task."""
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
     return [row["input"] for row in _heldout(task)[:count]]
@@ -86,8 +93,7 @@ def heldout(task: str, count: int) -> list[str]:
 
 def references(target: Model, skip: int) -> list[str]:
     """What the held-out prompts of the kind that a model takes were taken from, without the first of each task."""
-    tasks = ("text",) if target.lm.start_token is None else ("translation", "synopsis")
-    return [row["reference"] for task in tasks for row in _heldout(task)[skip:]]
+    return [row["reference"] for task in tasks_of(target) for row in _heldout(task)[skip:]]
 
 
 def _heldout(task: str) -> list[dict[str, str]]:

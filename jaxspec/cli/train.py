@@ -104,7 +104,7 @@ def _load(recipe: str, steps: int | None) -> Any:
 
 def _prepare(data: Path, lists: Path | None) -> None:
     """Fetches the indices, builds the data files, trains the tokenizers that are not there yet."""
-    from jaxspec.training import debian, debian_index, tokenizer
+    from jaxspec.training import debian, debian_edits, debian_index, tokenizer
 
     out = Console(highlight=False)
     try:
@@ -112,7 +112,7 @@ def _prepare(data: Path, lists: Path | None) -> None:
             lists = data / "lists"
             with out.status("fetching the description indices with apt-get"):
                 debian_index.fetch(lists)
-        for file, rows in debian.build(lists, data).items():
+        for file, rows in (debian.build(lists, data) | debian_edits.build(data)).items():
             out.print(f"{data / file}: {rows:,} rows")
     except ModuleNotFoundError as error:
         raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[train]"') from error

@@ -24,10 +24,10 @@ Row = dict[str, str]
 
 
 def write_prompts(data_dir: str | Path, out_dir: str | Path, count: int = 300) -> dict[str, int]:
-    """Writes ``{translation,synopsis,text}.jsonl`` with rows ``{"input", "reference", "package"}``.
+    """Writes ``{translation,synopsis,edit,text}.jsonl`` with rows ``{"input", "reference", "package"}``.
 
     Args:
-        data_dir: holds ``t5.heldout.jsonl`` and ``gpt.heldout.jsonl``.
+        data_dir: holds ``t5.heldout.jsonl``, ``edit.heldout.jsonl`` and ``gpt.heldout.jsonl``.
         out_dir: created if missing.
         count: rows per file.
 
@@ -38,6 +38,7 @@ def write_prompts(data_dir: str | Path, out_dir: str | Path, count: int = 300) -
     sources = {
         "translation": (_pair(row) for row in pairs if row["task"] == "translation" and _is_body_text(row)),
         "synopsis": (_pair(row) for row in pairs if row["task"] == "synopsis"),
+        "edit": map(_pair, read_jsonl(Path(data_dir) / "edit.heldout.jsonl")),
         "text": continuations(read_jsonl(Path(data_dir) / "gpt.heldout.jsonl")),
     }
     counts = {}

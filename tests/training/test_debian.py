@@ -1,10 +1,11 @@
 import json
+import re
 from pathlib import Path
 
 import lz4.frame
 import pytest
 
-from jaxspec.training import debian, debian_index, debian_prompts, jsonl
+from jaxspec.training import debian, debian_edits, debian_index, debian_prompts, jsonl
 from jaxspec.training import tokenizer as tokenizer_training
 from jaxspec.training.debian_index import Record
 
@@ -231,9 +232,23 @@ def test_prompts_are_varied_and_continue_character_for_character(built: Path, tm
     [row] = debian_prompts.continuations([{"text": text, "package": "a"}])
     assert len(row["input"]) <= 60
     assert text.startswith(row["input"] + row["reference"])
+    edits = debian_edits.build(built)
+    assert edits["edit.train.jsonl"] > 0
     counts = debian_prompts.write_prompts(built, tmp_path, count=3)
     assert counts["synopsis.jsonl"] > 0
     assert {path.name for path in tmp_path.iterdir()} == set(counts)
+
+
+def test_an_edit_replaces_every_occurrence_of_a_word_and_nothing_else():
+    texts = [
+        "The little editor edits little texts, and every little editor does so in its own way, they say.",
+        "Another paragraph of sufficient length, whose words are there to be put into others, like this.",
+    ]
+    rows = list(debian_edits.edits({"input": debian.SUMMARIZE + text, "package": "a"} for text in reversed(texts)))
+    [row] = rows  # the first has no words to take
+    old, new, text = re.fullmatch(r"replace (\w+) by (\w+): (.*)", row["input"]).groups()
+    assert text == texts[0] and new in texts[1] and new not in text
+    assert row["output"].split() == [re.sub(rf"\b{old}\b", new, word) for word in text.split()] != text.split()
 
 
 def test_choosing_prompts_prefers_new_families_and_skips_near_duplicates():
