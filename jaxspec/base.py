@@ -270,7 +270,8 @@ class Drafter(NamedTuple):
         init, propose, commit: see the protocols.
         lm: the language model that drafts, for the checks of the front door; None if there is none.
         params: what the functions take as their parameters (tables, weights); None where they take none. Decoders
-            are made from a drafter without them (`params=None`), and get them as `Weights.draft`.
+            are made from a drafter without them (`params=None, models=()`), and get them as `Weights.draft`.
+        models: those that it was made from, if any, to be checked against the target.
         abstains: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
     """
 
@@ -279,6 +280,7 @@ class Drafter(NamedTuple):
     commit: Commit
     lm: LanguageModel | None = None
     params: Params = None
+    models: tuple[Model, ...] = ()
     abstains: bool = False
 
 

@@ -54,6 +54,8 @@ def _field(path: Path, field: str, tasks: Sequence[str]) -> Iterator[str]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
+                if not line.strip():
+                    continue
                 row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number} is no JSON: {error}") from None

@@ -90,17 +90,20 @@ def speculate(
     """
     if guesses < 1:
         raise ValueError(f"guesses is {guesses}: expected at least 1")
-    q_logits = _checked(approximation(x), "approximation")
-    proposals = _propose(key, q_logits, min(guesses, len(q_logits)))
-    tokens = np.asarray(proposals.tokens)[0, : int(proposals.length[0])].tolist()
-    with _threads(executor, len(tokens) + 1) as pool:
-        said = pool.submit(f, x)
-        started = [pool.submit(g, token) for token in tokens]
+    started: list[concurrent.futures.Future] = []
+    with _threads(executor, guesses + 1, started) as pool:
+        said = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
+        q_logits = _checked(approximation(x), "approximation")
+        proposals = _propose(key, q_logits, min(guesses, len(q_logits)))
+        tokens = np.asarray(proposals.tokens)[0, : int(proposals.length[0])].tolist()
+        started += [pool.submit(g, token) for token in tokens]
         p_logits = _checked(said.result(), "f")
         if p_logits.shape != q_logits.shape:
             raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
         choice = _choose(key, proposals, p_logits)
         index, token = int(choice.index[0]), int(choice.token[0])
+        for other in started[:index] + started[index + 1 :]:
+            other.cancel()  # what has not begun need not
         if index < len(tokens):
             return Speculated(started[index].result(), token, True, len(tokens))
         return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
@@ -155,10 +158,16 @@ def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
 
 
 @contextlib.contextmanager
-def _threads(executor: concurrent.futures.Executor | None, count: int) -> Iterator[concurrent.futures.Executor]:
-    """The caller's executor, or threads for one call; nobody waits for what runs in vain."""
+def _threads(
+    executor: concurrent.futures.Executor | None, count: int, started: list[concurrent.futures.Future]
+) -> Iterator[concurrent.futures.Executor]:
+    """The caller's executor, or threads for one call; nobody waits for what runs in vain, or leaves it waiting."""
     if executor is not None:
-        yield executor
+        try:
+            yield executor
+        finally:
+            for future in started:
+                future.cancel()
         return
     own = concurrent.futures.ThreadPoolExecutor(count)
     try:

@@ -27,7 +27,7 @@ def up_to(
     3
     """
     if going is None:
-        return jax.lax.fori_loop(0, most, body, carry)
+        return jax.lax.fori_loop(jnp.int32(0), jnp.int32(most), body, carry)
 
     def unfinished(state: tuple[Int[Array, ""], Carry]) -> Bool[Array, ""]:
         return jnp.logical_and(state[0] < most, going(*state))

@@ -56,11 +56,11 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
         if dtype == "bfloat16":
             params = orbax.cast(params, jnp.bfloat16)
         config, tokenizer, name = dataclasses.replace(config, dtype=dtype), tokenizer_of(folder), manifest.name
-    if tokenizer is not None and len(tokenizer) > config.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
-            "save the checkpoint again, with the tokenizer that the model was trained with"
-        )
+        if len(tokenizer) > config.vocab_size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
+                "save the checkpoint again, with the tokenizer that the model was trained with"
+            )
     return Model(net_of(config).language_model(config), params, tokenizer, config, name)
 
 

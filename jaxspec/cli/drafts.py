@@ -143,8 +143,8 @@ def table_of(found: dict[str, Any]) -> Table:
             result["way"],
             f"{ratio['median']:.2f}",
             f"{ratio['min']:.2f}..{ratio['max']:.2f}",
-            f"{result['predicted']:.2f}",
-            f"{result['of_best_fixed']:.2f}",
+            "–" if result["predicted"] is None else f"{result['predicted']:.2f}",
+            "–" if result["of_best_fixed"] is None else f"{result['of_best_fixed']:.2f}",
             "–" if alpha is None else f"{alpha:.2f}",
             f"{result['tokens_per_round']:.2f}",
         )

@@ -53,5 +53,5 @@ def policy(text: str, **costs: Any) -> Policy:
         value = int(number) if name == "fixed" else float(number)
     except ValueError:
         raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
-    first = {"heuristic": "start", "confidence": "threshold", "entropy": "least", "estimated": "c", "fixed": "guesses"}
+    first = {"heuristic": "start", "confidence": "threshold", "entropy": "most", "estimated": "c", "fixed": "guesses"}
     return getattr(policies, name)(**options | {first[name]: value})

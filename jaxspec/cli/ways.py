@@ -103,6 +103,6 @@ def _result(
         "alpha": int(accepted.sum()) / trials if trials else None,
         "tokens_per_round": per_round,
         "guesses_per_round": float(guessed.mean()) if len(guessed) else 0.0,
-        "predicted": per_round * rounds / passes,
+        "predicted": per_round * rounds / passes if passes else None,
         "same_text": sum(a == b for a, b in zip(timing.tokens(ours), timing.tokens(plain), strict=True)),
     }

@@ -75,8 +75,9 @@ def prepare(
         key = jax.random.key(0)  # nothing is drawn at temperature 0
     weights, decoder = _decoder(target, drafter, gamma, accept, warp, policy)
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
-    if isinstance(drafter, Model | Drafter) and drafter.lm is not None and decoder.gamma:
-        _check_positions(drafter.lm, "the drafter", prompt, int(limit.max()))
+    if drafter is not None and decoder.gamma:
+        for lm in drafter_lms(drafter):
+            _check_positions(lm, "the drafter", prompt, int(limit.max()))
     values = _policy_values(policy, batch) if decoder.gamma else None
     request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls, values)
     keys = noise.row_keys(key, batch)
@@ -98,7 +99,9 @@ def encode(target: Model, prompts: Sequence[str] | str | Prompt) -> Prompt:
             raise TypeError(f"prompt {index} is a {type(text).__name__}: expected text, or one jaxspec.Prompt for all")
         if not text.strip():
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
-    return buffers.pad(target.tokenizer(texts)["input_ids"] if texts else [])
+    prompt = buffers.pad(target.tokenizer(texts)["input_ids"] if texts else [])
+    _check_ids(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
+    return prompt
 
 
 def _check_ids(prompt: Prompt, vocab: int) -> None:
@@ -146,11 +149,15 @@ def _decoder(
 ) -> tuple[Weights, Decoder]:
     if policy is not None:
         policy = policy._replace(params=None)
+    if policy is not None and drafter is None:
+        raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter guesses")
     if drafter is None or gamma == 0:
         return Weights(target.params), autoregressive(target.lm, warp)
     rule = accept_rules.rejection() if accept is None else accept
     if isinstance(drafter, Drafter):
-        made = speculative(target.lm, drafter._replace(params=None), rule, warp, gamma, policy)
+        for model in drafter.models:
+            _check_pair(target, model)
+        made = speculative(target.lm, drafter._replace(params=None, models=()), rule, warp, gamma, policy)
         return Weights(target.params, drafter.params), made
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
@@ -158,6 +165,12 @@ def _decoder(
     drafts = drafters.model(drafter.lm, True) if getattr(rule, "plain_noise", False) else drafters.model(drafter.lm)
     made = speculative(target.lm, drafts, rule, warp, gamma, policy)
     return Weights(target.params, drafter.params), made
+
+
+def drafter_lms(drafter: Model | Drafter) -> list[LanguageModel]:
+    """The language models that draft."""
+    own = [] if drafter.lm is None else [drafter.lm]
+    return own if isinstance(drafter, Model) else own + [model.lm for model in drafter.models]
 
 
 def _check_pair(target: Model, draft: Model) -> None:

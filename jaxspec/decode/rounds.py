@@ -121,6 +121,20 @@ def budget(policy: Policy, state: DecodeState, gamma: int) -> Budget:
     return Budget(limit, policy.signal, functools.partial(policy.go_on, values, memory))
 
 
+def sayable(draft: Draft, vocab: int) -> Draft:
+    """The draft up to its first guess that is no token of the target; what is fed is one in any case.
+
+    Such a guess (of a datastore or a tokenizer with more ids) has probability 0, so it could not have been kept.
+
+    >>> cut = sayable(Draft(jnp.array([[3, 9, 4]]), None, jnp.array([3])), vocab=5)
+    >>> cut.tokens.tolist(), cut.length.tolist()
+    ([[3, 4, 4]], [1])
+    """
+    known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
+    run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
+    return draft._replace(tokens=jnp.clip(draft.tokens, 0, vocab - 1), length=jnp.minimum(draft.length, run))
+
+
 def verdict_tokens(draft: Draft, verdict: Verdict) -> Int[Array, "B step"]:
     """The kept guesses and the token after them: guesses [x y z], 1 kept, next t: [x t . .]."""
     slot = jnp.arange(draft.tokens.shape[1] + 1, dtype=verdict.num_accepted.dtype)[None, :]

@@ -92,6 +92,7 @@ def speculative(
             draft, drafter_state = drafter.propose(
                 keys, weights.draft, state.drafter, context, gamma, draft_law, budget
             )
+            draft = rounds.sayable(draft, target.vocab_size)
             if budget is not None:
                 draft = draft._replace(length=jnp.minimum(draft.length, budget.limit))
         with jax.named_scope("target"):

@@ -30,7 +30,7 @@ def argmax(model: Model) -> Drafter:
         >>> jaxspec.generate(target, prompt, drafter=drafter, **options).lengths.tolist()
         [5]
     """
-    return _argmax(model.lm)._replace(params=model.params)
+    return _argmax(model.lm)._replace(params=model.params, models=(model,))
 
 
 @functools.cache

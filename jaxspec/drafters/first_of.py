@@ -37,15 +37,16 @@ def first_of(*drafters: Drafter | Model) -> Drafter:
     """
     if not drafters:
         raise ValueError("first_of needs at least one drafter")
-    made = [model(d.lm)._replace(params=d.params) if isinstance(d, Model) else d for d in drafters]
+    made = [model(d.lm)._replace(params=d.params, models=(d,)) if isinstance(d, Model) else d for d in drafters]
     for index, drafter in enumerate(made[:-1]):
         if not drafter.abstains:
             raise ValueError(
                 f"drafter {index} of {len(made)} always has a guess, so those behind it would never be asked: put it "
                 "last"
             )
-    bare = _first_of(tuple(drafter._replace(params=None) for drafter in made))
-    return bare._replace(params=tuple(drafter.params for drafter in made))
+    bare = _first_of(tuple(drafter._replace(params=None, models=()) for drafter in made))
+    models = tuple(found for drafter in made for found in drafter.models)
+    return bare._replace(params=tuple(drafter.params for drafter in made), models=models)
 
 
 @functools.cache
@@ -96,8 +97,11 @@ def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:
     chosen = Draft(pick(new.tokens, old.tokens), None, pick(new.length, old.length))
     if laws is not None:
         chosen = chosen._replace(log_probs=pick(_laws(new, laws.shape[-1]), _laws(old, laws.shape[-1])))
-    if new.signals is not None and old.signals is not None:
-        chosen = chosen._replace(signals=pick(new.signals, old.signals))
+    if new.signals is not None or old.signals is not None:
+        # NaN where the drafter that was chosen has no laws to read.
+        unread = jnp.full(new.tokens.shape, jnp.nan)
+        signals = (unread if draft.signals is None else draft.signals for draft in (new, old))
+        chosen = chosen._replace(signals=pick(*signals))
     return chosen
 
 

@@ -53,7 +53,6 @@ class Guesses(NamedTuple):
     fed: Int[Array, ""]
 
 
-@functools.cache
 def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     """Drafts gamma tokens from `lm`, in one loop, sampling from its own law (the argmax if that is greedy).
 
@@ -76,7 +75,11 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
         lm: the model that drafts.
         coupled: whether guesses are drawn with plain sampling's noise.
     """
+    return _model(lm, coupled)
 
+
+@functools.cache
+def _model(lm: LanguageModel, coupled: bool) -> Drafter:
     def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Memory:
         del forward
         _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
@@ -101,7 +104,7 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
             return forward.logits[:, -1:], cache
 
         def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], guesses: Guesses) -> Guesses:
-            law = to_law(logits, guesses.tokens, (jnp.arange(gamma) < i)[None, :])
+            law = to_law(logits, guesses.tokens, (jnp.arange(gamma, dtype=jnp.int32) < i)[None, :])
             going, signals = jnp.logical_and(guesses.going, i < limit), guesses.signals
             if coupled and law.log_probs is not None:
                 at = noise.at(keys, context.length + jnp.asarray(i, context.length.dtype), noise.Purpose.TOKEN)

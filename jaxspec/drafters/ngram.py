@@ -95,6 +95,8 @@ def count(
     begin = np.array([] if start_token is None else [start_token], np.int64)
     parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
     tokens = np.concatenate(parts)  # 64 bits, because keys are a context's number, below 2^31, times vocab_size
+    if len(tokens) == len(begin) * len(parts):
+        raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
     length_of = np.array([len(part) for part in parts])

@@ -19,6 +19,7 @@ from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, 
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
+LONGEST = 16  # n: votes of all lengths together fit into 32 bits
 
 
 # Hash tables, one for each context length. An entry is a context (its tokens, NO_TOKEN before a shorter one), so that
@@ -65,8 +66,8 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         >>> draft.tokens.tolist(), draft.length.tolist()  # behind 5 6, and so behind 6, the target has said 9
         ([[9, 0]], [1])
     """
-    if n < 2 or top < 1 or slots < 1:
-        raise ValueError(f"n is {n}, top {top} and slots {slots}: expected at least 2, 1 and 1")
+    if not 2 <= n <= LONGEST or top < 1 or slots < 1:
+        raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
@@ -31,7 +32,7 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Policy:
         beta: 0 looks at this round alone.
 
     Raises:
-        ValueError: a bound below 1, beta outside [0, 1].
+        ValueError: a bound below 1, or least > most; beta outside [0, 1].
 
     Example:
         >>> policy = entropy(least=1, most=5, beta=0.0)
@@ -39,6 +40,8 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Policy:
         >>> [policy.go_on(policy.params, jnp.zeros(3), i, signals).tolist() for i in (0, 2)]
         [[True, True, False], [True, False, False]]
     """
+    if np.any(np.asarray(least) > np.asarray(most)):
+        raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
     return _entropy()._replace(params=Values(*bounds, checked(beta, "beta", 0, 1)))
 
@@ -73,6 +76,7 @@ def _entropy() -> Policy:
         del verdict, kept
         if draft.signals is None:
             return state
-        return jnp.where(draft.length > 0, smoothed(params, state, draft.signals), state)
+        read = jnp.logical_and(draft.length > 0, jnp.logical_not(jnp.isnan(draft.signals[:, 0])))
+        return jnp.where(read, smoothed(params, state, draft.signals), state)
 
     return Policy(init, limit, update, signal, go_on, reads_soft=True)

@@ -93,7 +93,7 @@ def certify(
     else:
         rule = accept_rules.rejection() if accept is None else accept
         draft_params = drafter.params if draft_params is None else draft_params
-        drafter = drafter._replace(params=None)
+        drafter = drafter._replace(params=None, models=())
         bare = None if policy is None else policy._replace(params=None)
         decoder = speculative(target.lm, drafter, rule, warp, gamma, bare)
     law = decoder_law(

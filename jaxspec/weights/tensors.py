@@ -150,6 +150,7 @@ def _numpy(x: Any) -> np.ndarray:
     import ml_dtypes
     import torch
 
+    x = x.detach()  # parameters that were saved as such
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
     return x.numpy().copy()

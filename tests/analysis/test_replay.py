@@ -60,7 +60,7 @@ def rounds_of(rule, gamma, temperature):
     """By enumeration: the expected number of guesses that the first round emits, and of rounds."""
     decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), rule, warps.sampling(), gamma)
     shared = Weights(TARGET.params, DRAFT.params), jnp.array([-1], jnp.int32)
-    asked = jax.tree.map(np.asarray, (ONE, (controls(temperature), None), np.full(1, STEPS, np.int32)))
+    asked = jax.tree.map(np.asarray, (ONE, (controls(temperature), None, None), np.full(1, STEPS, np.int32)))
     first = init_program(decoder, buffers.room(STEPS, gamma))
     rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
     rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, drafters, noise, warp
-from jaxspec.base import Prompt, Request, Weights
+from jaxspec.base import Draft, Drafter, Prompt, Request, Weights
 from jaxspec.decode import loop
 from jaxspec.nets import gpt, t5
 from jaxspec.testing import table_model, table_model_from
@@ -211,6 +211,30 @@ def test_draft_logits_equal_a_fresh_pass():
     row = jnp.concatenate([context.tokens[:, :6], draft.tokens], axis=1)
     full = jax.nn.log_softmax(gpt.GPT(config).apply({"params": params}, row))
     np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
+
+
+def test_guesses_that_are_no_tokens_of_the_target_are_not_fed():
+    """A datastore or a tokenizer with more ids: the network would answer with NaN."""
+
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
+        tokens = jnp.broadcast_to(jnp.array([[1, 10**6, 2]], jnp.int32), (context.length.shape[0], 3))
+        return Draft(tokens, None, jnp.full_like(context.length, 3)), state
+
+    strange = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    for options in ({}, dict(temperature=1.0, key=jax.random.key(0))):
+        options = dict(max_new_tokens=9) | options
+        out = jaxspec.generate(TARGET, prompt(), drafter=strange, gamma=3, accept=accept.coupled(), **options)
+        plain = jaxspec.generate(TARGET, prompt(), **options)
+        assert out.tokens.tolist() == plain.tokens.tolist()
+        assert (out.stats.drafted <= out.stats.rounds).all()
+
+
+def test_the_default_integers_may_have_64_bits():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        model = table_model(jax.random.key(1), 5)
+        rows = jaxspec.Prompt(jnp.array([[3, 1]], jnp.int32), jnp.array([2], jnp.int32))
+        out = jaxspec.generate(model, rows, drafter=model, gamma=2, max_new_tokens=6)
+        assert out.stats.acceptance_rate.tolist() == [1.0]
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

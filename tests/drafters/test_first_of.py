@@ -8,8 +8,8 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, policies
-from jaxspec.base import Prompt
-from jaxspec.drafters import first_of, lookup
+from jaxspec.base import Budget, Law, Prompt
+from jaxspec.drafters import argmax, first_of, lookup
 from jaxspec.testing import certify, table_model, table_model_from
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
@@ -48,7 +48,7 @@ def test_rows_choose_by_themselves():
     keys = jax.random.split(jax.random.key(0), 2)
 
     def to_law(logits, guesses=None, seen=None):
-        return jaxspec.base.Law(log_probs=jax.nn.log_softmax(logits))
+        return Law(log_probs=jax.nn.log_softmax(logits))
 
     draft, _ = both.propose(keys, both.params, state, context, 1, to_law)
     assert draft.tokens[0].tolist() == [4] and draft.length.tolist() == [1, 1]
@@ -65,6 +65,27 @@ def test_rows_do_not_depend_on_mates():
         prompt = Prompt(PROMPT.tokens[row : row + 1], PROMPT.length[row : row + 1])
         alone = jaxspec.generate(TARGET, prompt, key=keys[row : row + 1], **options)
         assert alone.tokens[0].tolist() == together.tokens[row].tolist()
+
+
+def test_models_inside_must_belong_to_the_target():
+    other = table_model(jax.random.key(5), 7, encoder=True)
+    for drafter in (first_of(lookup(), other), argmax(other)):
+        with pytest.raises(ValueError, match="both must be of one kind"):
+            jaxspec.generate(TARGET, PROMPT, drafter=drafter, max_new_tokens=4)
+
+
+def test_a_policy_reads_the_rows_that_have_laws():
+    """Rows that took a look-up's guesses have no signal, and leave the policy's memory as it was."""
+    both, policy = first_of(lookup(longest=3, shortest=3), GOOD), policies.entropy(1, 4, 0.5)
+    prompt = Prompt(jnp.array([[1, 2, 3, 4, 1, 2, 3], [1, 2, 3, 4, 5, 6, 0]]), jnp.array([7, 7]))
+    context = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, 9))), prompt.length)
+    budget = Budget(jnp.array([2, 2]), policy.signal, lambda index, signals: signals[:, 0] >= 0)
+    state, keys = both.init(both.params, prompt, 9, None), jax.random.split(jax.random.key(0), 2)
+    draft, _ = both.propose(keys, both.params, state, context, 2, lambda logits, *_: Law(
+        log_probs=jax.nn.log_softmax(logits)), budget)  # fmt: skip
+    assert jnp.isnan(draft.signals[0, 0]) and draft.signals[1, 0] > 0
+    memory = policy.update(policy.params, jnp.array([0.3, 0.3]), draft, None, None)
+    assert memory[0] == jnp.float32(0.3) and memory[1] != jnp.float32(0.3)
 
 
 def test_what_is_never_asked_is_refused():

@@ -151,5 +151,5 @@ def test_greedy_text_is_the_same_and_takes_fewer_rounds_where_it_repeats():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="n is 1, top 3 and slots 1024: expected at least 2, 1 and 1"):
+    with pytest.raises(ValueError, match="n is 1, top 3 and slots 1024: expected 2 to 16, at least 1 and at least 1"):
         drafters.online_ngram(1)

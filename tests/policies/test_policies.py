@@ -208,6 +208,8 @@ def test_oracle_makes_no_guess_in_vain():
         (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
         (lambda: policies.heuristic(start=0), "start is 0"),
         (lambda: policies.oracle(np.ones(3)), "expected counts"),
+        (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
+        (lambda: decode(policies.fixed(1), None), "a policy and no drafter"),
         (lambda: decode(policies.fixed([1, 2])), "2 rows, but there are 3 prompts"),
         (lambda: decode("fixed"), "policy is a str"),
     ],
