@@ -39,7 +39,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "drafters": CORE | {"corpus", "datastore"},
     "policies": {"base"},
     "execution": CORE | {"accept"},
-    "decode": CORE | {"accept", "drafters", "policies", "trace"},
+    "decode": CORE | {"accept", "drafters", "policies", "trace", "sharding"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
@@ -53,7 +53,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "loops", "cache", "buffers", "warp", "folders", "corpus", "datastore"),
+    *("base", "noise", "loops", "cache", "buffers", "warp", "sharding", "folders", "corpus", "datastore"),
     *("accept", "drafters", "policies", "decode", "execution"),
 )
 

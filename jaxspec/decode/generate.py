@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 
+from jaxspec import sharding
 from jaxspec.base import AcceptRule, Drafter, Model, Policy, Prompt, RoundInfo, Stats
 from jaxspec.decode import loop, stopping, text
 from jaxspec.decode.request import Job, prepare
@@ -133,7 +133,7 @@ def generate(
     )
     strings = _stop_strings(stop, target)
     outcome = stopping.run(job, target.tokenizer, strings) if strings else loop.run(*job)
-    outcome = jax.tree.map(np.asarray, outcome)
+    outcome = sharding.fetch(outcome)
     if outcome.failed.any():
         raise FloatingPointError(_not_finite(np.flatnonzero(outcome.failed).tolist()))
     width = int(outcome.length.max())
@@ -175,7 +175,7 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
     while True:
         if stop:
             state, info = stopping.cut(state, info, target.tokenizer, stop)
-        row = jax.tree.map(np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats))
+        row = sharding.fetch((state.tokens, state.length, state.start, state.done, state.failed, state.stats))
         tokens, length, start, done, failed, stats = row
         if failed[0]:
             raise FloatingPointError(_not_finite([0]))

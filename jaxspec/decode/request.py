@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise
+from jaxspec import buffers, drafters, noise, sharding
 from jaxspec.base import (
     AcceptRule,
     Decoder,
@@ -80,6 +80,9 @@ def prepare(
     values = _policy_values(policy, batch) if decoder.gamma else None
     request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls, values)
     keys = noise.row_keys(key, batch)
+    if (mesh := sharding.mesh_of(weights)) is not None:
+        weights = sharding.place(weights, None, mesh)
+        keys, prompt, request = sharding.place((keys, prompt, request), batch, mesh)
     return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
 
 

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxspec import families, folders
+from jaxspec import families, folders, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.recipes import net_of
@@ -64,15 +65,16 @@ def download(name: str) -> Path:
     raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(WEIGHT_FILES)}")
 
 
-def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
+def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
     """Reads the parameters of a Hugging Face folder.
 
     Args:
         folder: holds config.json and weights.
         dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
-        The parameters, on the default device, and the network's configuration.
+        The parameters and the network's configuration.
 
     Raises:
         CheckpointError: the model is none of our families, or its files are absent, damaged, or those of another
@@ -94,7 +96,9 @@ def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
                 wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
-                params[path] = jnp.array(_take(x, tensor).astype(wanted, copy=False))
+                part = _take(x, tensor).astype(wanted, copy=False)
+                where_to = None if mesh is None else sharding.of(path, part.shape, config, mesh)
+                params[path] = jnp.array(part) if where_to is None else sharding.put(part, where_to)
     return _nested(params), config
 
 
