@@ -48,7 +48,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
     "training": DECODING | MODELS | {"sharding", "corpus"},
-    "front door": DECODING | MODELS | {"execution"},  # jaxspec/__init__.py
+    "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
 }

@@ -69,6 +69,10 @@ def generate(
     ] = None,
     count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
     dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
+    ] = None,
     batch: Annotated[
         bool, typer.Option("--batch", help="All prompts in one batch, instead of one after the other.")
     ] = False,
@@ -109,6 +113,7 @@ def generate(
         draft_temperature=draft_temperature,
         banned=tuple(ban or ()),
         policy=policy,
+        mesh=mesh,
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
@@ -170,7 +175,7 @@ def _headline(session: Session) -> Text:
         drafted = f"{'up to ' if s.policy else ''}{s.gamma} guesses a round from {who}"
         drafted += f", {s.policy}" if s.policy else ""
     law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
-    device = jax.devices()[0].device_kind
+    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")
 
 

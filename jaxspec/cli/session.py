@@ -46,6 +46,7 @@ class Settings:
     draft_temperature: float | None = None
     banned: tuple[int, ...] = ()
     policy: str | None = None
+    mesh: str | None = None
 
 
 class Session(NamedTuple):
@@ -106,11 +107,12 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
     import jax
     import numpy as np
 
-    from jaxspec import model, noise
+    from jaxspec import model, noise, sharding
     from jaxspec.decode import request
 
-    target = model.load(settings.target, dtype=settings.dtype)
-    drafter = named.drafter(settings.draft, settings.dtype) if settings.draft else None
+    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+    target = model.load(settings.target, dtype=settings.dtype, mesh=mesh)
+    drafter = named.drafter(settings.draft, settings.dtype, mesh) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
     prompt, keys = jax.tree.map(np.asarray, (request.encode(target, texts), keys))

@@ -175,8 +175,8 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
     while True:
         if stop:
             state, info = stopping.cut(state, info, target.tokenizer, stop)
-        row = sharding.fetch((state.tokens, state.length, state.start, state.done, state.failed, state.stats))
-        tokens, length, start, done, failed, stats = row
+        row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
+        tokens, length, start, done, failed, stats, told = sharding.fetch(row)
         if failed[0]:
             raise FloatingPointError(_not_finite([0]))
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
@@ -185,7 +185,7 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
         visible = whole[: text.find_stop(whole, stop)] if done[0] else text.settled(whole, stop)
         fresh = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += fresh
-        yield _piece(fresh, new, info, stats, bool(done[0]))
+        yield _piece(fresh, new, told, stats, bool(done[0]))
         if done[0]:
             return
         state, info = loop.advance(job.decoder, job.keys, job.weights, state)
@@ -194,7 +194,7 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
 def _piece(fresh: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
     if info is None:
         return Piece(fresh, new, [], 0, stats, ended)
-    drafted = np.asarray(info.draft)[0, : int(info.draft_length[0])].tolist()
+    drafted = info.draft[0, : info.draft_length[0]].tolist()
     return Piece(fresh, new, drafted, int(info.num_accepted[0]), stats, ended)
 
 
