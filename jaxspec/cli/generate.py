@@ -133,7 +133,7 @@ def generate(
     if as_json:
         decoded = decode_all(session, rows)
     else:
-        out.print(_headline(session), "\n")
+        out.print(_headline(session), *_kept_whole(session), "\n", sep="\n")
         decoded = show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
@@ -177,6 +177,19 @@ def _headline(session: Session) -> Text:
     law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")
+
+
+def _kept_whole(session: Session) -> list[str]:
+    """A line for each model of which a mesh has more copies than one would expect."""
+    from jaxspec import sharding
+    from jaxspec.base import Model
+
+    if session.settings.mesh is None:
+        return []
+    mesh = sharding.mesh(session.settings.mesh)
+    models = [m for m in (session.target, session.drafter) if isinstance(m, Model) and m.config is not None]
+    found = [(model.name, sharding.kept_whole(model.config, mesh)) for model in models]
+    return [f"{name}: whole on every device: {', '.join(axes)}" for name, axes in found if axes]
 
 
 def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:
