@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -47,7 +48,7 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
-def mesh(axes: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh from its description, such as "data=2,model=4", of the first so many devices.
 
     Args:
@@ -162,7 +163,7 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
         x: the whole array, the same in every process; if it is a `jax.Array`, one of this process or PRNG keys.
         sharding: where to.
     """
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

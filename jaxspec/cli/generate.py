@@ -73,6 +73,9 @@ def generate(
         str | None,
         typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="A prompt is what a user says: put it in the tokenizer's chat template.")
+    ] = False,
     batch: Annotated[
         bool, typer.Option("--batch", help="All prompts in one batch, instead of one after the other.")
     ] = False,
@@ -114,6 +117,7 @@ def generate(
         banned=tuple(ban or ()),
         policy=policy,
         mesh=mesh,
+        chat=chat,
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxspec import trace
 from jaxspec.cli import named
 from jaxspec.cli.counts import Counts
-from jaxspec.cli.prompts import heldout_for
+from jaxspec.cli.prompts import as_chat, heldout_for
 from jaxspec.trace import Round
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Settings:
     banned: tuple[int, ...] = ()
     policy: str | None = None
     mesh: str | None = None
+    chat: bool = False
 
 
 class Session(NamedTuple):
@@ -115,7 +116,8 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
     drafter = named.drafter(settings.draft, settings.dtype, mesh) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
-    prompt, keys = jax.tree.map(np.asarray, (request.encode(target, texts), keys))
+    prompt = as_chat(target, texts) if settings.chat else request.encode(target, texts)
+    prompt, keys = jax.tree.map(np.asarray, (prompt, keys))
     session = Session(settings, target, drafter, texts, prompt, keys)
     session.job(0, len(texts))  # refuses bad settings before anything is compiled
     return session

@@ -87,7 +87,7 @@ def generate(
         policy: of `jaxspec.policies`: chooses the number of guesses, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
-        eos_ids: tokens that end a row (kept in the output); by default the tokenizer's.
+        eos_ids: tokens that end a row (kept in the output); by default the model's or the tokenizer's.
         stop: strings that end a row (cut from its text).
         **warping: the law, in the order of `jaxspec.warp`; each a number for all rows or one per row, but as noted.
             An option that is None (the default) is no part of the program.

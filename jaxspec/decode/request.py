@@ -209,6 +209,7 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> N
 def _eos(target: Model, eos_ids: Sequence[int] | None):
     if eos_ids is None:
         known = None if target.tokenizer is None else target.tokenizer.eos_token_id
-        eos_ids = [] if known is None else [known]
+        ends = list(getattr(target.config, "end_tokens", ()))
+        eos_ids = ends or ([] if known is None else [known])
     check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     return jnp.asarray(list(eos_ids) or [-1], jnp.int32)
