@@ -5,6 +5,9 @@ units by their outputs, projections back by their inputs, so that a block needs 
 head by vocabulary. Rows of the batch are split over the data axis. An axis that a mesh axis does not divide is kept
 whole on every device; heads are never cut. Once the arguments of a program are placed, the compiler (GSPMD,
 arXiv 2105.04663) places everything else.
+
+Under `jax.distributed` every process runs the same calls with the same arguments, and gets the whole text; only stop
+strings, which the host looks for between rounds, are for one process.
 """
 
 from __future__ import annotations
@@ -215,7 +218,8 @@ def kept_whole(config: Any, mesh: Mesh) -> list[str]:
     []
     """
     size = mesh.shape.get(MODEL, 1)
-    counts = _heads(config) | {"ff": config.ff_dim, "vocab": config.vocab_size}
+    fields = {"heads": "heads", "kv_heads": "kv_heads", "ff": "ff_dim", "vocab": "vocab_size"}
+    counts = {axis: getattr(config, field, 0) for axis, field in fields.items()}
     return [f"{name} ({count} is no multiple of {size})" for name, count in counts.items() if count % size]
 
 

@@ -137,7 +137,7 @@ def generate(
     if as_json:
         decoded = decode_all(session, rows)
     else:
-        out.print(_headline(session), *_kept_whole(session), "\n", sep="\n")
+        out.print(_headline(session), *_kept_whole(session), "", sep="\n")
         decoded = show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
@@ -184,13 +184,13 @@ def _headline(session: Session) -> Text:
 
 
 def _kept_whole(session: Session) -> list[str]:
-    """A line for each model of which a mesh has more copies than one would expect."""
+    """A line for each model that a mesh cannot split as it should."""
     from jaxspec import sharding
     from jaxspec.base import Model
 
-    if session.settings.mesh is None:
+    mesh = sharding.mesh_of(session.target.params)
+    if mesh is None:
         return []
-    mesh = sharding.mesh(session.settings.mesh)
     models = [m for m in (session.target, session.drafter) if isinstance(m, Model) and m.config is not None]
     found = [(model.name, sharding.kept_whole(model.config, mesh)) for model in models]
     return [f"{name}: whole on every device: {', '.join(axes)}" for name, axes in found if axes]
