@@ -131,7 +131,7 @@ def meshes(folder):
     whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
     report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
     report |= dict(cache=cache_is_placed(mesh), streamed=streamed(mesh), restored=restored(Path(folder), mesh))
-    return report
+    return report | dict(programs=loop.advance._cache_size())
 
 
 def process(port, index):
