@@ -52,7 +52,7 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    if isinstance(mesh, str):
+    if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder = find(source)
     if huggingface.is_folder(folder) and not (folder / MANIFEST).is_file():

@@ -51,15 +51,16 @@ LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its b
 CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
-def mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
+def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh from its description, such as "data=2,model=4", of the first so many devices.
 
     Args:
         axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either may be left out.
+            Or a mesh of these: the same devices, with axes of the kind that the compiler takes care of.
         devices: by default all there are, those of other processes included.
 
     Raises:
-        ValueError: the description cannot be read, or there are too few devices.
+        ValueError: the description cannot be read, there are too few devices, or the mesh has other axes.
 
     >>> dict(mesh("model=1").shape)
     {'data': 1, 'model': 1}
@@ -67,6 +68,9 @@ def mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     Traceback (most recent call last):
     ValueError: the mesh is 'model=two': expected sizes of the axes data and model, such as data=2,model=4
     """
+    if isinstance(axes, Mesh):
+        _check(axes)
+        return Mesh(axes.devices, axes.axis_names, (AxisType.Auto,) * len(axes.axis_names))
     sizes = {DATA: 1, MODEL: 1}
     given = [part.strip().partition("=") for part in axes.split(",")]
     names = [name for name, _, _ in given]
@@ -223,6 +227,11 @@ def kept_whole(config: Any, mesh: Mesh) -> list[str]:
     return [f"{name} ({count} is no multiple of {size})" for name, count in counts.items() if count % size]
 
 
+def _check(mesh: Any) -> None:
+    if not set(mesh.axis_names) <= AXES:
+        raise ValueError(f"the mesh has the axes {', '.join(mesh.axis_names)}: expected {DATA} and {MODEL}, or either")
+
+
 def _mesh(x: Any) -> Mesh | None:
     """The mesh that an array lies on, if it does."""
     place = getattr(x, "sharding", None)
@@ -236,8 +245,7 @@ def _heads(config: Any) -> dict[str, int]:
 
 
 def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
-    if not set(mesh.axis_names) <= AXES:
-        raise ValueError(f"the mesh has the axes {', '.join(mesh.axis_names)}: expected {DATA} and {MODEL}, or either")
+    _check(mesh)
     heads = _heads(config)
 
     def of_axis(axis: str, size: int) -> str | None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 import jaxspec
 from jaxspec import sharding
@@ -113,6 +113,12 @@ def test_descriptions_that_are_none(axes):
 def test_too_few_devices():
     with pytest.raises(ValueError, match=r"has 4096 devices, but jax sees \d+ .*device_count=4096 simulates them"):
         jaxspec.load("debian-t5-small", mesh="data=64,model=64")
+
+
+def test_a_mesh_with_explicit_axes_becomes_one_for_the_compiler():
+    """Networks do not say where each product goes, as explicit axes ask them to."""
+    explicit = jax.make_mesh((1, 1), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:1])
+    assert sharding.mesh(explicit) == sharding.mesh("data=1,model=1") != explicit
 
 
 def test_a_mesh_of_other_axes():
