@@ -1,7 +1,7 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
 `load` a model, `generate` or `stream` from it; `drafters`, `accept` and `policies` hold the alternatives, `base` the
-types.
+types, `sharding` the placement on several devices.
 `speculate` does for any two slow functions what decoding does for a model.
 """
 
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec import accept, drafters, policies
+    from jaxspec import accept, drafters, policies, sharding
     from jaxspec.base import Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.execution import speculate
@@ -31,6 +31,7 @@ __all__ = [
     "generate",
     "load",
     "policies",
+    "sharding",
     "speculate",
     "speculative",
     "stream",
@@ -49,6 +50,7 @@ _HOMES = {
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
     "policies": "",
+    "sharding": "",
     "speculate": "jaxspec.execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jaxspec import sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
 from jaxspec.weights import huggingface, orbax
@@ -19,12 +21,13 @@ _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
 
 
-def load(source: str | Path, *, dtype: str = "float32") -> Model:
+def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None) -> Model:
     """Loads a model: a checkpoint of jaxspec's, a Hugging Face folder, or a model of the Hugging Face hub.
 
         target = jaxspec.load("checkpoints/debian-t5-base")
         draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
         llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
+        large = jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8")
 
     Args:
         source: a folder, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a hub id,
@@ -32,14 +35,16 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
             hub, which is asked for nothing else (`jaxspec.families` lists what can be loaded from there).
         dtype: of the computation and of the matrices in memory, "float32" or "bfloat16"; norm scales, biases
             and logits are float32 always.
+        mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
+            axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
 
     Returns:
-        The model; each matrix of its parameters has the given dtype and lies on the default device. Its tokenizer
-        is None where a Hugging Face folder has none: it is then prompted with token ids.
+        The model; each matrix of its parameters has the given dtype. Its tokenizer is None where a Hugging Face
+        folder has none: it is then prompted with token ids.
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is neither of the two.
+        ValueError: the dtype is neither of the two, or there is no such mesh.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
@@ -47,12 +52,14 @@ def load(source: str | Path, *, dtype: str = "float32") -> Model:
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
+    if mesh is not None:
+        mesh = sharding.mesh(mesh)
     folder = find(source)
     if huggingface.is_folder(folder) and not (folder / MANIFEST).is_file():
-        (params, config), tokenizer = huggingface.restore(folder, dtype), huggingface.tokenizer(folder)
+        (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
         name = str(source) if _is_hub_id(source) else folder.resolve().name
     else:
-        params, config, manifest = orbax.restore(folder)
+        params, config, manifest = orbax.restore(folder, mesh)
         if dtype == "bfloat16":
             params = orbax.cast(params, jnp.bfloat16)
         config, tokenizer, name = dataclasses.replace(config, dtype=dtype), tokenizer_of(folder), manifest.name

@@ -39,7 +39,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "drafters": CORE | {"corpus", "datastore"},
     "policies": {"base"},
     "execution": CORE | {"accept"},
-    "decode": CORE | {"accept", "drafters", "policies", "trace"},
+    "decode": CORE | {"accept", "drafters", "policies", "trace", "sharding"},
     "testing": DECODING,
     "nets": CORE,
     "sharding": CORE,
@@ -48,12 +48,12 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
     "training": DECODING | MODELS | {"sharding", "corpus"},
-    "front door": DECODING | MODELS | {"execution"},  # jaxspec/__init__.py
+    "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "loops", "cache", "buffers", "warp", "folders", "corpus", "datastore"),
+    *("base", "noise", "loops", "cache", "buffers", "warp", "sharding", "folders", "corpus", "datastore"),
     *("accept", "drafters", "policies", "decode", "execution"),
 )
 

@@ -69,6 +69,13 @@ def generate(
     ] = None,
     count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
     dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="A prompt is what a user says: put it in the tokenizer's chat template.")
+    ] = False,
     batch: Annotated[
         bool, typer.Option("--batch", help="All prompts in one batch, instead of one after the other.")
     ] = False,
@@ -109,6 +116,8 @@ def generate(
         draft_temperature=draft_temperature,
         banned=tuple(ban or ()),
         policy=policy,
+        mesh=mesh,
+        chat=chat,
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
@@ -128,7 +137,7 @@ def generate(
     if as_json:
         decoded = decode_all(session, rows)
     else:
-        out.print(_headline(session), "\n")
+        out.print(_headline(session), *_kept_whole(session), "", sep="\n")
         decoded = show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
@@ -170,8 +179,21 @@ def _headline(session: Session) -> Text:
         drafted = f"{'up to ' if s.policy else ''}{s.gamma} guesses a round from {who}"
         drafted += f", {s.policy}" if s.policy else ""
     law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
-    device = jax.devices()[0].device_kind
+    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")
+
+
+def _kept_whole(session: Session) -> list[str]:
+    """A line for each model that a mesh cannot split as it should."""
+    from jaxspec import sharding
+    from jaxspec.base import Model
+
+    mesh = sharding.mesh_of(session.target.params)
+    if mesh is None:
+        return []
+    models = [m for m in (session.target, session.drafter) if isinstance(m, Model) and m.config is not None]
+    found = [(model.name, sharding.kept_whole(model.config, mesh)) for model in models]
+    return [f"{name}: whole on every device: {', '.join(axes)}" for name, axes in found if axes]
 
 
 def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:

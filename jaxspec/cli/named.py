@@ -5,28 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from jaxspec.base import Drafter, Model, Policy
 
 POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 
 
-def drafter(name: str, dtype: str) -> Model | Drafter:
+def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
 
     "lookup", "online_ngram", "retrieval:FOLDER" (of a datastore), "argmax:NAME" (a model's best guess, with certainty).
+
+    Args:
+        name: as above.
+        dtype, mesh: of the models among them; see `jaxspec.load`.
     """
     from jaxspec import drafters, model
 
     if "+" in name:
-        return drafters.first_of(*[drafter(part, dtype) for part in name.split("+")])
+        return drafters.first_of(*[drafter(part, dtype, mesh) for part in name.split("+")])
     kind, colon, rest = name.partition(":")
     if colon and kind == "retrieval":
         return drafters.retrieval(rest)
     if colon and kind == "argmax":
-        return drafters.argmax(model.load(rest, dtype=dtype))
+        return drafters.argmax(model.load(rest, dtype=dtype, mesh=mesh))
     if name in ("lookup", "online_ngram"):
         return getattr(drafters, name)()
-    return model.load(name, dtype=dtype)
+    return model.load(name, dtype=dtype, mesh=mesh)
 
 
 def policy(text: str, **costs: Any) -> Policy:

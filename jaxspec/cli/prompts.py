@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model
+    from jaxspec.base import Model, Prompt
 
 HELDOUT = ("translation", "synopsis", "edit", "text")
 PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
@@ -41,6 +41,22 @@ def from_file(file: str | Path, count: int | None = None) -> list[str]:
     if not prompts:
         raise ValueError(f"{where} holds no prompt: expected one a line")
     return prompts
+
+
+def as_chat(target: Model, texts: list[str]) -> Prompt:
+    """Each text as what a user says to the model, in the words of the tokenizer's chat template.
+
+    The template says which special tokens there are, so that none are added to it.
+
+    Raises:
+        ValueError: the tokenizer has no template.
+    """
+    from jaxspec import buffers
+
+    if getattr(target.tokenizer, "chat_template", None) is None:
+        raise ValueError(f"--chat: {target.name} has no chat template. Leave out --chat, or name a model tuned to chat")
+    talks = [[{"role": "user", "content": text}] for text in texts]
+    return buffers.pad(target.tokenizer.apply_chat_template(talks, add_generation_prompt=True)["input_ids"])
 
 
 def _lines(text: str) -> list[str]:

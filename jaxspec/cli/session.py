@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxspec import trace
 from jaxspec.cli import named
 from jaxspec.cli.counts import Counts
-from jaxspec.cli.prompts import heldout_for
+from jaxspec.cli.prompts import as_chat, heldout_for
 from jaxspec.trace import Round
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Settings:
     draft_temperature: float | None = None
     banned: tuple[int, ...] = ()
     policy: str | None = None
+    mesh: str | None = None
+    chat: bool = False
 
 
 class Session(NamedTuple):
@@ -106,14 +108,16 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
     import jax
     import numpy as np
 
-    from jaxspec import model, noise
+    from jaxspec import model, noise, sharding
     from jaxspec.decode import request
 
-    target = model.load(settings.target, dtype=settings.dtype)
-    drafter = named.drafter(settings.draft, settings.dtype) if settings.draft else None
+    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+    target = model.load(settings.target, dtype=settings.dtype, mesh=mesh)
+    drafter = named.drafter(settings.draft, settings.dtype, mesh) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
-    prompt, keys = jax.tree.map(np.asarray, (request.encode(target, texts), keys))
+    prompt = as_chat(target, texts) if settings.chat else request.encode(target, texts)
+    prompt, keys = jax.tree.map(np.asarray, (prompt, keys))
     session = Session(settings, target, drafter, texts, prompt, keys)
     session.job(0, len(texts))  # refuses bad settings before anything is compiled
     return session

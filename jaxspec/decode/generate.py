@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 
+from jaxspec import sharding
 from jaxspec.base import AcceptRule, Drafter, Model, Policy, Prompt, RoundInfo, Stats
 from jaxspec.decode import loop, stopping, text
 from jaxspec.decode.request import Job, prepare
@@ -87,7 +87,7 @@ def generate(
         policy: of `jaxspec.policies`: chooses the number of guesses, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
-        eos_ids: tokens that end a row (kept in the output); by default the tokenizer's.
+        eos_ids: tokens that end a row (kept in the output); by default the model's or the tokenizer's.
         stop: strings that end a row (cut from its text).
         **warping: the law, in the order of `jaxspec.warp`; each a number for all rows or one per row, but as noted.
             An option that is None (the default) is no part of the program.
@@ -133,7 +133,7 @@ def generate(
     )
     strings = _stop_strings(stop, target)
     outcome = stopping.run(job, target.tokenizer, strings) if strings else loop.run(*job)
-    outcome = jax.tree.map(np.asarray, outcome)
+    outcome = sharding.fetch(outcome)
     if outcome.failed.any():
         raise FloatingPointError(_not_finite(np.flatnonzero(outcome.failed).tolist()))
     width = int(outcome.length.max())
@@ -175,8 +175,8 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
     while True:
         if stop:
             state, info = stopping.cut(state, info, target.tokenizer, stop)
-        row = jax.tree.map(np.asarray, (state.tokens, state.length, state.start, state.done, state.failed, state.stats))
-        tokens, length, start, done, failed, stats = row
+        row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
+        tokens, length, start, done, failed, stats, told = sharding.fetch(row)
         if failed[0]:
             raise FloatingPointError(_not_finite([0]))
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
@@ -185,7 +185,7 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
         visible = whole[: text.find_stop(whole, stop)] if done[0] else text.settled(whole, stop)
         fresh = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += fresh
-        yield _piece(fresh, new, info, stats, bool(done[0]))
+        yield _piece(fresh, new, told, stats, bool(done[0]))
         if done[0]:
             return
         state, info = loop.advance(job.decoder, job.keys, job.weights, state)
@@ -194,7 +194,7 @@ def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
 def _piece(fresh: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
     if info is None:
         return Piece(fresh, new, [], 0, stats, ended)
-    drafted = np.asarray(info.draft)[0, : int(info.draft_length[0])].tolist()
+    drafted = info.draft[0, : info.draft_length[0]].tolist()
     return Piece(fresh, new, drafted, int(info.num_accepted[0]), stats, ended)
 
 

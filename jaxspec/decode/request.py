@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise
+from jaxspec import buffers, drafters, noise, sharding
 from jaxspec.base import (
     AcceptRule,
     Decoder,
@@ -81,6 +81,9 @@ def prepare(
     values = _policy_values(policy, batch) if decoder.gamma else None
     request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls, values)
     keys = noise.row_keys(key, batch)
+    if (mesh := sharding.mesh_of(weights)) is not None:
+        weights = sharding.place(weights, None, mesh)
+        keys, prompt, request = sharding.place((keys, prompt, request), batch, mesh)
     return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
 
 
@@ -219,6 +222,7 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> N
 def _eos(target: Model, eos_ids: Sequence[int] | None):
     if eos_ids is None:
         known = None if target.tokenizer is None else target.tokenizer.eos_token_id
-        eos_ids = [] if known is None else [known]
+        ends = list(getattr(target.config, "end_tokens", ()))
+        eos_ids = ends or ([] if known is None else [known])
     check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     return jnp.asarray(list(eos_ids) or [-1], jnp.int32)

@@ -42,19 +42,20 @@ def cut(
         The state and the info, in which the tokens behind the string were never committed, nor counted.
     """
     tokens, length, start = (np.asarray(x) for x in (state.tokens, state.length, state.start))
-    done, over = np.asarray(state.done).copy(), np.zeros_like(length)
+    stopped, over = np.zeros(length.shape, bool), np.zeros_like(length)
     for row in range(len(length)):
         new = tokens[row, start[row] : length[row]].tolist()
         if text.find_stop(text.decode(tokenizer, new), stop) is not None:
             over[row] = len(new) - text.tokens_needed(tokenizer, new, stop)
-            done[row] = True
+            stopped[row] = True
     stats = state.stats._replace(emitted=state.stats.emitted - over)
     if info is not None:
         kept = info.kept - over
         lost = jnp.minimum(info.num_accepted, info.kept) - jnp.minimum(info.num_accepted, kept)
         stats = stats._replace(accepted=stats.accepted - lost)
         info = info._replace(kept=kept)
-    return state._replace(length=state.length - over, done=jnp.asarray(done), stats=stats), info
+    done = jnp.logical_or(state.done, stopped)  # stays on the state's devices
+    return state._replace(length=state.length - over, done=done, stats=stats), info
 
 
 def _trace(infos: Sequence[RoundInfo | None], batch: int, gamma: int) -> loop.Trace:

@@ -48,8 +48,8 @@ def of(table: dict) -> Family:
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     """The first family that can say what a configuration says, and its config.json.
 
-    What is written is read again and compared: but for the dtype, and for a T5's limit on positions, which has no
-    place in its config.json, nothing is lost.
+    What is written is read again and compared: but for the dtype, and for a T5's limit on positions and lists of
+    end tokens, which have no place in a config.json, nothing is lost.
 
     Raises:
         FamilyError: there is none.
@@ -64,7 +64,9 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     if isinstance(config, DecoderConfig):
         layers = [config.is_local(i) for i in range(config.layers)]
         window = config.window if any(layers) else None
-        config = dataclasses.replace(config, local=decoders.period(layers) if window else (), window=window)
+        config = dataclasses.replace(
+            config, local=decoders.period(layers) if window else (), window=window, end_tokens=()
+        )
     for family in FAMILIES:
         try:
             table = family.write(config)

@@ -51,6 +51,7 @@ class DecoderConfig:
         rope_scaling, rope_factor, rope_low, rope_high, rope_original: of global layers; see `rotary.RopeScaling`.
         buckets, max_distance: of relative biases.
         max_positions: longest row to accept; None if nothing limits it.
+        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
     """
 
@@ -87,6 +88,7 @@ class DecoderConfig:
     buckets: int = 32
     max_distance: int = 128
     max_positions: int | None = None
+    end_tokens: tuple[int, ...] = ()
     dtype: str = "float32"
 
     def __post_init__(self):

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxspec import families, folders
+from jaxspec import families, folders, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.recipes import net_of
@@ -26,6 +27,7 @@ from jaxspec.weights import int8, tensors
 from jaxspec.weights.orbax import CheckpointError
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"  # the end tokens, where there are several
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
@@ -64,15 +66,16 @@ def download(name: str) -> Path:
     raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(WEIGHT_FILES)}")
 
 
-def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
+def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
     """Reads the parameters of a Hugging Face folder.
 
     Args:
         folder: holds config.json and weights.
         dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
-        The parameters, on the default device, and the network's configuration.
+        The parameters and the network's configuration.
 
     Raises:
         CheckpointError: the model is none of our families, or its files are absent, damaged, or those of another
@@ -94,25 +97,49 @@ def restore(folder: str | Path, dtype: str = "float32") -> tuple[Params, Any]:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
                 wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
-                params[path] = jnp.array(_take(x, tensor).astype(wanted, copy=False))
+                part = _take(x, tensor).astype(wanted, copy=False)
+                where_to = None if mesh is None else sharding.of(path, part.shape, config, mesh)
+                params[path] = jnp.array(part) if where_to is None else sharding.put(part, where_to)
     return _nested(params), config
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
     """The family that config.json names, and the configuration of its network.
 
+    Several end tokens, as models that chat have, are listed in generation_config.json.
+
     Raises:
-        CheckpointError: it cannot be read, or describes none of our networks.
+        CheckpointError: either cannot be read, or describes none of our networks.
     """
     path = folder / CONFIG
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise FamilyError(f"it is a {type(table).__name__}, expected an object")
+        table = _object(path)
         family = families.of(table)
-        return family, family.read(table)
+        config = family.read(table)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} describes no model that can be loaded: {error}") from error
+    ends = _end_tokens(folder / GENERATION, config.vocab_size)
+    return family, dataclasses.replace(config, end_tokens=ends) if ends and hasattr(config, "end_tokens") else config
+
+
+def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
+    """The list of them in generation_config.json; empty if there is one only, which the tokenizer knows, too."""
+    try:
+        ends = _object(path).get("eos_token_id") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
+    if not isinstance(ends, list):
+        return ()
+    if odd := [x for x in ends if type(x) is not int or not 0 <= x < vocab]:
+        raise CheckpointError(f"{path}: eos_token_id lists {odd[0]!r}, expected ids from 0 to {vocab - 1}")
+    return tuple(ends)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    table = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(table, dict):
+        raise FamilyError(f"it is a {type(table).__name__}, expected an object")
+    return table
 
 
 def tokenizer(folder: str | Path) -> Any:
@@ -160,6 +187,9 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
     with folders.whole(folder) as beside:
         (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        if ends := getattr(model.config, "end_tokens", ()):
+            said = json.dumps({"eos_token_id": list(ends)}, indent=2)
+            (beside / GENERATION).write_text(said + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
         _write_weights(beside, _theirs(model, family))

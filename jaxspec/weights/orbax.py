@@ -21,8 +21,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxspec import folders
+from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import MANIFEST, some
 from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
@@ -112,12 +113,16 @@ def save(
     return manifest
 
 
-def restore(folder: str | Path) -> tuple[Params, Any, Manifest]:
+def restore(folder: str | Path, mesh: Mesh | None = None) -> tuple[Params, Any, Manifest]:
     """Reads a checkpoint, having checked every file of it.
 
+    Args:
+        folder: the checkpoint.
+        mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
+            stored, whatever it was saved from. None for the default device.
+
     Returns:
-        The parameters (float32, integers where they are tables; on the default device), the network's configuration,
-        and the manifest.
+        The parameters (float32, integers where they are tables), the network's configuration, and the manifest.
 
     Raises:
         CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
@@ -128,6 +133,8 @@ def restore(folder: str | Path) -> tuple[Params, Any, Manifest]:
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
     abstract = _abstract(manifest.model, manifest.family)
     stored = _read_params(folder, jax.eval_shape(lambda params: _stored(params, manifest.dtype), abstract))
+    if mesh is not None:
+        stored = jax.tree.map(sharding.put, stored, sharding.parameters(stored, manifest.model, mesh))
     params = jax.tree.map(lambda x: _as_float32(jnp.asarray(x)), int8.dequantise(stored))
     return _in_the_shape_of(abstract, params), manifest.model, manifest
 

@@ -1,6 +1,7 @@
 """`jaxspec generate`: what it says, in print and as JSON, and what it refuses, with tables for models."""
 
 import jax
+import numpy as np
 import pytest
 
 import jaxspec
@@ -48,6 +49,17 @@ def test_penalties_and_bans_reach_the_library(zoo, report):
     )  # fmt: skip
     assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
     assert not {3, 4} & set(found["tokens"][0])
+
+
+def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch):
+    template = "{% for m in messages %}das {{ m.content }}{% endfor %}{% if add_generation_prompt %} und{% endif %}"
+    monkeypatch.setattr(zoo["debian-t5-base"].tokenizer, "chat_template", template)
+    found, spelt = report("alte Hund", "--chat"), jaxspec.Prompt(np.array([[5, 6, 8, 11]]), np.array([4]))
+    out = jaxspec.generate(
+        zoo["debian-t5-base"], spelt, drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12
+    )  # no end token behind what the template says
+    assert found["prompts"] == ["alte Hund"]
+    assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
 
 
 @pytest.mark.parametrize("draft", ["lookup", "lookup+debian-t5-small"])
@@ -117,6 +129,9 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--compare", "--gamma", "0"], "--compare"),
         (["a", "--compare", "--draft", "lookup"], "--compare needs a model that drafts"),
         (["a", "--compare", "--policy", "estimated"], "--compare predicts rounds of one length"),
+        (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes of the axes data and model"),
+        (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
+        (["a", "--chat"], "debian-t5-base has no chat template. Leave out --chat"),
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of fixed, heuristic"),
         (["a", "--policy", "fixed"], "fixed=3"),
         (["a", "--policy", "confidence=high"], "'high' is not a number"),

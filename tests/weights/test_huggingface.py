@@ -72,7 +72,10 @@ def folder(saved, tmp_path):
     return Path(shutil.copytree(saved, tmp_path / "llama"))
 
 
-@pytest.mark.parametrize("config", [LLAMA, T5, GPT, dataclasses.replace(T5, tied_head=True)])
+ENDS = dataclasses.replace(LLAMA, end_tokens=(1, 5, 7))
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5, GPT, dataclasses.replace(T5, tied_head=True), ENDS])
 def test_what_is_saved_is_loaded_bit_for_bit(config, tmp_path):
     model = model_of(config)
     huggingface.save(model, tmp_path / "it")
@@ -329,6 +332,32 @@ def test_tokenizer_and_chat_template(folder):
     assert found.eos_token_id == 1
     assert found.apply_chat_template([{"role": "user", "content": "the dog"}], tokenize=False) == "user: the dog</s>"
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+
+
+def test_each_end_token_of_a_model_ends_a_row(folder):
+    """A model that chats has several; its tokenizer knows one of them."""
+    prompt = jaxspec.Prompt(jnp.array([[3, 4]]), jnp.array([2]))
+    plain = jaxspec.generate(jaxspec.load(folder), prompt, eos_ids=(), max_new_tokens=6).tokens[0].tolist()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, plain[2]]}))
+    model = jaxspec.load(folder)
+    assert model.config.end_tokens == (0, plain[2])
+    out = jaxspec.generate(model, prompt, max_new_tokens=6)
+    assert out.tokens[0].tolist() == plain[: plain.index(plain[2]) + 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "cannot be used: it is a list, expected an object"),
+        ("{", "cannot be used: "),
+        ('{"eos_token_id": [1, 24]}', "eos_token_id lists 24, expected ids from 0 to 23"),
+        ('{"eos_token_id": [1, "</s>"]}', "eos_token_id lists '</s>', expected ids from 0 to 23"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_used(folder, content, message):
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json:? {message}"):
+        huggingface.restore(folder)
 
 
 def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):

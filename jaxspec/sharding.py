@@ -1,0 +1,257 @@
+"""Where parameters, caches and batches lie on a mesh of devices: one table from logical axes to mesh axes.
+
+Matrices [out, in] are split as Megatron-LM does (Shoeybi et al., arXiv 1909.08053): projections into heads and hidden
+units by their outputs, projections back by their inputs, so that a block needs one sum over devices, and embedding and
+head by vocabulary. Rows of the batch are split over the data axis. An axis that a mesh axis does not divide is kept
+whole on every device; heads are never cut. Once the arguments of a program are placed, the compiler (GSPMD,
+arXiv 2105.04663) places everything else.
+
+Under `jax.distributed` every process runs the same calls with the same arguments, and gets the whole text; only stop
+strings, which the host looks for between rounds, are for one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.base import Cache, Params
+
+DATA, MODEL = "data", "model"
+AXES = {DATA, MODEL}  # of a mesh
+TABLE = {  # logical axis: the mesh axis that it is split over, None for whole
+    "batch": DATA,
+    "vocab": MODEL,
+    "heads": MODEL,
+    "kv_heads": MODEL,
+    "ff": MODEL,
+    "dim": None,
+    "head_dim": None,
+    "positions": None,
+}
+LAYERS = {  # the axes of a layer's matrix, by how its path ends; those of its bias are the first of them
+    "embedding": ("vocab", "dim"),
+    "position": ("positions", "dim"),
+    "head": ("vocab", "dim"),
+    "query": ("heads", "dim"),
+    "key": ("kv_heads", "dim"),
+    "value": ("kv_heads", "dim"),
+    "attention/out": ("dim", "heads"),
+    "cross/out": ("dim", "heads"),
+    "ff/gate": ("ff", "dim"),
+    "ff/wi": ("ff", "dim"),
+    "ff/out": ("dim", "ff"),
+}
+CACHE = ("batch", "kv_heads", "positions", "head_dim")
+
+
+def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh from its description, such as "data=2,model=4", of the first so many devices.
+
+    Args:
+        axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either may be left out.
+            Or a mesh of these: the same devices, with axes of the kind that the compiler takes care of.
+        devices: by default all there are, those of other processes included.
+
+    Raises:
+        ValueError: the description cannot be read, there are too few devices, or the mesh has other axes.
+
+    >>> dict(mesh("model=1").shape)
+    {'data': 1, 'model': 1}
+    >>> mesh("model=two")
+    Traceback (most recent call last):
+    ValueError: the mesh is 'model=two': expected sizes of the axes data and model, such as data=2,model=4
+    """
+    if isinstance(axes, Mesh):
+        _check(axes)
+        return Mesh(axes.devices, axes.axis_names, (AxisType.Auto,) * len(axes.axis_names))
+    sizes = {DATA: 1, MODEL: 1}
+    given = [part.strip().partition("=") for part in axes.split(",")]
+    names = [name for name, _, _ in given]
+    if not set(names) <= set(sizes) or len(set(names)) < len(names) or not all(n.isdecimal() for _, _, n in given):
+        raise ValueError(f"the mesh is {axes!r}: expected sizes of the axes data and model, such as data=2,model=4")
+    sizes |= {name: int(size) for name, _, size in given}
+    devices, needed = jax.devices() if devices is None else devices, math.prod(sizes.values())
+    if not 0 < needed <= len(devices):
+        raise ValueError(
+            f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); on a CPU, "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(needed, 1)} simulates them"
+        )
+    kinds = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])
+
+
+def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
+    """The sharding of every parameter.
+
+    Args:
+        params: of a network of `jaxspec.nets`, or their shapes; int8 matrices as `weights.int8` stores them, too.
+            A leaf whose path is not in `LAYERS` is kept whole.
+        config: of the network: says how many heads share a projection.
+        mesh: with axes among "data" and "model".
+
+    Raises:
+        ValueError: the mesh has other axes.
+
+    >>> from types import SimpleNamespace as Config
+    >>> tree = {"query": {"weight": jax.ShapeDtypeStruct((8, 6), "float32")}, "norm": {"scale": np.ones(6)}}
+    >>> found = parameters(tree, Config(heads=2), mesh("model=1"))
+    >>> tuple(found["query"]["weight"].spec), tuple(found["norm"]["scale"].spec)
+    (('model', None), ())
+    """
+
+    def leaf(path: tuple[Any, ...], x: Any) -> NamedSharding:
+        return of(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, config, mesh)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def of(path: str, shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
+    """The sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
+    return _sharding(logical(path), shape, config, mesh)
+
+
+def logical(path: str) -> tuple[str, ...]:
+    """The logical axes of a parameter; none if it is kept whole.
+
+    >>> logical("layers_0/ff/out/weight"), logical("layers_0/attention/query/bias"), logical("norm/scale")
+    (('dim', 'ff'), ('heads',), ())
+    """
+    names = path.split("/")
+    if names[-2:-1] in (["weight"], ["embedding"]) and names[-1] in ("int8", "scale"):
+        names.pop()  # an int8 matrix, and the scales of its rows
+    layer, kind = names[:-1], names[-1]
+    axes = LAYERS.get("/".join(layer[-2:])) or LAYERS.get("".join(layer[-1:]))
+    if axes is None or kind not in ("weight", "embedding", "bias"):
+        return ()
+    return axes[:1] if kind == "bias" else axes
+
+
+def cache(cache: Cache, config: Any, mesh: Mesh) -> Cache:
+    """The sharding of every leaf of a network's cache: keys and values by rows and heads, lengths by rows.
+
+    >>> from types import SimpleNamespace as Config
+    >>> tuple(cache(np.ones((4, 2, 16, 8)), Config(heads=2), mesh("data=1")).spec)
+    ('data', 'model', None, None)
+    """
+
+    def leaf(x: Any) -> NamedSharding:
+        axes = {4: CACHE, 1: CACHE[:1]}.get(len(x.shape), ())
+        return _sharding(axes, x.shape, config, mesh)
+
+    return jax.tree.map(leaf, cache)
+
+
+def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
+    """The sharding of what belongs to a batch: leaves with an entry for each row by rows, others whole.
+
+    Without a batch everything is whole.
+
+    >>> [tuple(s.spec) for s in rows([np.ones((4, 7)), np.ones(3)], 4, mesh("data=1"))]
+    [('data',), ()]
+    """
+
+    def leaf(x: Any) -> NamedSharding:
+        return _sharding(("batch",) if x.shape[:1] == (batch,) else (), x.shape, None, mesh)
+
+    return jax.tree.map(leaf, tree)
+
+
+def put(x: Any, sharding: NamedSharding) -> jax.Array:
+    """An array placed; each process hands its own devices their parts, and none asks another for anything.
+
+    Args:
+        x: the whole array, the same in every process; if it is a `jax.Array`, one of this process or PRNG keys.
+        sharding: where to.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
+    """The same tree, with what is not on the mesh yet put where `rows` says."""
+
+    def leaf(x: Any, sharding: NamedSharding) -> Any:
+        return x if _mesh(x) == mesh else put(x, sharding)
+
+    return jax.tree.map(leaf, tree, rows(tree, batch, mesh))
+
+
+def mesh_of(params: Params) -> Mesh | None:
+    """The mesh that parameters were placed on; None for those on a single device.
+
+    Raises:
+        ValueError: they lie on several.
+
+    >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
+    True
+    """
+    found = {m for x in jax.tree.leaves(params) if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES}
+    if len(found) > 1:
+        each = " and ".join(sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in found))
+        raise ValueError(f"target and drafter lie on different meshes, {each}: load both with the same")
+    return next(iter(found), None)
+
+
+def fetch(tree: Any) -> Any:
+    """The same tree as NumPy arrays; where a part lies on devices of other processes, it is sent to all of them."""
+
+    def leaf(x: Any) -> np.ndarray:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(leaf, tree)
+
+
+def kept_whole(config: Any, mesh: Mesh) -> list[str]:
+    """Which axes of a network are on every device although the table splits them, each with the reason.
+
+    >>> from types import SimpleNamespace as Config
+    >>> kept_whole(Config(heads=4, ff_dim=12, vocab_size=10), mesh("model=1"))
+    []
+    """
+    size = mesh.shape.get(MODEL, 1)
+    fields = {"heads": "heads", "kv_heads": "kv_heads", "ff": "ff_dim", "vocab": "vocab_size"}
+    counts = {axis: getattr(config, field, 0) for axis, field in fields.items()}
+    return [f"{name} ({count} is no multiple of {size})" for name, count in counts.items() if count % size]
+
+
+def _check(mesh: Any) -> None:
+    if not set(mesh.axis_names) <= AXES:
+        raise ValueError(f"the mesh has the axes {', '.join(mesh.axis_names)}: expected {DATA} and {MODEL}, or either")
+
+
+def _mesh(x: Any) -> Mesh | None:
+    """The mesh that an array lies on, if it does."""
+    place = getattr(x, "sharding", None)
+    return place.mesh if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) else None
+
+
+def _heads(config: Any) -> dict[str, int]:
+    """How many heads there are: a projection to 2 heads of 64 dimensions has 128 outputs, but can be cut once."""
+    heads = getattr(config, "heads", None)
+    return {} if heads is None else {"heads": heads, "kv_heads": getattr(config, "kv_heads", heads)}
+
+
+def _sharding(axes: tuple[str, ...], shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
+    _check(mesh)
+    heads = _heads(config)
+
+    def of_axis(axis: str, size: int) -> str | None:
+        over = TABLE[axis]
+        if over not in mesh.axis_names:
+            return None
+        return None if size % mesh.shape[over] or heads.get(axis, 0) % mesh.shape[over] else over
+
+    return NamedSharding(mesh, PartitionSpec(*map(of_axis, axes, shape)))

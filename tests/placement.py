@@ -1,0 +1,145 @@
+"""Run by `test_sharding.py` in processes of their own, since devices must be simulated before jax starts; prints JSON.
+
+python placement.py meshes FOLDER        with 8 devices: pairs on one device and on a 2 x 4 mesh; restores
+python placement.py process PORT INDEX   one of two processes with 2 devices each; meshes over all 4
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxspec
+from jaxspec import accept, noise, sharding
+from jaxspec.base import Model, Prompt
+from jaxspec.cli.prompts import heldout_for
+from jaxspec.decode import loop, request
+from jaxspec.model import find
+from jaxspec.nets import decoder
+from jaxspec.weights import huggingface, orbax
+
+PAIRS = {kind: [f"debian-{kind}-{size}" for size in ("base", "small")] for kind in ("t5", "gpt")}
+ROWS, GAMMA, NEW = 4, 2, 8
+TEMPERATURE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)  # greedy and sampled rows in one program
+LLAMA = decoder.DecoderConfig(96, dim=32, ff_dim=64, layers=2, heads=8, kv_heads=4, head_dim=8)
+TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
+
+
+def llama(seed, mesh=None):
+    """A random Llama with grouped heads, and the same on a mesh."""
+    params = decoder.init(LLAMA, jax.random.key(seed))
+    if mesh is not None:
+        params = jax.tree.map(sharding.put, params, sharding.parameters(params, LLAMA, mesh))
+    return Model(decoder.language_model(LLAMA), params, None, LLAMA, "llama")
+
+
+def pair(kind, mesh=None):
+    if kind == "llama":
+        return llama(0, mesh), llama(1, mesh)
+    return [jaxspec.load(name, mesh=mesh) for name in PAIRS[kind]]
+
+
+def prompts(kind, target):
+    if kind == "llama":
+        return Prompt(jnp.asarray(TOKENS), jnp.array([7, 3, 5, 1], jnp.int32))
+    return request.encode(target, heldout_for(target, ROWS))
+
+
+def options(drafter):
+    keys = noise.row_keys(jax.random.key(11), ROWS)
+    rule = accept.coupled()
+    return dict(drafter=drafter, gamma=GAMMA, accept=rule, temperature=TEMPERATURE, max_new_tokens=NEW, key=keys)
+
+
+def text(kind, mesh=None):
+    target, draft = pair(kind, mesh)
+    out = jaxspec.generate(target, prompts(kind, target), **options(draft))
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+def compiled(kind, mesh):
+    """What a generation on the mesh says, its program, and the number of entries in its smallest part of a matrix."""
+    target, draft = pair(kind, mesh)
+    job = request.prepare(target, prompts(kind, target), **options(draft))
+    program = loop.run.lower(*job).compile()
+    outcome = program(job.keys, job.weights, job.prompt, job.request)
+    tokens, length = np.asarray(outcome.tokens), np.asarray(outcome.length)
+    parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(job.weights) if _split(x)]
+    return [row[:n].tolist() for row, n in zip(tokens, length, strict=True)], program.as_text(), min(parts)
+
+
+def _split(x):
+    return x.ndim == 2 and x.addressable_shards[0].data.size < x.size
+
+
+def gathered(hlo):
+    """The number of entries of what each all-gather of a program takes from one device."""
+    shape = re.compile(r"(%?[\w.-]+) = \w+\[([\d,]*)\]")
+    size = {name.lstrip("%"): int(np.prod([int(n) for n in dims.split(",") if n])) for name, dims in shape.findall(hlo)}
+    operands = re.findall(r" all-gather(?:-start)?\(([^)]*)\)", hlo)
+    return [size[one.split()[-1].lstrip("%")] for each in operands for one in re.split(r", (?=%)", each)]
+
+
+def cache_is_placed(mesh):
+    """Whether keys, values and lengths lie where `sharding.cache` says, though nobody told the compiler."""
+    target, draft = pair("llama", mesh)
+    state = loop.start(*request.prepare(target, prompts("llama", target), **options(draft)))
+    wanted = sharding.cache(state.cache, LLAMA, mesh)
+    same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), state.cache, wanted)
+    return all(jax.tree.leaves(same))
+
+
+def restored(folder, mesh):
+    """Saved from one mesh, read to another: the places of the leaves, and whether they are the same bits."""
+    model, other = llama(0, mesh), sharding.mesh("model=8")
+    about = dict(name="llama", family="decoder", about={})
+    orbax.save(folder / "orbax", model.params, LLAMA, find(PAIRS["gpt"][0]), dtype="float32", **about)
+    orbax.save(folder / "int8", model.params, LLAMA, find(PAIRS["gpt"][0]), dtype="int8", **about)
+    huggingface.save(model, folder / "huggingface")
+    read = {
+        "orbax": (orbax.restore(folder / "orbax", other)[0], model.params),
+        "int8": (orbax.restore(folder / "int8", other)[0], orbax.restore(folder / "int8")[0]),
+        "huggingface": (huggingface.restore(folder / "huggingface", mesh=other)[0], model.params),
+    }
+
+    def same(got, expected, place):
+        return got.sharding == place and (np.asarray(got) == np.asarray(expected)).all()
+
+    places = sharding.parameters(model.params, LLAMA, other)
+    return {how: all(jax.tree.leaves(jax.tree.map(same, *each, places))) for how, each in read.items()}
+
+
+def streamed(mesh):
+    target, draft = pair("llama", mesh)
+    prompt = Prompt(jnp.asarray(TOKENS[:1]), jnp.array([7], jnp.int32))
+    pieces = jaxspec.stream(target, prompt, drafter=draft, gamma=GAMMA, max_new_tokens=NEW)
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def meshes(folder):
+    mesh = sharding.mesh("data=2,model=4")
+    report = {}
+    for kind in (*PAIRS, "llama"):
+        split, hlo, part = compiled(kind, mesh)
+        found = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
+        report[kind] = found
+    weight = llama(0, mesh).params["layers_0"]["ff"]["wi"]["weight"]
+    whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
+    report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
+    report |= dict(cache=cache_is_placed(mesh), streamed=streamed(mesh), restored=restored(Path(folder), mesh))
+    return report | dict(programs=loop.advance._cache_size())
+
+
+def process(port, index):
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
+    said = text("t5", sharding.mesh("data=2,model=2"))  # each process has half of the rows
+    return dict(processes=jax.process_count(), t5=said, streamed=streamed(sharding.mesh("model=4")))
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    print(json.dumps({"meshes": meshes, "process": process}[command](*arguments)))

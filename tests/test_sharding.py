@@ -1,0 +1,223 @@
+"""Placement on a mesh: the table, what it does to every parameter, and that text does not depend on it."""
+
+import dataclasses
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+
+import jaxspec
+from jaxspec import sharding
+from jaxspec.decode import request
+from jaxspec.families.lamda import SIZES as LAMDA
+from jaxspec.model import shipped
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.testing import table_model
+from jaxspec.weights.orbax import _by_path
+
+GRID = AbstractMesh((2, 4), ("data", "model"))
+LLAMA = decoder.DecoderConfig(
+    96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=2, head_dim=8, qkv_bias=True, out_bias=True, head_norms=True
+)
+NETS = {
+    "t5-v1_1-xxl": (t5, dataclasses.replace(t5.SIZES["t5-v1_1-xxl"], encoder_layers=1, decoder_layers=1)),
+    "t5-small": (t5, t5.SIZES["t5-small"]),
+    "gpt-97m": (gpt, gpt.SIZES["gpt-97m"]),
+    "llama": (decoder, LLAMA),
+    "lamda": (decoder, next(iter(LAMDA.values()))),
+}
+PROMPT = jaxspec.Prompt(jnp.array([[1, 2]]), jnp.array([2]))
+
+
+@functools.cache
+def shapes(name):
+    net, config = NETS[name]
+    return jax.eval_shape(lambda: net.init(config, jax.random.key(0))), config
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_matrix_has_axes_and_nothing_else_has(name):
+    """A matrix that the table forgets would be whole on every device."""
+    params, config = shapes(name)
+    sizes = {"vocab": config.vocab_size, "dim": config.dim, "ff": config.ff_dim}
+    sizes |= {"heads": config.heads * config.head_dim, "positions": config.max_positions}
+    sizes["kv_heads"] = getattr(config, "kv_heads", config.heads) * config.head_dim
+    for path, x in _by_path(params).items():
+        axes = sharding.logical(path)
+        if path.endswith(("/weight", "/embedding", "/bias")) and "norm/" not in path:
+            assert tuple(sizes[axis] for axis in axes) == x.shape, path
+        else:
+            assert axes == (), path
+
+
+def test_projections_are_split_where_blocks_need_one_sum():
+    params, config = shapes("llama")
+    found = {path: s.spec for path, s in _by_path(sharding.parameters(params, config, GRID)).items()}
+    whole, split = PartitionSpec(None, None), ("model", None)
+    layer = {path.removeprefix("layers_0/"): spec for path, spec in found.items() if path.startswith("layers_0/")}
+    assert layer["attention/query/weight"] == layer["ff/gate/weight"] == layer["ff/wi/weight"] == PartitionSpec(*split)
+    assert layer["attention/out/weight"] == layer["ff/out/weight"] == PartitionSpec(*reversed(split))
+    assert layer["attention/query/bias"] == PartitionSpec("model")
+    # 16 outputs could be cut in 4, but not the 2 heads that they are.
+    assert layer["attention/key/weight"] == layer["attention/value/weight"] == whole
+    assert layer["attention/out/bias"] == PartitionSpec(None)
+    assert found["embedding/embedding"] == found["head/weight"] == PartitionSpec(*split)
+    assert layer["attention_norm/scale"] == PartitionSpec()
+
+
+def test_xxl_over_8_devices_is_an_eighth_of_itself():
+    params, config = shapes("t5-v1_1-xxl")
+    mesh = AbstractMesh((1, 8), ("data", "model"))
+    places = sharding.parameters(params, config, mesh)
+    parts = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape))), params, places)
+    one, all_of_them = sum(jax.tree.leaves(parts)), sum(x.size for x in jax.tree.leaves(params))
+    assert one * 8 == pytest.approx(all_of_them, rel=1e-3)  # norms are whole
+    assert sharding.kept_whole(config, mesh) == []
+
+
+def test_what_does_not_divide_is_whole_and_said():
+    config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
+    params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
+    found = {path: s.spec for path, s in _by_path(sharding.parameters(params, config, GRID)).items()}
+    assert {spec for path, spec in found.items() if "ff/" not in path} <= {PartitionSpec(None, None), PartitionSpec()}
+    assert found["decoder_0/ff/wi/weight"] == PartitionSpec("model", None)
+    assert sharding.kept_whole(config, GRID) == ["heads (3 is no multiple of 4)", "vocab (30 is no multiple of 4)"]
+    assert sharding.kept_whole(LLAMA, GRID) == ["kv_heads (2 is no multiple of 4)"]
+    assert sharding.rows(jnp.ones(3), 3, GRID).spec == PartitionSpec(None)
+
+
+def test_a_mesh_may_lack_an_axis():
+    data = AbstractMesh((4,), ("data",))
+    params, config = shapes("llama")
+    leaves = jax.tree.leaves(sharding.parameters(params, config, data))
+    assert all(s.is_fully_replicated for s in leaves)
+    assert sharding.kept_whole(config, data) == []
+    assert sharding.rows(jnp.ones((8, 3)), 8, data).spec == PartitionSpec("data")
+
+
+@pytest.mark.parametrize("axes", ["", "model", "model=0", "rows=2", "model=-1", "model=1,model=1", "model=x", "=2"])
+def test_descriptions_that_are_none(axes):
+    with pytest.raises(ValueError, match=f"the mesh (is )?'?{axes}'?.*(expected sizes of the axes|has 0 devices)"):
+        sharding.mesh(axes)
+
+
+def test_too_few_devices():
+    with pytest.raises(ValueError, match=r"has 4096 devices, but jax sees \d+ .*device_count=4096 simulates them"):
+        jaxspec.load("debian-t5-small", mesh="data=64,model=64")
+
+
+def test_a_mesh_with_explicit_axes_becomes_one_for_the_compiler():
+    """Networks do not say where each product goes, as explicit axes ask them to."""
+    explicit = jax.make_mesh((1, 1), ("data", "model"), (AxisType.Explicit,) * 2, devices=jax.devices()[:1])
+    assert sharding.mesh(explicit) == sharding.mesh("data=1,model=1") != explicit
+
+
+def test_a_mesh_of_other_axes():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    with pytest.raises(ValueError, match="the mesh has the axes rows: expected data and model, or either"):
+        jaxspec.load("debian-t5-small", mesh=mesh)
+
+
+def placed(model, mesh):
+    return model._replace(params=sharding.place(model.params, None, mesh))
+
+
+def test_target_and_drafter_on_different_meshes():
+    model = table_model(jax.random.key(0), vocab=5)
+    devices = np.array(jax.devices()[:1])
+    one, other = Mesh(devices, ("data",)), Mesh(devices[None], ("data", "model"))
+    with pytest.raises(ValueError, match="different meshes, data=1 and data=1,model=1: load both with the same"):
+        jaxspec.generate(placed(model, one), PROMPT, drafter=placed(model, other))
+
+
+def test_what_goes_with_a_placed_target_is_placed():
+    """Prompts, keys, and a drafter that is not on the mesh."""
+    mesh = sharding.mesh("data=1")
+    target, draft = (table_model(jax.random.key(i), vocab=5) for i in range(2))
+    job = request.prepare(placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3))
+    assert {x.sharding.mesh for x in jax.tree.leaves((job.keys, job.weights, job.prompt, job.request))} == {mesh}
+    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((job.keys, job.prompt))} == {("data",)}
+    assert {tuple(x.sharding.spec) for x in jax.tree.leaves(job.weights)} == {()}
+
+
+# --- in processes of their own
+
+
+def start(count, *arguments):
+    """`placement.py` with so many simulated devices. It compiles quickly, as `conftest.py` has it."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    cache = jax.config.jax_compilation_cache_dir or ""
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("placement.py"), *map(str, arguments)],
+        env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answer(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])  # collectives say on standard output whom they are connected with
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    if not {f"debian-{kind}-{size}" for kind in ("t5", "gpt") for size in ("base", "small")} <= set(shipped()):
+        pytest.skip("the shipped pairs are not there")
+    return answer(start(8, "meshes", tmp_path_factory.mktemp("placement")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5", "gpt", "llama"])
+def test_text_on_a_mesh_is_that_on_one_device(found, kind):
+    """Greedy rows and, with the coupled rule, sampled ones, on 2 x 4 devices."""
+    assert found[kind]["split"] == found[kind]["one"]
+    assert len({tuple(row) for row in found[kind]["one"]}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5", "gpt", "llama"])
+def test_no_weights_are_gathered(found, kind):
+    """Every device computes with its own part of each matrix; what is summed are activations."""
+    assert [n for n in found[kind]["gathered"] if n >= found[kind]["part"]] == []
+    assert found[kind]["sums"] > 0
+    gathered, part = found["control"]  # a program that does gather a matrix is found out
+    assert gathered == [part]
+
+
+@pytest.mark.slow
+def test_caches_follow_the_table(found):
+    assert found["cache"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_the_same_bits_on_another_mesh(found):
+    assert found["restored"] == {"orbax": True, "int8": True, "huggingface": True}
+
+
+@pytest.mark.slow
+def test_a_stream_on_a_mesh_says_what_a_batch_says(found):
+    assert found["streamed"] == found["llama"]["one"][0]
+    assert found["programs"] == 1  # a round leaves its state where the next one expects it
+
+
+@pytest.mark.slow
+def test_two_processes_say_what_one_says(found):
+    """Under jax.distributed: batches split between processes, and parameters; each process has the whole text."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [start(2, "process", port, index) for index in range(2)]
+    expected = dict(processes=2, t5=found["t5"]["one"], streamed=found["streamed"])
+    assert [answer(process) for process in both] == [expected] * 2
