@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jaxspec.analysis.shapes import random_model, random_prompt
 from jaxspec.cli import memory, results, speeds
 from jaxspec.cli.prompts import from_file, heldout_for
 from jaxspec.cli.session import DRAFT, TARGET
-from jaxspec.cli.shapes import random_model, random_prompt
 
 if TYPE_CHECKING:  # jax takes a second to import, and --help does not need it
     from jaxspec.base import Model, Prompt

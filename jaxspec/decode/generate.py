@@ -10,14 +10,14 @@ import numpy as np
 
 from jaxspec import sharding
 from jaxspec.base import AcceptRule, Drafter, Model, Policy, Prompt, RoundInfo, Stats
-from jaxspec.decode import loop, stopping, text
+from jaxspec.decode import display, loop, stopping, text
 from jaxspec.decode.request import Job, prepare
 from jaxspec.decode.warping import Warping
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What `generate` returns.
+    """What `generate` returns; a notebook shows its texts, counts and rounds.
 
     Attributes:
         texts: one per prompt, without the prompt, cut before a stop string; empty if the target has no tokenizer.
@@ -26,6 +26,17 @@ class Generation:
         stats: counts per row; see `base.Stats`.
         trace: what each round drafted and kept; see `loop.Trace`.
         exact: whether the text has the target's law: it was decoded plainly, or by a rule that says it is exact.
+
+    Example:
+        >>> import jax, json, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> out = jaxspec.generate(model, prompt, drafter=model, gamma=3, max_new_tokens=9)
+        >>> {name: out.records()[0][name] for name in ("emitted", "rounds", "tokens_per_round")}
+        {'emitted': 9, 'rounds': 2, 'tokens_per_round': 4.0}
+        >>> json.loads(json.dumps(out.to_dict())) == out.to_dict()
+        True
     """
 
     texts: list[str]
@@ -34,6 +45,19 @@ class Generation:
     stats: Stats
     trace: loop.Trace
     exact: bool
+    _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)  # spells the guesses of the rounds
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict of plain values per row: text, tokens and counts, as `pandas.DataFrame` takes them."""
+        return display.records(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON: `exact`, and `rows`, which are `records` with their rounds."""
+        rows = [record | {"trace": display.rounds(self, record["row"])} for record in self.records()]
+        return {"exact": self.exact, "rows": rows}
+
+    def _repr_html_(self) -> str:
+        return display.page(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +165,7 @@ def generate(
     tokens = np.where(real, outcome.tokens[:, :width], 0)
     texts = _texts(target, tokens, outcome.length, strings)
     exact = job.decoder.gamma == 0 or accept is None or getattr(accept, "exact", False)
-    return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace, exact)
+    return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace, exact, target.tokenizer)
 
 
 def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:

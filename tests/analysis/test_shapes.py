@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxspec.cli import shapes
+from jaxspec.analysis import shapes
 from jaxspec.families import t5
 from jaxspec.nets.t5 import T5Config
 

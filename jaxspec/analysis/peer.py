@@ -1,0 +1,271 @@
+"""Side by side with transformers: the same weights, prompts, threads and number of tokens, in one process, in turn.
+
+    python -m jaxspec.analysis.peer --target debian-t5-base --draft debian-t5-small --gamma 4,7
+    python -m jaxspec.analysis.peer --target debian-gpt-base --draft debian-gpt-small --widen 16384 --json > gpt.json
+
+The pair is exported with `jaxspec.weights.huggingface.save`, and decoded on the CPU, greedily, in float32, by
+`jaxspec.generate` and by transformers' `generate`: plainly, speculatively, and (decoder-only models) with guesses
+looked up in the context. A call's time is from token ids to token ids, with all that either library does on the host.
+transformers guesses as many tokens in every round as jaxspec does (schedule "constant", no confidence threshold), and
+refuses to speculate on batches. It runs eagerly, as it does unless told otherwise: nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import numpy as np
+import typer
+from rich.console import Console
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.analysis import cost, peer_tables, peer_transformers
+from jaxspec.base import Model, Prompt
+from jaxspec.decode import generate, request
+from jaxspec.nets import widen as wider
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.training.jsonl import read_jsonl
+
+HELDOUT = Path(jaxspec.__file__).parent / "data" / "heldout"
+MATCH = 3  # the longest match that either library looks up
+OURS, THEIRS = "jaxspec", "transformers"
+Name = tuple[str, str, int]  # library, how, gamma
+
+
+class Ask(NamedTuple):
+    """What to measure.
+
+    Attributes:
+        gammas: guesses a round, one measurement each.
+        batches: batch sizes, one comparison each.
+        new_tokens: tokens to generate per prompt: exactly, or with `ends` at most.
+        repeats: timed turns of each way.
+        ends: whether the tokenizer's end token ends a text.
+        threads: of PyTorch; 0 for as many CPUs as JAX has.
+    """
+
+    gammas: tuple[int, ...] = (4,)
+    batches: tuple[int, ...] = (1,)
+    new_tokens: int = 64
+    repeats: int = 5
+    ends: bool = False
+    threads: int = 0
+
+
+class Way(NamedTuple):
+    """A way to decode.
+
+    Attributes:
+        library, how, gamma: what it is called; gamma is 0 for plain decoding.
+        run: decodes all prompts: the tokens of every row.
+        passes: decodes them, and says how many passes the target made, prefill included.
+    """
+
+    library: str
+    how: str
+    gamma: int
+    run: Callable[[], list[list[int]]]
+    passes: Callable[[], int]
+
+
+def compare(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    """All ways at every batch size.
+
+    Args:
+        target, draft: two T5s or two GPTs in float32 with one vocabulary.
+        prompt: rows to decode, at least as many as the largest batch; a remainder is left out.
+        ask: what to measure.
+
+    Returns:
+        "environment" (of both libraries), "target", "draft", what was asked, and "batches": for each its "ways" (tokens
+        per second as median, min, max; passes of the target; rows with the text of transformers' plain decoding) and
+        "ratios", repeat by repeat, of ours over theirs and of either over its own plain decoding.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        ValueError: JAX runs on an accelerator, models that are not float32, or too few prompts.
+    """
+    peer_transformers.check()
+    import torch
+    import transformers
+
+    _check(target, draft, prompt, ask)
+    about = cost.environment()
+    torch.set_num_threads(ask.threads or about["cpus"])
+    about |= {"torch": torch.__version__, "transformers": transformers.__version__}
+    about["torch_threads"] = torch.get_num_threads()
+    eos = target.tokenizer.eos_token_id if ask.ends else None
+    found: dict[str, Any] = {"environment": about, "target": _describe(target), "draft": _describe(draft)}
+    found |= ask._asdict() | {"batches": []}
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, assistant = (peer_transformers.load(m, Path(folder) / s, eos) for m, s in ((target, "t"), (draft, "d")))
+    for batch in ask.batches:
+        groups = [Prompt(*(x[i : i + batch] for x in prompt)) for i in range(0, len(prompt.length) - batch + 1, batch)]
+        ways = _ours(target, draft, groups, ask, eos) + _theirs(theirs, assistant, groups, ask)
+        found["batches"].append({"batch": batch, "prompts": batch * len(groups), **_measure(ways, ask.repeats)})
+    return found
+
+
+def _ours(target: Model, draft: Model, groups: Sequence[Prompt], ask: Ask, eos: int | None) -> list[Way]:
+    # Without a tokenizer: ids in, ids out, as on the other side.
+    target, draft = target._replace(tokenizer=None), draft._replace(tokenizer=None)
+    ends = () if eos is None else (eos,)
+
+    def way(how: str, gamma: int = 0, drafter: Any = None) -> Way:
+        options = dict(drafter=drafter, gamma=gamma, max_new_tokens=ask.new_tokens, eos_ids=ends)
+
+        def decode():
+            return [generate(target, group, **options) for group in groups]
+
+        def run() -> list[list[int]]:
+            return [row[:n].tolist() for out in decode() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+        return Way(OURS, how, gamma, run, lambda: sum(1 + int(out.stats.rounds.max()) for out in decode()))
+
+    found = [way("plain")] + [way("speculative", gamma, draft) for gamma in ask.gammas]
+    if target.lm.start_token is None:
+        found += [way("lookup", gamma, drafters.lookup(MATCH)) for gamma in ask.gammas]
+    return found
+
+
+def _theirs(target: Any, assistant: Any, groups: Sequence[Prompt], ask: Ask) -> list[Way]:
+    decoder_only = not target.config.is_encoder_decoder
+    given = [peer_transformers.inputs(group, left=decoder_only) for group in groups]
+
+    def way(how: str, gamma: int = 0, options: Callable[[], dict[str, Any]] = dict) -> Way:
+        def run() -> list[list[int]]:
+            chosen = options()
+            return [row for one in given for row in peer_transformers.decode(target, one, ask.new_tokens, **chosen)]
+
+        def passes() -> int:
+            with peer_transformers.counting(target) as count:
+                run()
+            return count[0]
+
+        return Way(THEIRS, how, gamma, run, passes)
+
+    found = [way("plain")]
+    if len(groups[0].length) > 1:  # "assisted generate is only supported for batch_size = 1"
+        return found
+    for gamma in ask.gammas:
+        found.append(way("speculative", gamma, lambda gamma=gamma: peer_transformers.assisted(assistant, gamma)))
+    if decoder_only:
+        for gamma in ask.gammas:
+            lookup = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": MATCH}
+            found.append(way("lookup", gamma, lambda lookup=lookup: lookup))
+    return found
+
+
+def _measure(ways: Sequence[Way], repeats: int) -> dict[str, Any]:
+    texts = [way.run() for way in ways]  # compiles
+    passes = [way.passes() for way in ways]
+    seconds = cost.take_turns([way.run for way in ways], repeats)
+    speeds = np.array([[sum(map(len, rows))] for rows in texts]) / seconds
+    index = {way[:3]: i for i, way in enumerate(ways)}
+    plain = texts[index[THEIRS, "plain", 0]]
+    rows = [
+        dict(zip(("library", "how", "gamma"), way[:3], strict=True))
+        | {"tokens_per_second": cost.spread(speeds[i]), "target_passes": passes[i]}
+        | {"same_text": sum(a == b for a, b in zip(texts[i], plain, strict=True))}
+        for i, way in enumerate(ways)
+    ]
+    ratios = []
+    for way in index:
+        for other in _compared(way, index):
+            ratios.append({"of": way, "over": other, **cost.spread(speeds[index[way]] / speeds[index[other]])})
+    return {"ways": rows, "ratios": ratios}
+
+
+def _compared(way: Name, ways: Container[Name]) -> list[Name]:
+    """What a way's speed is set against: its own library's plain decoding, and for ours the same way of theirs.
+
+    Where they have no such way, their plain decoding.
+
+    >>> _compared((OURS, "speculative", 4), [(THEIRS, "plain", 0)])
+    [('jaxspec', 'plain', 0), ('transformers', 'plain', 0)]
+    """
+    library, how, gamma = way
+    found = [] if how == "plain" else [(library, "plain", 0)]
+    if library == OURS:
+        same = (THEIRS, how, gamma)
+        found.append(same if same in ways else (THEIRS, "plain", 0))
+    return found
+
+
+def _check(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> None:
+    if jax.default_backend() != "cpu":
+        raise ValueError(
+            f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
+        )
+    for model in (target, draft):
+        if not isinstance(model.config, T5Config | GPTConfig) or model.config.dtype != "float32":
+            raise ValueError(f"{model.name or 'a model'} is {model.config}: expected a T5 or a GPT in float32")
+    if len(prompt.length) < max(ask.batches):
+        raise ValueError(
+            f"got {len(prompt.length)} prompts for a batch of {max(ask.batches)}: give more, or ask for less"
+        )
+    if ask.ends and target.tokenizer is None:
+        raise ValueError("ends needs the tokenizer's end token, but the target has no tokenizer")
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    return {"name": model.name, "parameters": sum(x.size for x in jax.tree.leaves(model.params))}
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(int(part) if part.strip().isdigit() else 0 for part in text.split(",")))
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"got {text!r}, expected positive integers separated by commas", param_hint=option)
+    return numbers
+
+
+def main(
+    target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
+    draft: Annotated[str, typer.Option(help="The smaller model.")],
+    gamma: Annotated[str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas.")] = "4",
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1",
+    widen: Annotated[int, typer.Option(help="Widen the target's feed-forward blocks to this: same text.")] = 0,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.", min=1)] = 64,
+    rows: Annotated[int, typer.Option(help="Prompts that one timed turn decodes.", min=1)] = 8,
+    repeats: Annotated[int, typer.Option(help="Timed turns of each way to decode.", min=1)] = 5,
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl file with inputs; by default held-out ones.")] = None,
+    ends: Annotated[bool, typer.Option("--ends", help="Let texts end, instead of --new-tokens each.")] = False,
+    threads: Annotated[int, typer.Option(help="PyTorch's; by default as many CPUs as JAX has.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
+) -> None:
+    """Compares jaxspec with transformers on the CPU; ends with status 1 if any text differs."""
+    peer_transformers.check()
+    gammas, batches = _numbers(gamma, "--gamma"), _numbers(batch, "--batch")
+    big, small = jaxspec.load(target), jaxspec.load(draft)
+    task = "text" if big.lm.start_token is None else "translation"
+    lines = read_jsonl(HELDOUT / f"{task}.jsonl" if prompts is None else prompts)
+    texts = [line["input"] for line in itertools.islice(lines, max(rows, *batches))]
+    if widen:
+        big = wider.widen(big, widen)
+    ask = Ask(gammas, batches, new_tokens, repeats, ends, threads)
+    found = compare(big, small, request.encode(big, texts), ask)
+    found["target"]["widened_to"] = widen or None
+    if as_json:
+        print(json.dumps(found))
+    else:
+        screen = Console(highlight=False)
+        screen.width = max(screen.width, peer_tables.WIDTH)
+        screen.print(peer_tables.headline(found), *peer_tables.tables(found), sep="\n")
+    different = peer_tables.disagreements(found)
+    for line in filter(None, [peer_tables.busy(found), *different]):
+        print(line, file=sys.stderr)
+    if different:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,103 @@
+"""The comparison with transformers, on tiny random models: its texts, its counts, what it says and refuses."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+import typer
+
+import jaxspec
+from jaxspec.analysis import peer, peer_tables, peer_transformers
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+
+PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0], [7, 7, 7, 0]]), jnp.array([4, 2, 3]))
+DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder
+SHALLOW = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=1)
+GPTS = [GPTConfig(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) for n in (2, 1)]
+
+
+def random(net, config, seed):
+    return jaxspec.Model(net.language_model(config), net.init(config, jax.random.key(seed)), config=config, name="tiny")
+
+
+@pytest.fixture
+def measured(request):
+    pytest.importorskip("torch")
+    import torch
+
+    threads = torch.get_num_threads()
+    net, (target, draft) = request.param
+    ask = peer.Ask(gammas=(3,), batches=(1, 2), new_tokens=9, repeats=2, threads=1)
+    yield peer.compare(random(net, target, 0), random(net, draft, 1), PROMPT, ask)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measured", [(t5, (DEEPER, SHALLOW)), (gpt, GPTS)], indirect=True, ids=["t5", "gpt"])
+def test_both_libraries_say_the_same(measured):
+    assert json.loads(json.dumps(measured))["environment"].keys() >= {"torch", "transformers", "torch_threads", "load"}
+    assert peer_tables.disagreements(measured) == []
+    one, two = measured["batches"]
+    assert (one["prompts"], two["prompts"]) == (3, 2)
+    passes = {(w["library"], w["how"]): w["target_passes"] for w in one["ways"]}
+    assert passes["jaxspec", "plain"] == passes["transformers", "plain"] == 3 * 9
+    for how in {how for _, how in passes} - {"plain"}:  # prefill and the first round are one pass of theirs
+        assert abs(passes["jaxspec", how] - passes["transformers", how]) <= 3 * 2
+    assert {w["how"] for w in two["ways"] if w["library"] == "transformers"} == {"plain"}
+    over = {tuple(r["of"]): [tuple(o["over"]) for o in two["ratios"] if o["of"] == r["of"]] for r in two["ratios"]}
+    assert over["jaxspec", "speculative", 3] == [("jaxspec", "plain", 0), ("transformers", "plain", 0)]
+    assert all(r["min"] <= r["median"] <= r["max"] for r in one["ratios"])
+    speeds, ratios = peer_tables.tables(measured)
+    assert speeds.row_count == len(one["ways"]) + len(two["ways"])
+    assert ratios.row_count == len(one["ratios"]) + len(two["ratios"])
+
+
+def test_padding_is_on_the_side_that_a_model_wants():
+    pytest.importorskip("torch")
+    left, right = (peer_transformers.inputs(PROMPT, left=side) for side in (True, False))
+    assert left["input_ids"].tolist() == [[5, 17, 33, 2], [0, 0, 9, 5], [0, 7, 7, 7]]
+    assert left["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]]
+    assert right["input_ids"].tolist()[1] == [9, 5, 0, 0] and right["attention_mask"].tolist()[1] == [1, 1, 0, 0]
+
+
+def test_without_pytorch_it_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    model = random(gpt, GPTS[1], 0)
+    with pytest.raises(ImportError, match="need PyTorch: pip install torch"):
+        peer.compare(model, model, PROMPT, peer.Ask())
+
+
+@pytest.mark.parametrize(
+    ("changed", "ask", "message"),
+    [
+        ({}, peer.Ask(batches=(4,)), "got 3 prompts for a batch of 4"),
+        ({}, peer.Ask(ends=True), "the target has no tokenizer"),
+        ({"dtype": "bfloat16"}, peer.Ask(), "expected a T5 or a GPT in float32"),
+    ],
+)
+def test_what_cannot_be_compared(changed, ask, message, monkeypatch):
+    monkeypatch.setattr(peer_transformers, "check", lambda: None)
+    config = GPTConfig(64, dim=16, ff_dim=16, layers=1, heads=2, max_positions=64, **changed)
+    model = jaxspec.Model(gpt.language_model(config), {}, config=config)
+    with pytest.raises(ValueError, match=message):
+        peer._check(model, model, PROMPT, ask)
+
+
+def test_differences_and_a_busy_machine_are_said_aloud():
+    way = {"library": "jaxspec", "how": "speculative", "gamma": 4, "same_text": 7}
+    found = {"environment": {"load": 3.1, "cpus": 2}, "batches": [{"batch": 1, "prompts": 8, "ways": [way]}]}
+    (line,) = peer_tables.disagreements(found)
+    assert line.startswith("batch 1, jaxspec speculative, γ = 4: 7 of 8 texts")
+    assert "the load was 3.1 on 2 CPUs" in (peer_tables.busy(found) or "")
+    assert peer_tables.busy({"environment": {"load": None, "cpus": 2}}) is None
+
+
+@pytest.mark.parametrize("text", ["", "4,", "0", "4,x", "-1"])
+def test_numbers_are_positive_integers(text):
+    assert peer._numbers("4, 7,4", "--gamma") == (4, 7)
+    with pytest.raises(typer.BadParameter, match="expected positive integers"):
+        peer._numbers(text, "--gamma")

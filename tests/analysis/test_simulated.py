@@ -1,0 +1,63 @@
+"""Simulated verdicts keep as many guesses as alpha says, and are reached by nobody who does not ask for them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import jaxspec
+from jaxspec import noise
+from jaxspec.analysis import theory
+from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
+from jaxspec.base import Draft, Law
+from jaxspec.testing import table_model
+
+ROWS, GAMMA = 20_000, 4
+
+
+def verdict(alpha, law, length=GAMMA):
+    draft = Draft(jnp.zeros((ROWS, GAMMA), jnp.int32), None, jnp.full((ROWS,), length, jnp.int32))
+    keys = noise.row_keys(jax.random.key(7), ROWS)
+    return random_verdicts_for_benchmarks(alpha)(keys, jnp.full((ROWS,), 3, jnp.int32), draft, law)
+
+
+@pytest.mark.parametrize("alpha", [0.53, 0.75])
+def test_rounds_keep_guesses_with_the_law_behind_equation_1(alpha):
+    """Of a target that would never say what was guessed."""
+    found = verdict(alpha, Law(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)))
+    counts = np.bincount(np.asarray(found.num_accepted), minlength=GAMMA + 1)
+    expected = [alpha**k * (1 - alpha) for k in range(GAMMA)] + [alpha**GAMMA]
+    for count, share in zip(counts, expected, strict=True):
+        low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, share)
+        assert low <= count <= high
+    mean = float(theory.expected_tokens(alpha, GAMMA))
+    assert np.mean(np.asarray(found.num_accepted) + 1) == pytest.approx(mean, rel=0.02)
+    assert (found.next_token == 1).all()
+
+
+def test_no_guess_beyond_the_real_ones_is_kept():
+    found = verdict(1.0, Law(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)), length=2)
+    assert (found.num_accepted == 2).all()
+
+
+def test_the_token_behind_them_is_the_targets():
+    law = Law(log_probs=jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.3, 0.7])), (ROWS, GAMMA + 1, 3)))
+    drawn = np.bincount(np.asarray(verdict(0.5, law).next_token), minlength=3)
+    low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, 0.7)
+    assert drawn[0] == 0 and low <= drawn[2] <= high
+
+
+def test_what_it_decodes_is_called_inexact_and_no_public_name_leads_to_it():
+    model = table_model(jax.random.key(1), vocab=5)
+    prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+    rule = random_verdicts_for_benchmarks(0.5)
+    out = jaxspec.generate(model, prompt, drafter=model, gamma=2, max_new_tokens=6, accept=rule)
+    assert not out.exact and not rule.exact and out.lengths.tolist() == [6]
+    assert not any("random" in name or "benchmark" in name for name in jaxspec.accept.__all__)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+def test_alpha_is_a_probability(alpha):
+    with pytest.raises(ValueError, match="expected a probability"):
+        random_verdicts_for_benchmarks(alpha)

@@ -1,0 +1,127 @@
+"""What a notebook shows of a generation, and its plain values."""
+
+import html.parser
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.decode import Generation, display
+from jaxspec.testing import table_model
+
+TARGET, DRAFT = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+PROMPT = jaxspec.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+
+
+class Letters:
+    """A tokenizer whose tokens are characters that mean something in HTML, and a control character."""
+
+    eos_token_id = None
+    characters = "<&>\0é"
+
+    def __len__(self):
+        return len(self.characters)
+
+    def decode(self, tokens, skip_special_tokens):
+        return "".join(self.characters[token] for token in tokens)
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags are closed in order; collects text, and which tags there are."""
+
+    def __init__(self, markup):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.said = [], [], ""
+        self.feed(markup)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said += data
+
+
+@pytest.fixture(scope="module")
+def out() -> Generation:
+    return jaxspec.generate(TARGET._replace(tokenizer=Letters()), PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=9)
+
+
+def test_records_are_what_the_arrays_say(out):
+    for row, record in enumerate(out.records()):
+        assert record["row"] == row and record["text"] == out.texts[row]
+        assert record["tokens"] == out.tokens[row, : out.lengths[row]].tolist()
+        assert record["emitted"] == out.lengths[row] and record["rounds"] == out.stats.rounds[row]
+        assert record["acceptance_rate"] == pytest.approx(record["accepted"] / record["drafted"])
+        assert {type(value) for value in record.values()} <= {int, float, str, list}
+
+
+def test_the_dict_is_json_and_its_rounds_make_the_tokens(out):
+    found = json.loads(json.dumps(out.to_dict()))
+    assert found == out.to_dict() and found["exact"] is True
+    for row in found["rows"]:
+        assert [token for step in row["trace"] for token in step["new"]] == row["tokens"]
+        assert sum(len(step["draft"]) for step in row["trace"]) == row["drafted"]
+        assert len(row["trace"]) == 1 + row["rounds"]
+
+
+def test_a_page_shows_texts_counts_and_rounds(out):
+    reader = Reader(out._repr_html_())
+    for row in range(2):
+        assert out.texts[row].replace("\0", "␀") in reader.said
+        assert f"9 tokens, {out.stats.rounds[row]} pass" in reader.said
+        assert f"{out.stats.accepted[row]} of {out.stats.drafted[row]} guesses kept" in reader.said
+    assert reader.tags.count("details") == 2
+    assert "\0" not in reader.said and "Inexact" not in reader.said and "more row" not in reader.said
+
+
+def test_the_trace_of_a_page_is_the_one_of_the_arrays(out):
+    tokens = out.tokens[0, : out.lengths[0]].tolist()
+    assert jaxspec.trace.html(jaxspec.trace.of_row(tokens, out.trace, 0), Letters()) in out._repr_html_()
+
+
+def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids():
+    out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=4)
+    reader = Reader(out._repr_html_())
+    assert "details" not in reader.tags and "guess" not in reader.said
+    assert " ".join(map(str, out.tokens[0].tolist())) in reader.said
+    assert out.records()[0]["text"] is None and out.to_dict()["rows"][0]["trace"][0]["draft"] == []
+
+
+def test_an_inexact_rule_is_said_to_be_one():
+    rule = jaxspec.accept.typical()
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=4, accept=rule)
+    assert out._repr_html_().count("<b>Inexact</b>") == 1 and out.to_dict()["exact"] is False
+
+
+def test_a_long_batch_makes_a_small_page():
+    """A thousand rows of 2,000 tokens in rounds of two."""
+    rows, rounds = 1000, 1000
+    draft = np.ones((rows, rounds, 1), np.int32)
+    ones = np.ones((rows, rounds), np.int32)
+    counts = np.full(rows, rounds)
+    stats = jaxspec.base.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
+    tokens = np.ones((rows, 2 * rounds + 1), np.int32)
+    trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones)
+    long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True)
+    markup = long._repr_html_()
+    assert len(markup) < 200_000
+    said = Reader(markup).said
+    assert f"{rows - display.ROWS} more rows" in said
+    assert f"{100_000 - display.CHARACTERS} more characters" in said
+    assert f"{1 + rounds - display.ROUNDS} more rounds" in said
+
+
+def test_the_tokenizer_is_kept_out_of_sight(out):
+    assert "Letters" not in repr(out)
+    again = pickle.loads(pickle.dumps(out))
+    assert again.records() == out.records()
