@@ -89,19 +89,19 @@ class Network(nn.Module):
         return nn.Dense(VOCAB)(x)
 
 
-network = Network(window=10, width=512)
+network = Network(window=10, width=256)
 params = network.init(jax.random.key(0), prompt.tokens)["params"]
 target = jaxspec.Model(adapters.from_linen(network, VOCAB), params)
 
 # %% [markdown]
 # That is all that jaxspec needs: `jaxspec.Model(lm, params)`. What the model says becomes worth reading when it has been
-# trained; this takes some seconds, and has nothing to do with jaxspec.
+# trained, here on far too little text; this takes some seconds, and has nothing to do with jaxspec.
 
 
 # %%
-def train(apply, params, steps=60 if SMOKE else 400):
+def train(apply, params, steps=100 if SMOKE else 300):
     """Adam on random pieces of the corpus; apply(params, tokens) -> logits."""
-    optimizer = optax.adam(3e-3)
+    optimizer = optax.adam(1e-2)
 
     def loss_of(params, tokens):
         logits = apply(params, tokens[:, :-1])
@@ -117,18 +117,18 @@ def train(apply, params, steps=60 if SMOKE else 400):
     for _ in range(steps):
         first = random.integers(0, len(corpus) - 65, 32)
         params, state, loss = step(params, state, corpus[first[:, None] + np.arange(65)])
-    print(f"loss {loss:.2f} nats a byte")
+    print(f"trained to a loss of {loss:.2f} nats a byte")
     return params
 
 
 target = target._replace(params=train(lambda p, tokens: network.apply({"params": p}, tokens), target.params))
 plain = jaxspec.generate(target, prompt, max_new_tokens=64)
-print(text_of(plain))
+print("This package contains |", text_of(plain))
 
 # %% [markdown]
 # ## An NNX module as the draft
 #
-# A quarter of the window and a sixteenth of the width. `from_nnx` splits the module into a pure function and parameters.
+# A shorter window, and an eighth of the width. `from_nnx` splits the module into a pure function and parameters.
 
 # %%
 from flax import nnx
@@ -268,7 +268,7 @@ def judge(keys, position, draft, target, replace=common.residual):
 
 
 def judge_wrongly(keys, position, draft, target):
-    """After a rejection, draws from p again: it looks right, and the text reads well."""
+    """After a rejection, draws from p again, as if nothing had been rejected."""
     return judge(keys, position, draft, target, replace=lambda p, q: p)
 
 
@@ -283,7 +283,7 @@ for rule in (mine, wrong):
     print(f"{rule.name:6} {text_of(sampled)!r}")
 
 # %% [markdown]
-# Both look plausible. `certify` does not look at texts: it runs the decoder on a tiny model of three tokens, enumerates
+# Nobody could tell which is wrong. `certify` does not look at texts: it runs the decoder on a tiny model of three tokens, enumerates
 # everything that can be drawn, and adds up the probability of each text. The result is the total variation from the
 # target's law: the most by which the probability of any event is off. Rounding gives some 1e-7.
 

@@ -94,7 +94,9 @@ def laws(**weights):
 
 
 def draw(**weights):
-    return picture(figures.decomposition(*laws(**weights), WORDS))
+    figure = figures.decomposition(*laws(**weights), WORDS)
+    figure.axes[0].set_ylim(0, 1)
+    return picture(figure)
 
 
 sides = {f"p_{word}": (x, 0.01, 1.0, 0.01) for word, x in zip(WORDS, p, strict=True)}
@@ -146,25 +148,26 @@ words = {
 }
 
 # %% [markdown]
-# Draw more and more rounds, and see the shares of the words settle: the right rule on p (black lines), the wrong one beside
-# it.
+# Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle: the right rule's on p (black lines), the
+# wrong one's beside it.
 
 
 # %%
-def shares(rounds):
+def shares(power_of_10):
+    count = 10**power_of_10
     figure, axes = canvas(7.0, 3.5)
     names = list(words)[:2]
     for name, shift, colour in zip(names, (-0.2, 0.2), (GREEN, BLUE), strict=True):
-        share = np.bincount(words[name][: 10**rounds], minlength=len(p)) / min(10**rounds, COUNT)
+        share = np.bincount(words[name][:count], minlength=len(p)) / count
         axes.bar(np.arange(len(p)) + shift, share, 0.38, color=colour, label=name)
     axes.hlines(p, np.arange(len(p)) - 0.4, np.arange(len(p)) + 0.4, color="black", linewidth=2, label="p")
     axes.set_xticks(range(len(p)), WORDS)
-    axes.set(ylabel="share of the words", ylim=(0, 1), title=f"{10**rounds:,} rounds")
+    axes.set(ylabel="share of the words", ylim=(0, 1), title=f"{count:,} rounds")
     axes.legend(frameon=False)
     return picture(figure)
 
 
-explore(shares, rounds=(3, 1, int(np.log10(COUNT)), 1))
+explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 
 # %% [markdown]
 # The L1 distance is the sum over words of |share − p|. Random samples of p itself come closer as one over the square root of
