@@ -43,8 +43,8 @@ import optax
 jax.config.update("jax_default_matmul_precision", "highest")
 
 VOCAB = 128  # ASCII
-heldout = pathlib.Path(jaxspec.__file__).parent / "data" / "heldout" / "text.jsonl"
-texts = [json.loads(line)["input"] for line in heldout.read_text(encoding="utf-8").splitlines()]
+heldout = pathlib.Path(jaxspec.__file__).parent / "data" / "heldout" / "edit.jsonl"
+texts = [json.loads(line)["reference"] for line in heldout.read_text(encoding="utf-8").splitlines()]
 rows = [np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32) for text in texts]
 corpus = np.concatenate(rows)
 
@@ -95,13 +95,13 @@ target = jaxspec.Model(adapters.from_linen(network, VOCAB), params)
 
 # %% [markdown]
 # That is all that jaxspec needs: `jaxspec.Model(lm, params)`. What the model says becomes worth reading when it has been
-# trained, here on far too little text; this takes some seconds, and has nothing to do with jaxspec.
+# trained, here on little text; this takes some seconds, and has nothing to do with jaxspec.
 
 
 # %%
-def train(apply, params, steps=100 if SMOKE else 300):
+def train(apply, params, rate=3e-3, steps=100 if SMOKE else 500):
     """Adam on random pieces of the corpus; apply(params, tokens) -> logits."""
-    optimizer = optax.adam(1e-2)
+    optimizer = optax.adam(rate)
 
     def loss_of(params, tokens):
         logits = apply(params, tokens[:, :-1])
@@ -173,7 +173,7 @@ def bigram(params, tokens):
     return params[tokens]
 
 
-draft = jaxspec.Model(adapters.from_function(bigram, VOCAB), train(bigram, jnp.zeros((VOCAB, VOCAB))))
+draft = jaxspec.Model(adapters.from_function(bigram, VOCAB), train(bigram, jnp.zeros((VOCAB, VOCAB)), rate=0.1))
 out = speculate(draft)
 
 # %% [markdown]
