@@ -7,7 +7,6 @@ jaxspec-decoding[notebooks].
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def notebook(name: str, text: str) -> str:
         cell.update(id=f"{name}-{number}", metadata={})
     made = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
     nbformat.validate(made)
-    return json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return nbformat.writes(made) + "\n"
 
 
 def write(path: Path, text: str) -> None:
