@@ -136,8 +136,8 @@ def rounds(count, seed, again_from_p=False, likeliest=False):
     random = np.random.default_rng(seed)
     guess = np.full(count, np.argmax(q)) if likeliest else random.choice(len(q), size=count, p=q)
     kept = random.random(count) * q[guess] < p[guess]
-    left = p if again_from_p else np.maximum(p - q, 0)
-    return np.where(kept, guess, random.choice(len(p), size=count, p=left / left.sum()))
+    instead = p if again_from_p else divergence.residual(p, q)  # max(0, p - q), scaled to sum to 1
+    return np.where(kept, guess, random.choice(len(p), size=count, p=instead))
 
 
 COUNT = 10_000 if SMOKE else 1_000_000
