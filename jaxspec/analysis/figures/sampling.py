@@ -38,7 +38,7 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     shown = shown[np.argsort(-p[shown], kind="stable")]
     p, q, at = p[shown], q[shown], np.arange(len(shown))
     accepted = np.minimum(p, q)
-    figure, axes = canvas(max(5.0, 0.5 * len(shown) + 1.5), 4.0)
+    figure, axes = canvas(max(5.0, 0.5 * len(shown) + 1.5), 4.8)
     axes.bar(at, accepted, color=GREEN, label="accepted guesses: min(p, q)")
     axes.bar(at, p - accepted, bottom=accepted, color=BLUE, label="residual: p − min(p, q)")
     over = q > p
@@ -48,7 +48,7 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     axes.set_xticks(at, [names[int(i)] for i in shown], rotation=45, ha="right", rotation_mode="anchor")
     axes.set(ylabel="probability", ylim=(0, 1.15 * max(p.max(), q.max())))
     axes.set_title(f"a guess is accepted with probability β = Σ min(p, q) = {share:.2f}", fontsize=10)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", frameon=False)  # any place inside may be full
     return figure
 
 

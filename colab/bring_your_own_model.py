@@ -1,0 +1,326 @@
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/bring_your_own_model.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures]==0.1.0"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+import jax
+
+import jaxspec
+
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+# %% [markdown]
+# # Bring your own model
+#
+# A target or a draft is anything that maps a row of tokens to logits: a Flax Linen module, an NNX module, an Equinox
+# module, a plain function. Here are small models of text, byte by byte, trained in this notebook; then drafters for a
+# model that has no smaller sibling; then an acceptance rule of our own, and the proof that it is exact.
+
+# %%
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# As in quickstart: texts are compared token by token.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+VOCAB = 128  # ASCII
+heldout = pathlib.Path(jaxspec.__file__).parent / "data" / "heldout" / "edit.jsonl"
+texts = [json.loads(line)["reference"] for line in heldout.read_text(encoding="utf-8").splitlines()]
+rows = [np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32) for text in texts]
+corpus = np.concatenate(rows)
+
+
+def prompt_of(text):
+    return jaxspec.Prompt(jnp.array([list(text.encode())], jnp.int32), jnp.array([len(text)], jnp.int32))
+
+
+def text_of(out):
+    return bytes(out.tokens[0, : out.lengths[0]].tolist()).decode()
+
+
+prompt = prompt_of("This package contains ")
+print(f"{len(rows)} texts, {len(corpus)} bytes: {texts[0][:60]}...")
+
+# %% [markdown]
+# ## A Linen module as the target
+#
+# `__call__` takes tokens of shape [batch, step] and returns logits of shape [batch, step, vocab]; position t may only look
+# at tokens up to t. This network sees the last `window` bytes.
+
+# %%
+import flax.linen as nn
+
+from jaxspec.nets import adapters
+
+
+def last(x, window):
+    """Behind each position's features those of the window - 1 positions before it: [..., step, window * dim]."""
+    shifted = [jnp.pad(x, ((0, 0), (back, 0), (0, 0)))[:, : x.shape[1]] for back in range(window)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+class Network(nn.Module):
+    window: int
+    width: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = last(nn.Embed(VOCAB, 16)(tokens), self.window)
+        x = nn.relu(nn.Dense(self.width)(x))
+        return nn.Dense(VOCAB)(x)
+
+
+network = Network(window=10, width=256)
+params = network.init(jax.random.key(0), prompt.tokens)["params"]
+target = jaxspec.Model(adapters.from_linen(network, VOCAB), params)
+
+# %% [markdown]
+# That is all that jaxspec needs: `jaxspec.Model(lm, params)`. What the model says becomes worth reading when it has been
+# trained, here on little text; this takes some seconds, and has nothing to do with jaxspec.
+
+
+# %%
+def train(apply, params, rate=3e-3, steps=100 if SMOKE else 500):
+    """Adam on random pieces of the corpus; apply(params, tokens) -> logits."""
+    optimizer = optax.adam(rate)
+
+    def loss_of(params, tokens):
+        logits = apply(params, tokens[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    @jax.jit
+    def step(params, state, tokens):
+        loss, gradient = jax.value_and_grad(loss_of)(params, tokens)
+        change, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, change), state, loss
+
+    state, random = optimizer.init(params), np.random.default_rng(0)
+    for _ in range(steps):
+        first = random.integers(0, len(corpus) - 65, 32)
+        params, state, loss = step(params, state, corpus[first[:, None] + np.arange(65)])
+    print(f"trained to a loss of {loss:.2f} nats a byte")
+    return params
+
+
+target = target._replace(params=train(lambda p, tokens: network.apply({"params": p}, tokens), target.params))
+plain = jaxspec.generate(target, prompt, max_new_tokens=64)
+print("This package contains |", text_of(plain))
+
+# %% [markdown]
+# ## An NNX module as the draft
+#
+# A shorter window, and an eighth of the width. `from_nnx` splits the module into a pure function and parameters.
+
+# %%
+from flax import nnx
+
+
+class Small(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(VOCAB, 8, rngs=rngs)
+        self.hidden = nnx.Linear(4 * 8, 32, rngs=rngs)
+        self.head = nnx.Linear(32, VOCAB, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(nnx.relu(self.hidden(last(self.embed(tokens), 4))))
+
+
+small = Small(nnx.Rngs(0))
+lm, params = adapters.from_nnx(small, VOCAB)
+graph, _ = nnx.split(small)
+draft = jaxspec.Model(lm, train(lambda p, tokens: nnx.merge(graph, p)(tokens), params))
+
+
+def speculate(drafter, target=target):
+    """The text with a drafter, which must be the text without."""
+    out = jaxspec.generate(target, prompt, drafter=drafter, gamma=4, max_new_tokens=64)
+    kept, drafted, rounds = (int(x.sum()) for x in (out.stats.accepted, out.stats.drafted, out.stats.rounds))
+    print(f"{rounds} passes of the target instead of {plain.stats.rounds[0]}; {kept} of {drafted} guesses kept")
+    assert text_of(out) == text_of(plain)
+    return out
+
+
+out = speculate(draft)
+assert out.stats.tokens_per_round[0] > 1.2
+
+# %% [markdown]
+# ## A plain function as the draft
+#
+# One matrix, of what follows each byte. The function's parameters are any pytree.
+
+
+# %%
+def bigram(params, tokens):
+    return params[tokens]
+
+
+draft = jaxspec.Model(adapters.from_function(bigram, VOCAB), train(bigram, jnp.zeros((VOCAB, VOCAB)), rate=0.1))
+out = speculate(draft)
+
+# %% [markdown]
+# ## An Equinox module as the draft
+#
+# An Equinox module is itself a pytree, so that the plain function is one that calls it.
+
+# %%
+try:
+    import equinox as eqx
+except ImportError:
+    print("skipped: equinox is not installed")
+else:
+
+    class Tiny(eqx.Module):
+        embed: jax.Array
+        head: eqx.nn.Linear
+
+        def __init__(self, key):
+            a, b = jax.random.split(key)
+            self.embed, self.head = jax.random.normal(a, (VOCAB, 8)), eqx.nn.Linear(16, VOCAB, key=b)
+
+        def __call__(self, tokens):
+            return jax.vmap(jax.vmap(self.head))(last(self.embed[tokens], 2))
+
+    weights, rest = eqx.partition(Tiny(jax.random.key(0)), eqx.is_array)
+
+    def tiny(weights, tokens):
+        return eqx.combine(weights, rest)(tokens)
+
+    speculate(jaxspec.Model(adapters.from_function(tiny, VOCAB), train(tiny, weights)))
+
+# %% [markdown]
+# ## A cache of your own
+#
+# The functions above read the whole row in every pass. A function with a cache reads the new tokens only. It takes
+# `(params, cache, tokens, positions)`, writes entry `positions[b, t]` of row b, looks at entries up to that one, and returns
+# the logits and the cache. Rewinding is jaxspec's business: what lies behind a row's end is garbage, to be written over.
+#
+# Here the cache holds embeddings, and each position takes the last `window` of them.
+
+
+# %%
+def cached(params, cache, tokens, positions):
+    embedded = params["Embed_0"]["embedding"][tokens]
+    cache = cache.at[jnp.arange(tokens.shape[0])[:, None], positions].set(embedded)
+    back = positions[..., None] - jnp.arange(network.window)  # batch, step, window
+    seen = jnp.take_along_axis(cache[:, None], jnp.maximum(back, 0)[..., None], axis=2)
+    x = jnp.where(back[..., None] >= 0, seen, 0.0).reshape(*tokens.shape, -1)
+    first, second = params["Dense_0"], params["Dense_1"]
+    x = jax.nn.relu(x @ first["kernel"] + first["bias"])
+    return x @ second["kernel"] + second["bias"], cache
+
+
+def empty_cache(batch, capacity):
+    return jnp.zeros((batch, capacity, 16))
+
+
+quick = jaxspec.Model(adapters.from_function(cached, VOCAB, empty_cache=empty_cache), target.params)
+out = speculate(draft, target=quick)
+
+# %% [markdown]
+# ## No smaller sibling
+#
+# Counts of n-grams are a language model, too: `drafters.ngram` counts them in texts, in an instant. `drafters.lookup` copies
+# from the row itself, and needs nothing.
+
+# %%
+out = speculate(jaxspec.drafters.ngram(rows, target, order=5))
+assert out.stats.tokens_per_round[0] > 1.2
+out = speculate(jaxspec.drafters.lookup(longest=4, shortest=2))
+
+# %% [markdown]
+# ## A rule of your own
+#
+# A rule gets the draft and the target's laws, and says how many guesses are kept and which token follows them. Here is one
+# that keeps a guess x with probability min(1, p(x) / q(x)), and, after a rejection, draws from what p has more than q.
+# Random numbers come from `jaxspec.noise`, through `coins` and `draw`, so that they are never used twice.
+
+# %%
+from jaxspec.accept import Rule, common
+from jaxspec.base import Verdict
+
+
+def judge(keys, position, draft, target, replace=common.residual):
+    p = common.probs_at(target.log_probs[:, :-1], draft.tokens)
+    q = common.probs_of(draft)
+    kept = common.count_accepted(common.coins(keys, position, draft) * q < p, draft.length)
+    p_next = jnp.exp(common.pick(target.log_probs, kept))  # at the first rejection, or behind the last guess
+    q_next = common.proposal_at(draft, kept, p_next.shape[-1])  # 0 behind the last guess
+    return Verdict(kept, common.draw(keys, position, jnp.log(replace(p_next, q_next))))
+
+
+def judge_wrongly(keys, position, draft, target):
+    """After a rejection, draws from p again, as if nothing had been rejected."""
+    return judge(keys, position, draft, target, replace=lambda p, q: p)
+
+
+mine = Rule(judge, "mine", exact=True)
+wrong = Rule(judge_wrongly, "wrong", exact=False)
+
+key = jax.random.key(0)
+for rule in (mine, wrong):
+    sampled = jaxspec.generate(
+        target, prompt, drafter=draft, gamma=4, accept=rule, temperature=0.8, key=key, max_new_tokens=48
+    )
+    print(f"{rule.name:6} {text_of(sampled)!r}")
+
+# %% [markdown]
+# Nobody could tell which is wrong. `certify` does not look at texts: it runs the decoder on a tiny model of three tokens, enumerates
+# everything that can be drawn, and adds up the probability of each text. The result is the total variation from the
+# target's law: the most by which the probability of any event is off. Rounding gives some 1e-7.
+
+# %%
+from jaxspec.testing import certify, table_model
+
+tables = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2), vocab=3)
+
+
+def error_of(rule):
+    found = certify(tables[0], drafter=tables[1], accept=rule, gamma=2, steps=3)
+    print(f"{rule.name:10} off by {found:.1e}")
+    return found
+
+
+assert error_of(jaxspec.accept.rejection()) < 1e-6
+assert error_of(mine) < 1e-6
+assert error_of(wrong) > 1e-2
+
+# %% [markdown]
+# The same holds for a model: give `certify` one with three tokens, and it proves that its cache survives being rewound.
+
+
+# %%
+def tiny_weights(key):
+    """Random parameters for `cached`, with three tokens and large enough to say something."""
+    a, b, c = jax.random.split(key, 3)
+    draw = jax.random.normal
+    return {
+        "Embed_0": {"embedding": draw(a, (3, 16))},
+        "Dense_0": {"kernel": 0.1 * draw(b, (network.window * 16, 8)), "bias": jnp.zeros(8)},
+        "Dense_1": {"kernel": draw(c, (8, 3)), "bias": jnp.zeros(3)},
+    }
+
+
+lm = adapters.from_function(cached, 3, empty_cache=empty_cache)
+models = [jaxspec.Model(lm, tiny_weights(jax.random.key(seed))) for seed in (3, 4)]
+found = certify(models[0], drafter=models[1], accept=mine, gamma=2, steps=3)
+print(f"our model, our cache, our rule: off by {found:.1e}")
+assert found < 1e-6

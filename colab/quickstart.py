@@ -1,0 +1,227 @@
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/quickstart.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures]==0.1.0"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+import jax
+
+import jaxspec
+
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+# %% [markdown]
+# # Quickstart
+#
+# A large language model writes one token per pass, and each pass reads all of its weights. Speculative decoding makes
+# fewer passes: a small *draft* model guesses γ tokens, the *target* model checks all of them in one pass, and a rule
+# keeps the longest run of guesses for which the text still has exactly the target's distribution
+# ([Leviathan, Kalman, Matias, 2023](https://arxiv.org/abs/2211.17192)).
+#
+# The models here are small and were trained briefly, on descriptions of Debian packages. They show the method, not
+# good translation. The first call of each kind compiles a program, which takes seconds.
+
+# %%
+import numpy as np
+from IPython.display import HTML, display
+
+# GPUs and TPUs multiply float32 matrices in fewer bits, unless told. Then two tokens that are nearly equally likely may
+# change places, and here texts are compared token by token.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+target = jaxspec.load("debian-t5-base")
+draft = jaxspec.load("debian-t5-small")
+
+for model in (target, draft):
+    size = sum(x.size for x in jax.tree.leaves(model.params))
+    print(f"{model.name}: {size / 1e6:.1f} million parameters, {model.lm.vocab_size} tokens")
+
+# %% [markdown]
+# ## Generate
+#
+# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the likeliest token.
+
+# %%
+prompts = [
+    "translate English to German: This package contains the API documentation for the library.",
+    "translate English to German: This package provides the development files and the headers.",
+    "translate English to German: A graphical tool to edit text files.",
+]
+settings = dict(gamma=4, max_new_tokens=32)
+out = jaxspec.generate(target, prompts, drafter=draft, **settings)
+
+for text in out.texts:
+    print(text)
+
+# %% [markdown]
+# ## What happened, round by round
+#
+# One line is one round, which is one pass of the target. Accepted guesses are green. The first rejected guess is red and
+# struck through, and what followed it was thrown away. Blue is the token that the target adds itself in every round: in
+# place of a rejected guess, or behind the last one if all were accepted. The first line is the token that reading the
+# prompt gives.
+
+# %%
+from jaxspec import trace
+
+
+def show_trace(out, model, row=0):
+    rounds = trace.of_row(out.tokens[row, : out.lengths[row]], out.trace, row)
+    display(HTML(trace.html(rounds, model.tokenizer)))
+
+
+show_trace(out, target, row=1)
+
+# %% [markdown]
+# ## Statistics
+#
+# They are counted for each prompt by itself: rows of a batch accept different numbers of guesses. `tokens_per_round` is
+# what counts for speed; plain decoding has 1.
+
+# %%
+stats = out.stats
+print("prompt  rounds  drafted  accepted  emitted  tokens per round")
+for row in range(len(prompts)):
+    counts = (stats.rounds[row], stats.drafted[row], stats.accepted[row], stats.emitted[row])
+    print("{:6}{:8}{:9}{:10}{:9}{:18.2f}".format(row, *counts, stats.tokens_per_round[row]))
+
+assert (stats.emitted == out.lengths).all()
+assert (stats.tokens_per_round >= 1).all()
+
+# %% [markdown]
+# ## The same text as without the drafter
+#
+# At temperature 0 the text is the target's own, token by token. Both ways are timed in turn, after a first call that
+# compiles; medians count.
+#
+# The text is the same on every machine. Whether it comes sooner depends on the machine: checking five tokens must cost
+# little more than checking one, which holds for large models on accelerators, and only in part for this small one on a
+# CPU. `when_does_it_pay.ipynb` measures that.
+
+# %%
+from jaxspec.analysis.cost import take_turns
+
+
+def compare(target, prompts, drafter, **settings):
+    """Texts with and without the drafter: whether they are the same, and the median time of each."""
+    ways = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
+    fast, plain = [way() for way in ways]
+    seconds = np.median(take_turns(ways, repeats=2 if SMOKE else 9), axis=1)
+    passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
+    for name, count, time in zip(("speculative", "plain"), passes, seconds, strict=True):
+        print(f"{name:12}{count:4} passes of the target {1e3 * time:8.1f} ms")
+    print(
+        f"ratio {seconds[1] / seconds[0]:.2f}: with the drafter it is {'faster' if seconds[0] < seconds[1] else 'slower'}"
+    )
+    return fast, plain
+
+
+fast, plain = compare(target, prompts, draft, **settings)
+
+assert fast.texts == plain.texts
+assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
+
+# %% [markdown]
+# ## Sampling
+#
+# Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling gives with the same key,
+# but it has the same distribution: `why_it_is_exact.ipynb` shows why, and proves it. With the rule
+# `jaxspec.accept.coupled()` it would be the same text, too.
+
+# %%
+sampling = dict(temperature=0.8, key=jax.random.key(0), **settings)
+out = jaxspec.generate(target, prompts, drafter=draft, **sampling)
+for text in out.texts:
+    print(text)
+print("kept of what was drafted:", np.round(out.stats.acceptance_rate, 2))
+
+again = jaxspec.generate(target, prompts, drafter=draft, **sampling)
+assert out.exact
+assert again.texts == out.texts  # the same key, the same text
+
+# %% [markdown]
+# ## Let γ look after itself
+#
+# `gamma` is then the most guesses of a round, and a policy chooses how many are made. `confidence` ends a draft behind
+# the first guess that the drafter is unsure of. The text's distribution stays as it is.
+
+# %%
+from jaxspec import policies
+
+careful = jaxspec.generate(target, prompts, drafter=draft, policy=policies.confidence(0.4), **sampling)
+
+guesses = {}
+for name, result in (("always 4 guesses", out), ("while confident", careful)):
+    drafted = int(result.stats.drafted.sum())
+    guesses[name] = drafted / int(result.stats.rounds.sum())
+    kept = result.stats.accepted.sum() / drafted
+    print(f"{name:18}{guesses[name]:5.2f} guesses a round, {kept:.0%} of them kept")
+
+assert guesses["while confident"] < guesses["always 4 guesses"]
+
+# %% [markdown]
+# ## A drafter without a model
+#
+# Where the output repeats the input, guesses can be copied from it. `lookup` looks for the last few tokens in the prompt
+# and in the text so far, and guesses what came after them. It costs next to nothing. `debian-t5-edit` is a model that
+# repeats a sentence with one word replaced. It is part of the repository, but not of the installed package. One of its passes
+# takes about a millisecond on a CPU, most of which is not arithmetic: many passes are saved here, but perhaps no time.
+
+# %%
+from jaxspec.model import shipped
+
+if "debian-t5-edit" in shipped():
+    edit = jaxspec.load("debian-t5-edit")
+    request = (
+        "replace images by documents: This package contains a library for reading and writing images. "
+        "It can also be used to convert images from one format to another without loss of quality."
+    )
+    copied, plain = compare(edit, request, jaxspec.drafters.lookup(), gamma=7, max_new_tokens=64)
+    print(copied.texts[0])
+    show_trace(copied, edit)
+    assert copied.texts == plain.texts
+    assert copied.stats.tokens_per_round[0] > 2
+else:
+    print("skipped: debian-t5-edit is not here (it is in checkpoints/ of the repository)")
+
+# %% [markdown]
+# ## A pair from the Hugging Face hub
+#
+# `load` takes hub ids of T5, FLAN-T5, GPT-2, Llama, Mistral, Qwen and Gemma. Target and draft must have one tokenizer.
+# This pair is a download of 1.3 GB; without a connection to the hub the cell says so and goes on.
+
+# %%
+from jaxspec.weights.orbax import CheckpointError
+
+pair = "google/flan-t5-base", "google/flan-t5-small"
+try:
+    large, small = (jaxspec.load(name) for name in pair)
+except CheckpointError as error:
+    print(f"skipped: {error.__cause__ or error}")
+else:
+    question = "translate English to German: The library is open on Monday, but not on Sunday."
+    fast, plain = compare(large, question, small, gamma=4, max_new_tokens=32)
+    print(fast.texts[0])
+    show_trace(fast, large)
+    assert fast.texts == plain.texts
+
+# %% [markdown]
+# ## Where to go on
+#
+# * `why_it_is_exact.ipynb`: why the distribution does not change.
+# * `when_does_it_pay.ipynb`: when it is faster, and when it is not.
+# * `bring_your_own_model.ipynb`: your own network as target or draft, and a rule of your own.

@@ -1,0 +1,106 @@
+"""Writes the notebooks from their text forms: `python colab/sync.py`.
+
+The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a badge
+and an installation, which are kept here: the address and the version are said once. It needs the extra:
+jaxspec-decoding[notebooks].
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+import jaxspec
+
+REPOSITORY = "jaxspec/jaxspec"  # on GitHub: what the badges open
+FOLDER = Path(__file__).resolve().parent
+TITLE = "# %% [markdown]\n# # "  # what begins behind the common cells
+
+HEAD = """\
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/REPOSITORY/blob/main/colab/NAME.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures]==VERSION"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+import jax
+
+import jaxspec
+
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+"""
+
+METADATA = {
+    "colab": {"provenance": []},
+    "jupytext": {"formats": "ipynb,py:percent", "notebook_metadata_filter": "-all", "cell_metadata_filter": "-all"},
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def names() -> list[str]:
+    """The notebooks: every text form in this folder."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if path != Path(__file__).resolve())
+
+
+def with_head(name: str, text: str) -> str:
+    """A text form whose first two cells are the common ones.
+
+    Raises:
+        ValueError: it has no title to tell where the common cells end.
+    """
+    if TITLE not in text:
+        raise ValueError(f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}")
+    head = HEAD.replace("REPOSITORY", REPOSITORY).replace("NAME", name).replace("VERSION", jaxspec.__version__)
+    return head + text[text.index(TITLE) :]
+
+
+def notebook(name: str, text: str) -> str:
+    """A text form as the JSON of a notebook without outputs; the same text gives the same JSON."""
+    cells = jupytext.reads(text, "py:percent").cells
+    for number, cell in enumerate(cells):
+        cell.update(id=f"{name}-{number}", metadata={})
+    made = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
+    nbformat.validate(made)
+    return nbformat.writes(made) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file, as a whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def main() -> None:
+    for name in names():
+        source = FOLDER / f"{name}.py"
+        text = with_head(name, source.read_text(encoding="utf-8"))
+        write(source, text)
+        write(FOLDER / f"{name}.ipynb", notebook(name, text))
+        print(f"colab/{name}.ipynb")
+
+
+if __name__ == "__main__":
+    main()

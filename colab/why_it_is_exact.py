@@ -1,0 +1,267 @@
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures]==0.1.0"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+import jax
+
+import jaxspec
+
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+# %% [markdown]
+# # Why it is exact
+#
+# Speculative decoding draws tokens from one model, the draft, and ends up with the distribution of another, the target.
+# Here is how, for one token and two distributions over a few words: first in a picture, then in samples, and at the end
+# by counting every case.
+
+# %%
+import io
+
+import numpy as np
+from IPython.display import Image, display
+
+try:
+    import ipywidgets as widgets
+except ImportError:
+    widgets = None
+
+from jaxspec.analysis import divergence, empirical, figures
+from jaxspec.analysis.figures.style import BLUE, GREEN, canvas
+
+WORDS = ["the", "a", "cat", "dog", "sat"]
+p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # what the target says comes next
+q = np.array([0.20, 0.45, 0.10, 0.05, 0.20])  # what the draft says
+
+
+def picture(figure):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    return Image(buffer.getvalue())
+
+
+def explore(draw, **sliders):
+    """Draws once for every position of the sliders; just once where there are none."""
+    if widgets is None:
+        print("The sliders need ipywidgets: pip install ipywidgets")
+        display(draw(**{name: value for name, (value, *_) in sliders.items()}))
+        return
+    made = {}
+    for name, (value, low, high, step) in sliders.items():
+        kind = widgets.IntSlider if isinstance(step, int) else widgets.FloatSlider
+        label = name.replace("_", " ")
+        made[name] = kind(value, min=low, max=high, step=step, description=label, continuous_update=False)
+    half = -(-len(made) // 2)
+    columns = [widgets.VBox(list(made.values())[:half]), widgets.VBox(list(made.values())[half:])]
+    display(widgets.HBox(columns), widgets.interactive_output(lambda **values: display(draw(**values)), made))
+
+
+# %% [markdown]
+# ## The picture
+#
+# The draft draws a guess x from q. It is kept with probability min(1, p(x) / q(x)). So x is guessed *and* kept with
+# probability q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)): the green part. It never exceeds p(x), and what it lacks is the
+# blue part, p(x) − min(p(x), q(x)).
+#
+# How often is a guess rejected? As often as the red hatched parts together: where q says too much, q(x) − p(x). The blue
+# parts have the same sum, since p and q both sum to 1. So if every rejected guess is replaced by a draw from the blue part,
+# scaled to sum to 1 (the *residual* distribution), blue fills up with exactly its own mass. Green and blue together are p.
+#
+# The sliders set the weights of each word; they are scaled to sum to 1.
+
+
+# %%
+def laws(**weights):
+    """The two distributions that the sliders say."""
+    found = [np.array([weights[f"{side}_{word}"] for word in WORDS]) for side in "pq"]
+    return [law / law.sum() for law in found]
+
+
+def draw(**weights):
+    figure = figures.decomposition(*laws(**weights), WORDS)
+    figure.axes[0].set_ylim(0, 1)
+    return picture(figure)
+
+
+sides = {f"p_{word}": (x, 0.01, 1.0, 0.01) for word, x in zip(WORDS, p, strict=True)}
+sides |= {f"q_{word}": (x, 0.01, 1.0, 0.01) for word, x in zip(WORDS, q, strict=True)}
+explore(draw, **sides)
+
+# %% [markdown]
+# The same in numbers. Whatever p and q are, accepted and replaced mass add up to p:
+
+# %%
+accepted = np.minimum(p, q)
+beta = accepted.sum()  # the probability that a guess is kept
+replaced = (1 - beta) * divergence.residual(p, q)
+
+print(f"{'word':6}{'p':>8}{'q':>8}{'accepted':>10}{'replaced':>10}{'sum':>8}")
+for row in zip(WORDS, p, q, accepted, replaced, accepted + replaced, strict=True):
+    print("{:6}{:8.2f}{:8.2f}{:10.2f}{:10.2f}{:8.2f}".format(*row))
+print(f"a guess is kept with probability {beta:.2f}")
+
+random = np.random.default_rng(0)
+for _ in range(1000):
+    some_p, some_q = random.dirichlet(np.ones(5), size=2)
+    kept = np.minimum(some_p, some_q)
+    assert np.allclose(kept + (1 - kept.sum()) * divergence.residual(some_p, some_q), some_p)
+
+# %% [markdown]
+# ## Many rounds
+#
+# This is the algorithm for one guess, in NumPy. It has two switches, each a mistake that has been made in real programs:
+# drawing from p again after a rejection, and guessing the likeliest word while pretending that it was drawn from q. The
+# text looks fine either way.
+
+
+# %%
+def rounds(count, seed, again_from_p=False, likeliest=False):
+    """The words that `count` independent rounds say."""
+    random = np.random.default_rng(seed)
+    guess = np.full(count, np.argmax(q)) if likeliest else random.choice(len(q), size=count, p=q)
+    kept = random.random(count) * q[guess] < p[guess]
+    instead = p if again_from_p else divergence.residual(p, q)  # max(0, p - q), scaled to sum to 1
+    return np.where(kept, guess, random.choice(len(p), size=count, p=instead))
+
+
+COUNT = 10_000 if SMOKE else 1_000_000
+words = {
+    "right": rounds(COUNT, seed=0),
+    "wrong: no residual": rounds(COUNT, seed=1, again_from_p=True),
+    "wrong: argmax scored with q": rounds(COUNT, seed=2, likeliest=True),
+}
+
+# %% [markdown]
+# Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle: the right rule's on p (black lines), the
+# wrong one's beside it.
+
+
+# %%
+def shares(power_of_10):
+    count = 10**power_of_10
+    figure, axes = canvas(7.0, 3.5)
+    names = list(words)[:2]
+    for name, shift, colour in zip(names, (-0.2, 0.2), (GREEN, BLUE), strict=True):
+        share = np.bincount(words[name][:count], minlength=len(p)) / count
+        axes.bar(np.arange(len(p)) + shift, share, 0.38, color=colour, label=name)
+    axes.hlines(p, np.arange(len(p)) - 0.4, np.arange(len(p)) + 0.4, color="black", linewidth=2, label="p")
+    axes.set_xticks(range(len(p)), WORDS)
+    axes.set(ylabel="share of the words", ylim=(0, 1), title=f"{count:,} rounds")
+    axes.legend(frameon=False)
+    return picture(figure)
+
+
+explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
+
+# %% [markdown]
+# The L1 distance is the sum over words of |share − p|. Random samples of p itself come closer as one over the square root of
+# their number: the dotted line. The right rule follows it. So does `rejection`, the rule of the library, which does the
+# same with JAX's random numbers. A wrong rule stops at its bias.
+
+# %%
+words["right: jaxspec.accept.rejection()"] = empirical.first_tokens(jaxspec.accept.rejection(), p, q, COUNT, seed=3)
+counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
+distances = {name: empirical.l1_distance(said, p, counts) for name, said in words.items()}
+display(picture(figures.law_distance(counts, distances, empirical.noise_distance(p, counts))))
+
+# %% [markdown]
+# Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If the
+# likeliest word g is guessed, it is kept with probability a = min(1, p(g) / q(g)), and else replaced by the residual.
+
+# %%
+g = np.argmax(q)
+a = min(1.0, p[g] / q[g])
+wrong_laws = {
+    "wrong: no residual": accepted + (1 - beta) * p,
+    "wrong: argmax scored with q": a * np.eye(len(p))[g] + (1 - a) * divergence.residual(p, q),
+}
+noise = 4 * empirical.noise_distance(p, COUNT)
+for name, law in wrong_laws.items():
+    bias = np.abs(law - p).sum()
+    print(f"{name:30} worked out {bias:.3f}, sampled {distances[name][-1]:.3f}")
+    assert abs(distances[name][-1] - bias) < noise < bias
+for name in distances.keys() - wrong_laws.keys():
+    print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {empirical.noise_distance(p, COUNT):.4f}")
+    assert distances[name][-1] < noise
+
+# %% [markdown]
+# A guess that was not drawn from q is still a draw: from the distribution that has all its mass at g. With that in the place
+# of q the argument above holds. In jaxspec a drafter says so by giving no probabilities (`Draft.log_probs` is `None`).
+#
+# ## Every case
+#
+# A real decoder makes several guesses a round, keeps caches, draws a bonus token if all guesses were right. Samples cannot
+# show that all of it is right: an error of one in a million hides in their noise. So jaxspec runs the decoder itself, on a
+# model of three tokens, with every outcome of every random draw, and adds up the probability of each text. What is left of
+# the difference is rounding: some 1e-7.
+
+# %%
+from jaxspec.testing import certify, table_model
+
+target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2), vocab=3)
+rules = [jaxspec.accept.rejection(), jaxspec.accept.block(), jaxspec.accept.lenient(0.5)]
+for rule in rules:
+    off = certify(target, drafter=draft, accept=rule, gamma=2, steps=3)
+    print(f"{rule.name:14} says that it is {'exact' if rule.exact else 'inexact'}; it is off by {off:.1e}")
+    assert (off < 1e-6) == rule.exact
+
+# %% [markdown]
+# `lenient` is no mistake: it keeps more guesses than exactness allows, and says so. Now the two mistakes, in the library's
+# own terms, and on the p and q from above. With one guess a round the second token is the first that the rule decides. Its
+# total variation from p is half of the L1 distance, and must be what was worked out above.
+
+# %%
+import jax.numpy as jnp
+
+from jaxspec.accept import Rule, common
+from jaxspec.base import Verdict
+from jaxspec.testing import table_model_from
+
+
+def no_residual(keys, position, draft, target):
+    """Keeps the guesses that it should; then draws from p, whatever was rejected."""
+    kept = jaxspec.accept.rejection()(keys, position, draft, target).num_accepted
+    return Verdict(kept, common.draw(keys, position, common.pick(target.log_probs, kept)))
+
+
+def pretending(model):
+    """Guesses the likeliest token, and claims to have drawn it from the model's law, here one row of logits."""
+    honest = jaxspec.drafters.argmax(model)
+
+    def propose(keys, params, *rest, **options):
+        guess, state = honest.propose(keys, params, *rest, **options)
+        claimed = jnp.broadcast_to(jax.nn.log_softmax(params), (*guess.tokens.shape, len(params)))
+        return guess._replace(log_probs=claimed), state
+
+    return honest._replace(propose=propose)
+
+
+target, draft = (table_model_from(jnp.log(law)) for law in (p, q))
+wrong = {
+    "wrong: no residual": dict(drafter=draft, accept=Rule(no_residual, "no residual", exact=False)),
+    "wrong: argmax scored with q": dict(drafter=pretending(draft)),
+}
+for name, ways in wrong.items():
+    off, bias = certify(target, gamma=1, steps=2, **ways), np.abs(wrong_laws[name] - p).sum()
+    print(f"{name:28} off by {off:.4f}, worked out {bias / 2:.4f}")
+    assert np.isclose(off, bias / 2, atol=1e-5)
+
+off = certify(target, gamma=1, steps=2, drafter=jaxspec.drafters.argmax(draft))
+print(f"{'argmax, said to be one':28} off by {off:.0e}")
+assert off < 1e-6

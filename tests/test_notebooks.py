@@ -1,0 +1,92 @@
+"""The notebooks in colab/ run from a clean kernel, and say what their text forms say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import pytest
+
+import jaxspec
+from jaxspec.model import shipped
+
+COLAB = Path(__file__).resolve().parents[1] / "colab"
+NAMES = sorted(path.stem for path in COLAB.glob("*.ipynb"))
+
+if not NAMES:
+    pytest.skip("not in a checkout", allow_module_level=True)
+nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+pytest.importorskip("jupytext")
+
+
+@pytest.fixture(scope="module")
+def sync() -> ModuleType:
+    """colab/sync.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("sync", COLAB / "sync.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(name: str) -> list[dict]:
+    return json.loads((COLAB / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+def test_every_text_form_has_a_notebook(sync: ModuleType):
+    assert sync.names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_and_text_form_agree(name: str, sync: ModuleType):
+    text = (COLAB / f"{name}.py").read_text(encoding="utf-8")
+    again = "run `python colab/sync.py`"
+    assert sync.with_head(name, text) == text, again
+    assert sync.notebook(name, text) == (COLAB / f"{name}.ipynb").read_text(encoding="utf-8"), again
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_has_no_outputs_and_asserts_what_it_claims(name: str):
+    nbformat.read(COLAB / f"{name}.ipynb", as_version=4)  # validates
+    code = [cell for cell in cells(name) if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    assert sum("assert " in "".join(cell["source"]) for cell in code) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_badge_opens_this_notebook_and_installs_this_version(name: str, sync: ModuleType):
+    badge, install = ("".join(cell["source"]) for cell in cells(name)[:2])
+    assert badge.endswith(f"colab.research.google.com/github/{sync.REPOSITORY}/blob/main/colab/{name}.ipynb)")
+    assert f"figures]=={jaxspec.__version__}" in install
+
+
+def test_text_form_without_a_title_is_refused(sync: ModuleType):
+    with pytest.raises(ValueError, match=r"colab/mine\.py has no title"):
+        sync.with_head("mine", "# %%\nprint(1)\n")
+
+
+# One is run without ipywidgets, as a user might.
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sliders"), [(name, name != "when_does_it_pay") for name in NAMES])
+def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
+    if "debian-t5-base" not in shipped():
+        pytest.skip("the checkpoints are not here")
+    if not sliders:
+        (tmp_path / "ipywidgets.py").write_text("raise ImportError\n")
+    notebook = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    own = {"JAXSPEC_SMOKE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
+    cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
+    client.execute(env={**os.environ, **own, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})})
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    said = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    assert f"jaxspec {jaxspec.__version__}" in said
+    assert ("The sliders need ipywidgets" in said) != sliders
