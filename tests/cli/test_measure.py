@@ -94,4 +94,4 @@ def test_bad_arguments(run, arguments, message):
 
 def test_an_unknown_task(loading):
     result = CliRunner().invoke(app, ["measure", "--task", "poems"])
-    assert result.exit_code == 2 and "expected one of translation, synopsis, text" in result.stderr
+    assert result.exit_code == 2 and "expected one of translation, synopsis, edit, text" in result.stderr

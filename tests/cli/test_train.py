@@ -13,7 +13,7 @@ from jaxspec import model
 from jaxspec.cli import train
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
-from jaxspec.training import debian, debian_index, run, tokenizer
+from jaxspec.training import debian, debian_edits, debian_index, run, tokenizer
 from jaxspec.weights import orbax
 
 runner = CliRunner()
@@ -191,6 +191,7 @@ def preparing(project, monkeypatch):
 
     monkeypatch.setattr(debian_index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
     monkeypatch.setattr(debian, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234})
+    monkeypatch.setattr(debian_edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
     monkeypatch.setattr(tokenizer, "train_tokenizers", tokenizers)
     return steps
 
@@ -198,14 +199,14 @@ def preparing(project, monkeypatch):
 def test_preparing_fetches_builds_and_trains_tokenizers(preparing):
     result = call("--prepare-data", "--data", "d")
     assert result.exit_code == 0, result.output
-    assert preparing == ["fetch d/lists", "build d", "tokenizers"]
-    assert "1,234 rows" in result.stdout
+    assert preparing == ["fetch d/lists", "build d", "edits d", "tokenizers"]
+    assert "1,234 rows" in result.stdout and "56 rows" in result.stdout
 
 
 def test_tokenizers_that_are_there_are_kept(preparing):
     assert call("--prepare-data", "--lists", "mine").exit_code == 0
     result = call("--prepare-data", "--lists", "mine")
-    assert preparing == ["build data", "tokenizers", "build data"]
+    assert preparing == ["build data", "edits data", "tokenizers", "build data", "edits data"]
     assert "are kept" in result.stdout
 
 
