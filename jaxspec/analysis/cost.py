@@ -169,15 +169,6 @@ def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarra
     return seconds
 
 
-def spread(values: np.ndarray) -> dict[str, float]:
-    """Median, least and largest: how every repeated measurement is reported.
-
-    >>> spread(np.array([1.0, 4.0, 2.0]))
-    {'median': 2.0, 'min': 1.0, 'max': 4.0}
-    """
-    return {"median": float(np.median(values)), "min": float(np.min(values)), "max": float(np.max(values))}
-
-
 @functools.partial(jax.jit, static_argnames=("lm",), donate_argnames=("cache",))
 def passes(
     lm: LanguageModel,

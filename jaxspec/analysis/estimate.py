@@ -45,3 +45,12 @@ class Ratio:
     def interval(self) -> tuple[float, float]:
         """The 95% confidence interval: 0.667 with an error of 0.111 is (0.449, 0.884)."""
         return self.value - NORMAL * self.stderr, self.value + NORMAL * self.stderr
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    """Median, least and largest.
+
+    >>> spread(np.array([1.0, 4.0, 2.0]))
+    {'median': 2.0, 'min': 1.0, 'max': 4.0}
+    """
+    return {"median": float(np.median(values)), "min": float(np.min(values)), "max": float(np.max(values))}

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.analysis import cost, shapes, theory
+from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
 from jaxspec.base import Model, Prompt
@@ -104,9 +105,9 @@ def against_floor(target: Model, prompt: Prompt, bandwidth: float, ask: Ask) -> 
     return {
         "bytes_per_token": size,
         "floor_ms": floor,
-        "token_ms": cost.spread(each),
-        "first_token_ms": cost.spread(1e3 * first),
-        "of_floor": cost.spread(floor / each),
+        "token_ms": spread(each),
+        "first_token_ms": spread(1e3 * first),
+        "of_floor": spread(floor / each),
     }
 
 
@@ -128,8 +129,8 @@ def speedup(target: Model, draft: Model, prompt: Prompt, setting: Setting, ask: 
     costs = cost.measure(target, draft, prompt, gamma=setting.gamma, repeats=ask.repeats, max_new_tokens=ask.new_tokens)
     return setting._asdict() | {
         "paper": setting.speedup,
-        "speedup": cost.spread(whole / our_whole),
-        "speedup_after_prefill": cost.spread((whole - first) / (our_whole - our_first)),
+        "speedup": spread(whole / our_whole),
+        "speedup_after_prefill": spread((whole - first) / (our_whole - our_first)),
         "alpha_drawn": accepted / max(accepted + rejected, 1),
         "passes_saved": saved,
         "c": costs.c,
@@ -149,7 +150,7 @@ def report(target: Model, draft: Model, prompt: Prompt, ask: Ask, copy_bytes: in
         found[side] = {"name": model.name, "dtype": model.config.dtype, **size}
     say(f"copies of {copy_bytes / 1e6:.0f} MB")
     bandwidth = copy_bandwidth(copy_bytes, ask.repeats)
-    found["copy"] = {"bytes": copy_bytes, "bytes_per_second": cost.spread(bandwidth)}
+    found["copy"] = {"bytes": copy_bytes, "bytes_per_second": spread(bandwidth)}
     say("plain decoding")
     found["plain"] = against_floor(target, prompt, float(np.median(bandwidth)), ask)
     draft_bytes = load_of(draft.config).weight_bytes

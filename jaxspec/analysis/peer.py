@@ -28,6 +28,7 @@ from rich.console import Console
 import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import cost, peer_tables, peer_transformers
+from jaxspec.analysis.estimate import spread
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import generate, request
 from jaxspec.nets import widen as wider
@@ -174,14 +175,14 @@ def _measure(ways: Sequence[Way], repeats: int) -> dict[str, Any]:
     plain = texts[index[THEIRS, "plain", 0]]
     rows = [
         dict(zip(("library", "how", "gamma"), way[:3], strict=True))
-        | {"tokens_per_second": cost.spread(speeds[i]), "target_passes": passes[i]}
+        | {"tokens_per_second": spread(speeds[i]), "target_passes": passes[i]}
         | {"same_text": sum(a == b for a, b in zip(texts[i], plain, strict=True))}
         for i, way in enumerate(ways)
     ]
     ratios = []
     for way in index:
         for other in _compared(way, index):
-            ratios.append({"of": way, "over": other, **cost.spread(speeds[index[way]] / speeds[index[other]])})
+            ratios.append({"of": way, "over": other, **spread(speeds[index[way]] / speeds[index[other]])})
     return {"ways": rows, "ratios": ratios}
 
 

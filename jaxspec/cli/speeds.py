@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.analysis.estimate import spread
 from jaxspec.cli import memory, timing
-from jaxspec.cli.timing import spread
 
 if TYPE_CHECKING:  # jax takes a second to import, and --help does not need it
     from jaxspec.base import Model, Prompt

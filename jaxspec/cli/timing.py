@@ -65,12 +65,3 @@ def latency(job: Job) -> dict[str, float] | None:
     if not taken:
         return None
     return {"p50": float(np.percentile(taken, 50)), "p95": float(np.percentile(taken, 95))}
-
-
-def spread(values: np.ndarray) -> dict[str, float]:
-    """Median, least and largest.
-
-    >>> spread(np.array([1.0, 4.0, 2.0]))
-    {'median': 2.0, 'min': 1.0, 'max': 4.0}
-    """
-    return {"median": float(np.median(values)), "min": float(np.min(values)), "max": float(np.max(values))}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.analysis.estimate import spread
 from jaxspec.cli import timing
-from jaxspec.cli.timing import spread
 
 if TYPE_CHECKING:
     from jaxspec.base import Drafter, Model, Policy, Prompt

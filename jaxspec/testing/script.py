@@ -159,12 +159,8 @@ def _up_to(most: int, body: Callable, carry: Any, going: Callable | None = None)
             carry = body(at, carry)
             continue
         live = jnp.logical_and(live, going(at, carry))
-        carry = jax.tree.map(functools.partial(_choose, live), body(at, carry), carry)
+        carry = jax.tree.map(functools.partial(jax.lax.select, live), body(at, carry), carry)
     return carry
-
-
-def _choose(live: Bool[Array, ""], new: Array, old: Array) -> Array:
-    return jax.lax.select(live, new, old)
 
 
 def _unrolled(
