@@ -69,21 +69,13 @@ def compare_with_plain(session: Session, drafter: Model, rows: int) -> Compariso
     seconds = np.median(cost.take_turns(runs, REPEATS), axis=1)
     speeds = [float(sum(map(len, said)) / t) for said, t in zip(texts, seconds, strict=True)]
     where = first_difference(session, *texts) if s.temperature == 0 else None
-    options = session.options()
-    gamma = options.pop("gamma")
     prompt, keys = session.rows(0, len(session.texts))
-    alpha = acceptance.measure(target, prompts=prompt, key=keys, **options).alpha
-    costs = cost.measure(
-        target,
-        drafter,
-        session.rows(0, rows)[0],
-        gamma=gamma,
-        repeats=REPEATS,
-        max_new_tokens=s.max_new_tokens,
-    )
+    limit = dict(max_new_tokens=s.max_new_tokens)
+    alpha = acceptance.measure(target, drafter, prompt, key=keys, **limit, **session.warping()).alpha
+    costs = cost.measure(target, drafter, session.rows(0, rows)[0], gamma=s.gamma, repeats=REPEATS, **limit)
     size = sum(x.nbytes for x in jax.tree.leaves(target.params))
     return Comparison(
-        gamma=gamma,
+        gamma=s.gamma,
         speculative=speeds[0],
         plain=speeds[1],
         identical=where is None if s.temperature == 0 else None,
@@ -91,8 +83,8 @@ def compare_with_plain(session: Session, drafter: Model, rows: int) -> Compariso
         alpha=alpha,
         c=costs.c,
         v=costs.v,
-        expected=float(theory.expected_tokens(alpha, gamma)),
-        predicted=float(theory.improvement(alpha, gamma, costs.c, costs.v)),
+        expected=float(theory.expected_tokens(alpha, s.gamma)),
+        predicted=float(theory.improvement(alpha, s.gamma, costs.c, costs.v)),
         cached=jax.default_backend() == "cpu" and size < CPU_CACHE,
     )
 

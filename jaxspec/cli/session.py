@@ -69,9 +69,13 @@ class Session(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The arguments of `jaxspec.generate` that are the same for every prompt."""
         s = self.settings
-        warping = {name: getattr(s, name) for name in WARPING}
         policy = None if s.policy is None else named.policy(s.policy)
-        return dict(drafter=self.drafter, gamma=s.gamma, policy=policy, max_new_tokens=s.max_new_tokens, **warping)
+        own = dict(drafter=self.drafter, gamma=s.gamma, policy=policy, max_new_tokens=s.max_new_tokens)
+        return own | self.warping()
+
+    def warping(self) -> dict[str, Any]:
+        """Those of `options` that shape the laws: what `jaxspec.analysis.acceptance` takes, too."""
+        return {name: getattr(self.settings, name) for name in WARPING}
 
     def rows(self, start: int, stop: int) -> tuple[Prompt, Any]:
         """Some of the prompts, and their keys: a row's text is the same in any batch."""

@@ -12,7 +12,7 @@ from jaxspec.cli.session import Session
 def costs(monkeypatch):
     """Comparisons that take little: two runs of each side, and given alpha, c and v."""
 
-    def alpha(target, prompts, *, drafter, max_new_tokens, key, **warping):
+    def alpha(target, drafter, prompts, *, max_new_tokens, key, **warping):
         assert (target.name, drafter.name, len(prompts.length)) == ("debian-t5-base", "debian-t5-small", 2)
         return acceptance.Acceptance(np.array([3.0, 5.0]), np.array([5, 5]))
 
@@ -34,6 +34,12 @@ def test_a_comparison(costs, report):
     assert (found["alpha"], found["c"], found["v"]) == (0.8, 0.5, 2.0)
     assert found["predicted"] == pytest.approx((1 - 0.8**4) / 0.2 / (3 * 0.5 + 2))
     assert costs == [1]
+
+
+def test_a_comparison_really_measures(report):
+    found = report("--compare", "-t", "0.7")["compare"]
+    assert 0 < found["alpha"] <= 1
+    assert min(found["c"], found["v"], found["predicted"], found["ratio"]) > 0
 
 
 def test_a_comparison_is_printed(costs, run):
