@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxspec.analysis.shapes import random_model, random_prompt
-from jaxspec.cli import memory, results, speeds
+from jaxspec.cli import memory, named, results, speeds
 from jaxspec.cli.prompts import from_file, heldout_for
 from jaxspec.cli.session import DRAFT, TARGET
 
@@ -66,10 +66,7 @@ def bench(
         raise ValueError(f"--draft-shape {draft_shape} is for a --shape: a random drafter guesses nothing right")
     before = memory.process_bytes()
     big, small = _models(target, draft, shape, draft_shape, dtype, drafts=bool(gammas))
-    if widen:
-        from jaxspec.nets import widen as wider
-
-        big = wider.widen(big, widen)
+    big = named.widened(big, widen)
     needed = max(rows, *ask.batches)
     prompt = random_prompt(big, needed, source_tokens) if shape else _prompts(big, prompts, needed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -54,11 +54,7 @@ def drafts(
     from jaxspec import model
     from jaxspec.analysis import cost
 
-    big = model.load(target, dtype="float32")
-    if widen:
-        from jaxspec.nets import widen as wider
-
-        big = wider.widen(big, widen)
+    big = named.widened(model.load(target, dtype="float32"), widen)
     lengths = numbers(gammas, "--gammas")
     wanted = _tasks(big, tasks, _temperatures(temperatures), rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

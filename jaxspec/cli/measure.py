@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import cells, tables
+from jaxspec.cli import cells, named, tables
 from jaxspec.cli.ledger import Ledger
 from jaxspec.cli.prompts import from_file, heldout, references
 from jaxspec.cli.session import DRAFT, TARGET
@@ -48,6 +48,7 @@ def measure(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
     dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
     resume: Annotated[
         Path | None,
@@ -85,7 +86,7 @@ def measure(
     if task and prompts is not None:
         raise ValueError("got a --task and --prompts: expected one of them")
     ledger = Ledger(resume)
-    big = model.load(target, dtype=dtype)
+    big = named.widened(model.load(target, dtype=dtype), widen)
     tasks = _tasks(big, task, prompts, count)
     drafters = [_drafter(name, big, count, dtype) for name in _parts(draft, "--draft")]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -146,10 +147,13 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
 
 def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
     """What was measured, and on what."""
+    import jax
+
     machine = about["cpu"] if about["device"] == "cpu" else about["device"]
     cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
     how = f"batch {ask.batch}, {ask.new_tokens} new tokens, {ask.dtype}"
-    return f"{target.name} · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
+    size = tables.count(sum(x.size for x in jax.tree.leaves(target.params)))
+    return f"{target.name} ({size}) · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
 
 
 def summary(found: Sequence[dict[str, Any]]) -> str:

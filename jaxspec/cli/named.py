@@ -35,6 +35,13 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     return model.load(name, dtype=dtype, mesh=mesh)
 
 
+def widened(target: Model, ff_dim: int) -> Model:
+    """The same function at more cost (`jaxspec.nets.widen`), where `ff_dim` is not 0."""
+    from jaxspec.nets import widen
+
+    return widen.widen(target, ff_dim) if ff_dim else target
+
+
 def policy(text: str, **costs: Any) -> Policy:
     """A policy by its name, or by its name and its first number: "estimated", "confidence=0.5".
 
