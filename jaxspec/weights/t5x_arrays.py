@@ -14,7 +14,8 @@ and in the one that T5X writes through Orbax
 or, by early versions of Orbax, folders of zarr as above, of which "checkpoint" says "PLACEHOLDER://target....kernel".
 
 A checkpoint is data, and not trusted. Nothing is unpickled; and of what it says about where an array lies, only the
-name is used, so that nothing is read from outside the folder, or from a network.
+name is used, so that nothing is read from outside the folder, or from a network. What is absent or cut short is found
+out in either layout; a flipped bit, only where gzip's checksum covers it, as it does in the first.
 
 Reference: Roberts et al., arXiv 2203.17189; the layouts are described in t5x/checkpoints.py.
 """
