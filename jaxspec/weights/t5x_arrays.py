@@ -71,6 +71,8 @@ def find(folder: Path) -> Path:
     Raises:
         CheckpointError: it is unfinished, or there is none.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"no checkpoint at {folder}: expected a folder that T5X wrote")
     if UNFINISHED.fullmatch(folder.resolve().name):
         raise CheckpointError(
             f"{folder} was never finished: T5X gives a checkpoint its name, checkpoint_N, when all of it is written. "

@@ -27,7 +27,7 @@ from jaxspec import sharding
 from jaxspec.cli.main import app
 from jaxspec.families import t5 as family
 from jaxspec.nets.t5 import T5, T5Config
-from jaxspec.weights import orbax, t5x, t5x_arrays
+from jaxspec.weights import orbax, t5x, t5x_arrays, t5x_names
 from jaxspec.weights.orbax import CheckpointError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -308,9 +308,9 @@ def test_published_sizes_are_told_by_their_shapes():
         network = small._replace(mlp_activations=("relu",), logits_via_embedding=True) if name == "t5-small" else small
         shapes = shapes_of(network)
         found = {key: t5x_arrays.Stored(shape, "float32", pytest.fail) for key, shape in shapes.items()}
-        layout, config = t5x._infer(Path(name), found)
+        config, layout = t5x_names.infer(Path(name), found)
         assert config == (family.SIZES | family.MT5_SIZES)[name]
-        assert {key: entry.shape for key, entry in t5x.entries(config, layout).items()} == shapes
+        assert {key: entry.shape for key, entry in t5x_names.entries(config, layout).items()} == shapes
 
 
 @EACH_LAYOUT
@@ -380,6 +380,11 @@ def test_what_was_never_finished_is_refused(checkpoint, suffix):
         jaxspec.load(left)
     with pytest.raises(CheckpointError, match=r"has no complete T5X checkpoint: .* there is checkpoint_1000\..*tmp"):
         jaxspec.load(left.parent)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: expected a folder that T5X wrote"):
+        t5x.restore(tmp_path / "nowhere")
 
 
 def test_a_checkpoint_without_its_index(checkpoint):
