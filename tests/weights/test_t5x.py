@@ -269,6 +269,7 @@ INPUTS = np.array([[5, 3, 9, 1, 7], [2, 8, 1, 0, 0]], np.int32)
 OUTPUTS = np.array([[0, 4, 4, 17, 2, 6], [0, 9, 1, 23, 11, 3]], np.int32)
 
 
+@pytest.mark.slow
 @NETWORKS
 def test_the_model_that_was_saved(network, tmp_path):
     """Both layouts of folders, and T5X's other network: one and the same model, and it is what T5X computes."""
@@ -634,6 +635,7 @@ def test_a_tokenizer_beside(run, where):
         assert jaxspec.load(folder).tokenizer("the old dog")["input_ids"] == [3, 4, 5]
 
 
+@pytest.mark.slow
 def test_it_decodes(run):
     """Prompted with ids, it says what T5X's network would say."""
     row = [0]
@@ -679,6 +681,7 @@ def converted(*arguments: object):
     return CliRunner().invoke(app, ["convert", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_convert(run, tmp_path):
     """To a Hugging Face folder unless it is said otherwise; back from there it is the same model."""
     result = converted(run, tmp_path / "theirs", "--json")
