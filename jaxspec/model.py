@@ -13,21 +13,23 @@ from jax.sharding import Mesh
 from jaxspec import sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import huggingface, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16")
+OURS, HUGGING_FACE, T5X = "jaxspec", "huggingface", "t5x"  # formats
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
 
 
 def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None) -> Model:
-    """Loads a model: a checkpoint of jaxspec's, a Hugging Face folder, or a model of the Hugging Face hub.
+    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a model of the Hugging Face hub.
 
         target = jaxspec.load("checkpoints/debian-t5-base")
         draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
         llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
         large = jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8")
+        flan = jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16")  # of T5X, or the folder of a run
 
     Args:
         source: a folder, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a hub id,
@@ -39,8 +41,9 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
 
     Returns:
-        The model; each matrix of its parameters has the given dtype. Its tokenizer is None where a Hugging Face
-        folder has none: it is then prompted with token ids.
+        The model; each matrix of its parameters has the given dtype. Its tokenizer is None where a Hugging Face folder
+        has none, or beside a T5X checkpoint lies none: it is then prompted with token ids. What a T5X checkpoint does
+        not say of its network is in `jaxspec.weights.t5x`.
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
@@ -55,7 +58,11 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder = find(source)
-    if huggingface.is_folder(folder) and not (folder / MANIFEST).is_file():
+    form = format_of(folder)
+    if form == T5X:
+        (params, config), tokenizer = t5x.restore(folder, dtype, mesh), t5x.tokenizer(folder)
+        name = t5x.name_of(folder)
+    elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
         name = str(source) if _is_hub_id(source) else folder.resolve().name
     else:
@@ -69,6 +76,15 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
     return Model(net_of(config).language_model(config), params, tokenizer, config, name)
+
+
+def format_of(folder: Path) -> str:
+    """What wrote a folder: `OURS`, `T5X` or `HUGGING_FACE`; the first, whose reader says what it lacks, if neither."""
+    if (folder / MANIFEST).is_file():
+        return OURS
+    if t5x.is_folder(folder):
+        return T5X
+    return HUGGING_FACE if huggingface.is_folder(folder) else OURS
 
 
 def shipped() -> dict[str, Path]:
@@ -120,7 +136,8 @@ def _is_hub_id(source: str | Path) -> bool:
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
     return (
-        f"Expected a folder with a {MANIFEST} or a {huggingface.CONFIG}, the name of a shipped checkpoint ({names}), "
+        f"Expected a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, the name of a shipped "
+        f"checkpoint ({names}), "
         "or the id of a model of the Hugging Face hub (owner/name)"
     )
 

@@ -1,4 +1,4 @@
-"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints."""
+"""`jaxspec convert`: between Hugging Face folders and jaxspec's checkpoints, and from T5X's to either."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from jaxspec.cli import tables
 if TYPE_CHECKING:
     from jaxspec.base import Model
 
-HUGGING_FACE, OURS = "huggingface", "jaxspec"
-
 
 def convert(
     source: Annotated[
         str,
-        typer.Argument(metavar="FROM", help="A folder of either kind, a shipped checkpoint, or a hub id, owner/name."),
+        typer.Argument(
+            metavar="FROM", help="A folder of either kind or of T5X's, a shipped checkpoint, or a hub id, owner/name."
+        ),
     ],
     to: Annotated[Path, typer.Argument(metavar="TO", help="The folder to write.")],
     form: Annotated[
         str | None,
-        typer.Option("--format", help="huggingface or jaxspec. Default: what FROM is not."),
+        typer.Option("--format", help="huggingface or jaxspec. Default: what FROM is not; of T5X's, huggingface."),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -40,13 +40,16 @@ def convert(
     """Write a model in the other format, or in another dtype.
 
     A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is
-    checked against its hashes, and can hold int8.
+    checked against its hashes, and can hold int8. A T5X checkpoint of a T5 is read, never written.
 
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
 
         jaxspec convert debian-t5-base debian-t5-base-hf
+
+        jaxspec convert t5_1_1_xl/checkpoint_1000000 t5-v1_1-xl --dtype bfloat16
     """
     from jaxspec import model as front
+    from jaxspec.model import HUGGING_FACE, OURS
     from jaxspec.weights import huggingface
 
     if form not in (None, HUGGING_FACE, OURS):
@@ -80,15 +83,19 @@ def convert(
 
 def stored(folder: Path) -> dict[str, Any]:
     """A folder's format, what it says of itself, and its matrices' dtype (float32 where it is none that we write)."""
-    from jaxspec.weights import huggingface, orbax
+    from jaxspec import model as front
+    from jaxspec.weights import huggingface, orbax, t5x
 
-    if not huggingface.is_folder(folder) or (folder / orbax.MANIFEST).is_file():
+    form = front.format_of(folder)
+    if form == front.T5X:
+        return {"format": form, "dtype": t5x.stored_dtype(folder), "about": {}}
+    if form == front.OURS:
         manifest = orbax.read_manifest(folder)
-        return {"format": OURS, "dtype": manifest.dtype, "about": manifest.about}
+        return {"format": form, "dtype": manifest.dtype, "about": manifest.about}
     huggingface.read_config(folder)
     table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
-    return {"format": HUGGING_FACE, "dtype": "bfloat16" if dtype == "bfloat16" else "float32", "about": {}}
+    return {"format": form, "dtype": "bfloat16" if dtype == "bfloat16" else "float32", "about": {}}
 
 
 def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool) -> None:
@@ -101,7 +108,10 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     from jaxspec.weights import orbax
 
     if model.tokenizer is None:
-        raise ValueError(f"{model.name} has no tokenizer: a jaxspec checkpoint needs one")
+        raise ValueError(
+            f"{model.name} has no tokenizer, and a jaxspec checkpoint needs one: put its files into the folder, or "
+            "choose --format huggingface"
+        )
     config = dataclasses.replace(model.config, dtype="float32")
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}

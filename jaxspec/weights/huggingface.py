@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families, folders, sharding
+from jaxspec import families, folders
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
-from jaxspec.recipes import net_of
-from jaxspec.weights import int8, tensors
+from jaxspec.weights import parameters, tensors
 from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.parameters import FLOATS, Shape
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"  # the end tokens, where there are several
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
-FLOATS = ("float32", "bfloat16", "float16", "float64")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
 WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
@@ -86,9 +83,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     family, config = read_config(folder)
     config = dataclasses.replace(config, dtype=dtype)
     files = tensors.shards(folder)
-    expected = _abstract(config)
     where = _by_tensor(family.names(config))
-    _check(folder, where, expected, files, family, config)
+    _check(folder, where, parameters.shapes(config), files, family, config)
     params: dict[str, jax.Array] = {}
     for shard in files:
         for name, x in shard.read():
@@ -96,11 +92,8 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             if x.dtype.name not in FLOATS and known is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
-                wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
-                part = _take(x, tensor).astype(wanted, copy=False)
-                where_to = None if mesh is None else sharding.of(path, part.shape, config, mesh)
-                params[path] = jnp.array(part) if where_to is None else sharding.put(part, where_to)
-    return _nested(params), config
+                params[path] = parameters.place(path, _take(x, tensor), config, mesh)
+    return parameters.nested(params), config
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
@@ -198,12 +191,12 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as PyTorch has it, one at a time."""
-    params = _flat(model.params)
+    params = parameters.flat(model.params)
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
         whole = np.concatenate([np.asarray(params[path]) for path, _ in ordered])
         whole = whole.T if ordered[0][1].transposed else whole
-        yield name, np.ascontiguousarray(whole, _dtype(model.config.dtype))
+        yield name, np.ascontiguousarray(whole, parameters.dtype_of(model.config.dtype))
 
 
 def _write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -237,27 +230,6 @@ def _write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> Non
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _abstract(config: Any) -> dict[str, Any]:
-    """Shapes of the network's parameters, by path."""
-    return _flat(jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0))))
-
-
-def _flat(params: Params) -> dict[str, Any]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
-
-
-def _keys(path: str) -> tuple[Any, ...]:
-    """A path as `jax.tree_util` gives it."""
-    return tuple(map(jax.tree_util.DictKey, path.split("/")))
-
-
-def _nested(flat: dict[str, Any]) -> Params:
-    from flax import traverse_util
-
-    return traverse_util.unflatten_dict(flat, sep="/")
-
-
 def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
     """Which of our parameters each tensor holds."""
     found: dict[str, list[tuple[str, Tensor]]] = {}
@@ -266,10 +238,10 @@ def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
     return found
 
 
-def _shape(expected: dict[str, Any], parts: list[tuple[str, Tensor]]) -> tuple[int, ...]:
+def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
     """The shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
-    first, *rest = expected[path].shape
+    first, *rest = expected[path]
     shape = (first * tensor.part[1], *rest)
     return shape[::-1] if tensor.transposed else shape
 
@@ -284,7 +256,7 @@ def _take(x: np.ndarray, tensor: Tensor) -> np.ndarray:
 def _check(
     folder: Path,
     where: dict[str, list[tuple[str, Tensor]]],
-    expected: dict[str, Any],
+    expected: dict[str, Shape],
     files: list[tensors.Shard],
     family: Family,
     config: Any,
@@ -297,21 +269,5 @@ def _check(
         if (known := family.canonical(config, name)) is not None
     }
     want = {name: _shape(expected, parts) for name, parts in where.items()}
-    parts = {
-        "missing": [name for name in want if name not in have],
-        "unexpected": [name for name in have if name not in want],
-        "wrong": [
-            f"{name} is {list(have[name])}, expected {list(shape)}"
-            for name, shape in want.items()
-            if name in have and have[name] != shape
-        ],
-    }
-    lines = [f"\n  {what} ({len(names)}): {folders.some(names)}" for what, names in parts.items() if names]
-    if lines:
-        raise CheckpointError(
-            f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:{''.join(lines)}"
-        )
-
-
-def _dtype(name: str) -> Any:
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    if complaint := parameters.differences(want, have):
+        raise CheckpointError(f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:{complaint}")

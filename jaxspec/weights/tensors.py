@@ -49,6 +49,11 @@ def shards(folder: Path) -> list[Shard]:
     raise CheckpointError(f"{folder} has no weights: expected {', '.join(FORMATS)}, or the index of several such files")
 
 
+def are_in(folder: Path) -> bool:
+    """Whether a folder has weights in any of the formats, complete or not."""
+    return any((folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS)
+
+
 def _files(folder: Path, name: str) -> list[Path]:
     """The file of this name, or those that its index lists; empty if there is neither."""
     index = folder / f"{name}.index.json"

@@ -1,0 +1,89 @@
+"""A network's parameters by path ("encoder_0/ff/wi/weight"): their shapes, and putting them in place one by one.
+
+What every format of other libraries needs: names and shapes are compared before any weights are read, and each
+parameter goes straight to where it will be used, so that the host need not hold the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec import sharding
+from jaxspec.base import Params
+from jaxspec.folders import some
+from jaxspec.recipes import net_of
+from jaxspec.weights import int8
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights may be
+
+Shape = tuple[int, ...]
+
+
+def shapes(config: Any) -> dict[str, Shape]:
+    """The shape of each of a network's parameters.
+
+    >>> from jaxspec.nets.gpt import GPTConfig
+    >>> found = shapes(GPTConfig(32, dim=16, ff_dim=24, layers=1, heads=2, max_positions=8))
+    >>> found["layers_0/ff/wi/weight"]
+    (24, 16)
+    """
+    return {
+        path: x.shape
+        for path, x in flat(jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))).items()
+    }
+
+
+def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its device, or its parts on those of a mesh: matrices in the network's dtype, others in float32.
+
+    Args:
+        path: of the parameter.
+        x: the parameter, in any of `FLOATS`.
+        config: of the network.
+        mesh: as `jaxspec.sharding` has it; None for the default device.
+    """
+    matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
+    x = x.astype(dtype_of(config.dtype if matrix else "float32"), copy=False)
+    return jnp.array(x) if mesh is None else sharding.put(x, sharding.of(path, x.shape, config, mesh))
+
+
+def flat(params: Params) -> dict[str, Any]:
+    """The leaves of a tree by path."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def nested(by_path: dict[str, Any]) -> Params:
+    """The tree of such leaves."""
+    from flax import traverse_util
+
+    return traverse_util.unflatten_dict(by_path, sep="/")
+
+
+def differences(want: dict[str, Shape], have: dict[str, Shape]) -> str:
+    """What is missing, what is unexpected, what has another shape, a line each; empty if nothing.
+
+    >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
+    '\\n  missing (1): a\\n  wrong (1): b is [4, 3], expected [3, 4]'
+    """
+    parts = {
+        "missing": [name for name in want if name not in have],
+        "unexpected": [name for name in have if name not in want],
+        "wrong": [
+            f"{name} is {list(have[name])}, expected {list(shape)}"
+            for name, shape in want.items()
+            if name in have and have[name] != shape
+        ],
+    }
+    return "".join(f"\n  {what} ({len(names)}): {some(names)}" for what, names in parts.items() if names)
+
+
+def dtype_of(name: str) -> Any:
+    """NumPy's dtype of that name; it does not know bfloat16 itself."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -1,0 +1,131 @@
+"""T5 checkpoints of T5X: T5 1.0, v1.1, FLAN-T5, mT5 and ByT5 as they were published first.
+
+A checkpoint holds arrays and nothing else: what the network is, is read off their names and shapes. Those do not say
+which activation is between two matrices (GELU is assumed where it is gated, as in v1.1, and ReLU where not, as in 1.0),
+how far the relative biases reach (128), or what the decoder begins with (0). A config.json of transformers' in the
+checkpoint's folder, or in that of its run, goes before all this. Beside it may lie a tokenizer, as transformers has it.
+
+Nor can a LongT5 with local attention be told from a T5. Relative biases are read where the layers of a side share
+them, or have equal ones (`jaxspec.weights.t5x_names`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec.base import Params
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import huggingface, parameters, t5x_arrays
+from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.parameters import Shape
+from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
+from jaxspec.weights.t5x_names import Layout, entries, infer
+
+__all__ = ["is_folder", "name_of", "restore", "stored_dtype", "tokenizer"]
+
+
+def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, T5Config]:
+    """Reads the parameters of a T5X checkpoint.
+
+    Args:
+        folder: a checkpoint, or the folder of a run: of that, the newest complete one is taken.
+        dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
+
+    Returns:
+        The parameters and the network's configuration.
+
+    Raises:
+        CheckpointError: it is unfinished or damaged, or its arrays are not those of a T5; the message lists what is
+            missing, unexpected, and of another shape. No weights are read before that is known.
+    """
+    checkpoint = find(Path(folder))
+    arrays = t5x_arrays.arrays(checkpoint)
+    config, layout, said_by = _config(checkpoint, arrays)
+    config = dataclasses.replace(config, dtype=dtype)
+    expected = entries(config, layout)
+    want, have = ({name: x.shape for name, x in found.items()} for found in (expected, arrays))
+    if complaint := parameters.differences(want, have):
+        raise CheckpointError(f"{checkpoint}: the arrays are not those of the T5 of {said_by}:{complaint}")
+    shapes = parameters.shapes(config)
+    params: dict[str, jax.Array] = {}
+    biases: dict[str, np.ndarray] = {}
+    for name, entry in expected.items():
+        x = arrays[name].read()
+        for i, path in enumerate(entry.paths):
+            part = _ours(path, x[:, i] if entry.stacked else x, shapes[path])
+            if path.endswith("table") and not np.array_equal(biases.setdefault(path, part), part):
+                raise CheckpointError(
+                    f"{checkpoint}: {name} differs from layer to layer, as in umT5. Expected a T5, v1.1, FLAN-T5, mT5 "
+                    "or ByT5, whose layers share their relative biases"
+                )
+            if path not in params:
+                params[path] = parameters.place(path, part, config, mesh)
+    return parameters.nested(params), config
+
+
+def _ours(path: str, x: np.ndarray, shape: Shape) -> np.ndarray:
+    """T5X's kernels are [in, out] and its biases [heads, buckets]; ours are the other way round."""
+    return x.reshape(shape[::-1]).T if path.endswith(("weight", "table")) else x
+
+
+def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout, str]:
+    """The network, how it is laid out, and what says so."""
+    inferred, layout = infer(checkpoint, arrays)
+    for place in _places(checkpoint):
+        if huggingface.is_folder(place):
+            _, config = huggingface.read_config(place)
+            if not isinstance(config, T5Config):
+                raise CheckpointError(
+                    f"{place / huggingface.CONFIG} is not a T5's, but beside a T5X checkpoint: remove it, or put the "
+                    "right one there"
+                )
+            return config, layout, str(place / huggingface.CONFIG)
+    return inferred, layout, "their names and shapes"
+
+
+def name_of(folder: Path) -> str:
+    """What to call the model: "run/checkpoint_N", since the step alone says little.
+
+    Raises:
+        CheckpointError: as `find`.
+    """
+    checkpoint = find(folder).resolve()
+    return f"{checkpoint.parent.name}/{checkpoint.name}" if STEP.fullmatch(checkpoint.name) else checkpoint.name
+
+
+def stored_dtype(folder: Path) -> str:
+    """The dtype of most of a checkpoint's numbers; reads no weights.
+
+    Raises:
+        CheckpointError: as `restore`, of what can be seen without reading weights.
+    """
+    sizes: dict[str, int] = {}
+    for x in t5x_arrays.arrays(find(folder)).values():
+        sizes[x.dtype] = sizes.get(x.dtype, 0) + math.prod(x.shape)
+    return max(sizes, key=sizes.__getitem__)
+
+
+def tokenizer(folder: str | Path) -> Any:
+    """The tokenizer that lies in a checkpoint's folder, or in that of its run; None if there is none.
+
+    Raises:
+        CheckpointError: there is one, but it cannot be loaded.
+    """
+    for place in _places(find(Path(folder))):
+        if (found := huggingface.tokenizer(place)) is not None:
+            return found
+    return None
+
+
+def _places(checkpoint: Path) -> list[Path]:
+    """Where what is not T5X's own may lie."""
+    checkpoint = checkpoint.resolve()
+    return [checkpoint, checkpoint.parent] if STEP.fullmatch(checkpoint.name) else [checkpoint]

@@ -1,0 +1,242 @@
+"""The arrays of a T5X checkpoint by name, one at a time: both layouts, read with tensorstore.
+
+A run's folder holds a checkpoint_N for each step that was saved. In the layout that the public checkpoints have, it is
+
+    checkpoint_N/checkpoint                      msgpack: the tree, whose leaves are small arrays, and specs of others
+    checkpoint_N/target.encoder.....kernel/      an array of the model, in zarr
+    checkpoint_N/state.param_states...../        an array of the optimizer, which is not read
+
+and in the one that T5X writes through Orbax
+
+    checkpoint_N/state/_METADATA                 JSON: the tree
+    checkpoint_N/state/manifest.ocdbt, d/, ...   a key-value store with target.encoder.....kernel/ and so on in it
+
+or, by early versions of Orbax, folders of zarr as above, of which "checkpoint" says "PLACEHOLDER://target....kernel".
+
+A checkpoint is data, and not trusted. Nothing is unpickled; and of what it says about where an array lies, only the
+name is used, so that nothing is read from outside the folder, or from a network. What is absent or cut short is found
+out in either layout; a flipped bit, only where gzip's checksum covers it, as it does in the first.
+
+Reference: Roberts et al., arXiv 2203.17189; the layouts are described in t5x/checkpoints.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.folders import some
+from jaxspec.weights import tensors
+from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.parameters import FLOATS, Shape
+
+STEP = re.compile(r"checkpoint_(\d+)")
+UNFINISHED = re.compile(r"checkpoint_\d+\..*tmp.*")  # T5X's and Orbax's names of what is still being written
+MSGPACK, METADATA, STATE = "checkpoint", "_METADATA", "state"
+OCDBT = "manifest.ocdbt"
+SPEC = {"driver", "kvstore", "metadata"}  # keys of a leaf that stands for an array of its own
+PLACEHOLDER = "PLACEHOLDER://"
+TENSORFLOW = b"model_checkpoint_path"  # how the file "checkpoint" of TensorFlow begins
+
+
+class Stored(NamedTuple):
+    """An array of a checkpoint.
+
+    Attributes:
+        shape, dtype: of it; the dtype is one of `FLOATS`.
+        read: gives it. Only one need be in memory at a time.
+    """
+
+    shape: Shape
+    dtype: str
+    read: Callable[[], np.ndarray]
+
+
+def is_folder(folder: Path) -> bool:
+    """Whether there is a T5X checkpoint, or a run's folder, finished or not; no weights of Hugging Face's beside it."""
+    names = [folder.resolve().name, *(child.name for child in folder.iterdir())] if folder.is_dir() else []
+    steps = any(STEP.fullmatch(name) or UNFINISHED.fullmatch(name) for name in names)
+    return (steps or _index(folder) is not None) and not tensors.are_in(folder)
+
+
+def find(folder: Path) -> Path:
+    """The checkpoint that a folder is, or else its newest complete checkpoint_N.
+
+    Raises:
+        CheckpointError: it is unfinished, or there is none.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"no checkpoint at {folder}: expected a folder that T5X wrote")
+    if UNFINISHED.fullmatch(folder.resolve().name):
+        raise CheckpointError(
+            f"{folder} was never finished: T5X gives a checkpoint its name, checkpoint_N, when all of it is written. "
+            "Load an earlier one"
+        )
+    if _index(folder) is not None:
+        return folder
+    steps = [child for child in folder.iterdir() if STEP.fullmatch(child.name)]
+    complete = [child for child in steps if _index(child) is not None]
+    if complete:
+        return max(complete, key=_step)
+    there = sorted(child.name for child in folder.iterdir())
+    raise CheckpointError(
+        f"{folder} has no complete T5X checkpoint: expected a file {MSGPACK} or {STATE}/{METADATA}, or a checkpoint_N "
+        f"with either, which is written last; there is {some(there) or 'nothing'}"
+    )
+
+
+def arrays(checkpoint: Path) -> dict[str, Stored]:
+    """The model's arrays by T5X's names, such as "encoder/layers_0/mlp/wo/kernel", opened.
+
+    Raises:
+        CheckpointError: some are absent or damaged, or no arrays of numbers.
+    """
+    index = _index(checkpoint)
+    assert index is not None, "find() gave it"
+    read = _msgpack_leaves if index.name == MSGPACK else _metadata_leaves
+    try:
+        leaves = dict(read(index))
+    except CheckpointError:
+        raise
+    except Exception as error:  # msgpack's, flax's, JSON's and our own have nothing in common
+        raise _damaged(index, error) from error
+    if not leaves:
+        raise CheckpointError(f"{index} lists no parameters: expected those of a model, below the name target")
+    inside = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
+    opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if name not in inside})
+    found = {name: opened[name] if name in opened else _inside(inside[name]) for name in leaves}
+    if odd := [name for name, x in found.items() if x.dtype not in FLOATS]:
+        raise CheckpointError(f"{checkpoint}: {odd[0]} is {found[odd[0]].dtype}, expected one of {', '.join(FLOATS)}")
+    return found
+
+
+class _Apart(NamedTuple):
+    """A leaf that lies outside the index: its name there, and its shape if the index says so."""
+
+    name: str
+    shape: Shape | None = None
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.rpartition("_")[2])
+
+
+def _index(checkpoint: Path) -> Path | None:
+    """The file that lists a checkpoint's arrays; it is written last."""
+    for root in (checkpoint / STATE, checkpoint):
+        for name in (MSGPACK, METADATA):
+            if (root / name).is_file():
+                return root / name
+    return None
+
+
+def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
+    from flax import serialization
+
+    content = index.read_bytes()
+    if content.startswith(TENSORFLOW):
+        raise CheckpointError(
+            f"{index} belongs to a TensorFlow checkpoint, as T5 had before T5X: "
+            "convert it with t5x/scripts/convert_tf_checkpoint.py"
+        )
+    tree = serialization.msgpack_restore(content)
+    if not isinstance(tree, dict):
+        raise ValueError(f"it holds a {type(tree).__name__}, expected a tree")
+    version = tree.get("version", 3)
+    if version not in (2, 3):
+        raise CheckpointError(f"{index} is of version {version!r}, expected 2 or 3")
+    state = tree.get("optimizer", tree)
+    for name, leaf in _leaves(state.get("target") if isinstance(state, dict) else None):
+        yield name, leaf if isinstance(leaf, np.ndarray) else _apart(name, leaf)
+
+
+def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and not tree.keys() >= SPEC:
+        for key, child in tree.items():
+            yield from _leaves(child, (*path, str(key)))
+    elif tree is not None:
+        yield "/".join(path), tree
+
+
+def _apart(name: str, leaf: Any) -> _Apart:
+    """What a placeholder, or a tensorstore spec, says. All else that a spec says is left alone."""
+    if isinstance(leaf, str) and leaf.startswith(PLACEHOLDER):
+        return _Apart(leaf.removeprefix(PLACEHOLDER))
+    if not isinstance(leaf, dict) or leaf["driver"] != "zarr":
+        raise ValueError(f"{name} is {leaf!r:.80}, expected an array, {PLACEHOLDER}name, or the spec of a zarr array")
+    where, shape = leaf["kvstore"], leaf["metadata"].get("shape")
+    path = where.get("path", leaf.get("path")) if isinstance(where, dict) else None  # before tensorstore 0.1.14, apart
+    if not isinstance(path, str):
+        raise ValueError(f"the spec of {name} has no path: {leaf!r:.80}")
+    return _Apart(path.rstrip("/").rpartition("/")[2], None if shape is None else tuple(shape))
+
+
+def _metadata_leaves(index: Path) -> Iterator[tuple[str, _Apart]]:
+    for entry in json.loads(index.read_text(encoding="utf-8"))["tree_metadata"].values():
+        keys = [str(step["key"]) for step in entry["key_metadata"]]
+        if keys[0] == "target" and not entry["value_metadata"]["skip_deserialize"]:  # skipped are None and {}
+            yield "/".join(keys[1:]), _Apart(".".join(keys))
+
+
+def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
+    import tensorstore as ts
+
+    if odd := [leaf.name for leaf in leaves.values() if not re.fullmatch(r"\w[\w.-]*", leaf.name)]:
+        raise CheckpointError(
+            f"{root}: the index names an array {odd[0]!r:.80}, expected a name like target.encoder..."
+        )
+    opening = {name: ts.open(_spec(root, leaf.name), open=True, read=True) for name, leaf in leaves.items()}
+    opened, absent = {}, []
+    for name, leaf in leaves.items():
+        try:
+            opened[name] = _apart_array(root, leaf, opening[name].result())
+        except Exception as error:  # tensorstore's: a ValueError more often than not
+            if not str(error).startswith("NOT_FOUND"):
+                raise _damaged(root / leaf.name, error) from error
+            absent.append(leaf.name)
+    if absent:
+        raise CheckpointError(
+            f"{root} is incomplete: of the {len(leaves)} arrays that lie apart, {len(absent)} are not there "
+            f"({some(absent)}). Finish the download"
+        )
+    return opened
+
+
+def _spec(root: Path, name: str) -> dict[str, Any]:
+    """Where an array lies. A chunk that is not there is an error: tensorstore would take it for zeros."""
+    base = {"driver": "file", "path": f"{root.absolute()}/"}
+    if (root / OCDBT).is_file():
+        where = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    else:
+        where = base | {"path": f"{root.absolute() / name}/"}
+    return {"driver": "zarr", "kvstore": where, "fill_missing_data_reads": False}
+
+
+def _apart_array(root: Path, leaf: _Apart, store: Any) -> Stored:
+    if leaf.shape not in (None, store.shape):
+        raise ValueError(f"its shape is {list(store.shape)}, the index says {list(leaf.shape)}")
+    dtype = store.dtype.name
+
+    def read() -> np.ndarray:
+        try:
+            x = np.asarray(store.read().result())
+        except Exception as error:  # as above
+            raise _damaged(root / leaf.name, error) from error
+        return x.view(ml_dtypes.bfloat16) if dtype == "uint16" else x
+
+    return Stored(store.shape, "bfloat16" if dtype == "uint16" else dtype, read)  # uint16: its bits, in version 2
+
+
+def _inside(x: np.ndarray) -> Stored:
+    return Stored(x.shape, x.dtype.name, lambda: x)
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return CheckpointError(f"{path} is damaged, or not what it is taken for: {reason}. Copy the checkpoint again")
