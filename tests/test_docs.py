@@ -1,0 +1,166 @@
+"""The pages: their Python is run and prints what they say, their commands exist, and they build without a warning.
+
+After a change, `pytest tests/test_docs.py --update-examples` writes what is printed now into the pages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec.cli.main import app
+from jaxspec.model import shipped
+
+pytest_examples = pytest.importorskip("pytest_examples")
+
+ROOT = Path(__file__).resolve().parents[1]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))] if README.is_file() else []
+EXAMPLES = {
+    page: list(examples)
+    for page, examples in itertools.groupby(pytest_examples.find_examples(*PAGES), key=lambda example: example.path)
+}
+COMMAND = typer.main.get_command(app)
+CHEAP = ("jaxspec models", "jaxspec plan --alpha", "jaxspec --version")  # run, and compared with what the page shows
+
+if not PAGES:
+    pytest.skip("not in a checkout", allow_module_level=True)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
+def test_python_of_a_page_runs(page: Path, eval_example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From top to bottom, as one reads it; the README's blocks stand for themselves."""
+    if any('load("debian' in example.source for example in EXAMPLES[page]) and "debian-t5-base" not in shipped():
+        pytest.skip("the checkpoints are not here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # pytest-examples puts the example there
+    eval_example.set_config(line_length=110)
+    known: dict = {}
+    for example in EXAMPLES[page]:
+        if page == README:
+            eval_example.run(example)
+        elif eval_example.update_examples:
+            known |= eval_example.run_print_update(example, module_globals=known)
+        else:
+            known |= eval_example.run_print_check(example, module_globals=known)
+
+
+def commands(page: Path) -> Iterator[tuple[str, str | None]]:
+    """The jaxspec commands of a page, and what a console block shows behind them (None: somewhere in the text)."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL):
+        for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
+            first, _, output = part.removeprefix("$ ").partition("\n")
+            for command in first.split(" && "):
+                yield command, output
+    for command in re.findall(r"`(jaxspec [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield " ".join(command.split()), None
+
+
+COMMANDS = [
+    pytest.param(command, output, id=f"{name_of(page)}: {command}")
+    for page in PAGES
+    for command, output in commands(page)
+    if command.startswith("jaxspec ")
+]
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_command_of_a_page_exists(command: str, output: str | None):
+    _, name, *arguments = shlex.split(command)
+    if name.startswith("-"):
+        assert name in {option for parameter in COMMAND.params for option in parameter.opts}
+        return
+    assert name in COMMAND.commands, f"expected one of {', '.join(COMMAND.commands)}"
+    found = COMMAND.commands[name]
+    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options |= {"-h", "--help"}
+    assert {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)} <= options
+    if output is not None:
+        found.make_context(name, arguments)  # reads every value, and runs nothing
+
+
+@pytest.mark.parametrize(("command", "output"), [x for x in COMMANDS if x.values[1] and x.values[0].startswith(CHEAP)])
+def test_command_says_what_the_page_shows(command: str, output: str, tmp_path: Path):
+    result = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "100", "XDG_CACHE_HOME": str(tmp_path)})
+    assert result.exit_code == 0
+    said = [line.rstrip() for line in result.output.strip().splitlines()]
+    assert said == [line.rstrip() for line in output.strip().splitlines()]
+
+
+def test_every_command_is_on_a_page():
+    named = {parameter.values[0].split()[1] for parameter in COMMANDS}
+    assert set(COMMAND.commands) <= named
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip('mkdocs is not installed: pip install -e ".[docs]" brings it')
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder))
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
+
+
+@pytest.mark.slow
+def test_pages_build_without_a_warning_and_fetch_nothing(site: Path):
+    for page in (site / "index.html", site / "rules" / "block" / "index.html"):
+        loaded = re.findall(r'<(?:script|img)[^>]*src="([^"]*)|<link[^>]*href="([^"]*)', page.read_text(encoding="utf-8"))
+        assert loaded and not [one for one in loaded if "//" in "".join(one)]
+
+
+def public_modules(package: ModuleType) -> Iterator[ModuleType]:
+    """What may be imported from: modules, and packages that list their names, whose own modules are theirs alone."""
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if info.name == "jaxspec.cli":
+            continue  # commands: --help says what they do
+        module = importlib.import_module(info.name)
+        if hasattr(module, "__all__") or not info.ispkg:
+            yield module
+        if info.ispkg and not hasattr(module, "__all__"):
+            yield from public_modules(module)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
+    own = (name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+    return [name for name in own if not name.startswith("_")]
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_reference(site: Path):
+    raw = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # the index that other projects' pages link with
+    entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
+    listed = {entry[0] for entry in entries if entry[1] != "py:module"}
+    missing = []
+    for module in (jaxspec, *public_modules(jaxspec)):
+        home = re.escape(module.__name__)
+        for name in public_names(module):
+            if not any(re.fullmatch(rf"{home}(\.\w+)*\.{name}", entry) for entry in listed):
+                missing.append(f"{module.__name__}.{name}")
+    assert not missing, "add them to docs/reference/, as `::: jaxspec.module`"
