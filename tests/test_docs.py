@@ -136,6 +136,9 @@ def test_pages_build_with_every_public_name(tmp_path: Path):
     )
     assert loaded and not [address for address in loaded if "//" in address], "a reader's browser should fetch nothing"
 
+    reference = [page.read_text("utf-8") for page in (tmp_path / "reference").rglob("*.html")]
+    assert reference and not [page for page in reference if "<blockquote>" in page], "an example that is no code"
+
     raw = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
     entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
     listed = {name for name, kind, *_ in entries if kind != "py:module"}
