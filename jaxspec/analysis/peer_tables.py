@@ -12,6 +12,7 @@ BUSY = 0.5  # load per CPU above which a comparison is not to be trusted
 
 
 def headline(found: dict[str, Any]) -> str:
+    """What was compared, and on what."""
     about = found["environment"]
     sizes = " and ".join(f"{found[s]['name']} ({found[s]['parameters'] / 1e6:.1f}M)" for s in ("target", "draft"))
     versions = ", ".join(f"{name} {about[name]}" for name in ("jaxspec", "jax", "transformers", "torch"))

@@ -81,6 +81,8 @@ SIZES = {  # the models of the paper's tables (v1.1) and their 1.0 ancestors
 
 
 class EncoderLayer(nn.Module):
+    """Self-attention over the whole prompt, then the feed-forward block."""
+
     config: T5Config
 
     def setup(self):
@@ -96,6 +98,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to what the encoder read, then the feed-forward block."""
+
     config: T5Config
 
     def setup(self):

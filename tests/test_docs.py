@@ -1,0 +1,151 @@
+"""The pages: their Python is run and prints what they say, their commands exist, and they build without a warning."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import jaxspec
+from jaxspec.cli.main import app
+from jaxspec.model import shipped
+
+ROOT = Path(__file__).resolve().parents[1]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))] if README.is_file() else []
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = typer.main.get_command(app)
+CHEAP = "jaxspec plan --alpha"  # needs no model: run, and compared with what the page shows
+
+if not PAGES:
+    pytest.skip("not in a checkout", allow_module_level=True)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if PYTHON.search(page.read_text("utf-8"))], ids=name_of)
+def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From top to bottom, as one reads it; lines `# > ...` are what is printed. The README's blocks stand alone."""
+    text, known = page.read_text("utf-8"), {}
+    if 'load("debian' in text and "debian-t5-base" not in shipped():
+        pytest.skip("the checkpoints are not here")
+    monkeypatch.chdir(tmp_path)
+    for block in PYTHON.finditer(text):
+        before = "\n" * text.count("\n", 0, block.start(1))  # so that tracebacks show lines of the page
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            exec(compile(before + block[1], page, "exec"), {} if page == README else known)
+        if page != README:
+            shown = re.findall(r"^ *# > (.*)$", block[1], re.MULTILINE)
+            assert [line.rstrip() for line in said.getvalue().splitlines()] == shown
+
+
+def commands(page: Path) -> Iterator[tuple[str, str | None]]:
+    """The jaxspec commands of a page, and what a console block shows behind them (None: somewhere in the text)."""
+    text = page.read_text("utf-8")
+    for block in re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL):
+        for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
+            first, _, output = part.removeprefix("$ ").partition("\n")
+            for command in first.split(" && "):
+                yield command, output
+    for command in re.findall(r"`(jaxspec [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield " ".join(command.split()), None
+
+
+COMMANDS = [
+    pytest.param(command, output, id=f"{name_of(page)}: {command}")
+    for page in PAGES
+    for command, output in commands(page)
+    if command.startswith("jaxspec ")
+]
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_command_of_a_page_exists(command: str, output: str | None):
+    _, name, *arguments = shlex.split(command)
+    assert name in COMMAND.commands, f"expected one of {', '.join(COMMAND.commands)}"
+    found = COMMAND.commands[name]
+    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options |= {"-h", "--help"}
+    assert {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)} <= options
+    if output is not None:
+        found.make_context(name, arguments)  # reads every value, and runs nothing
+
+
+@pytest.mark.parametrize(("command", "output"), [x for x in COMMANDS if x.values[1] and x.values[0].startswith(CHEAP)])
+def test_command_says_what_the_page_shows(command: str, output: str, tmp_path: Path):
+    result = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "100", "XDG_CACHE_HOME": str(tmp_path)})
+    assert result.exit_code == 0
+    said = [line.rstrip() for line in result.output.strip().splitlines()]
+    assert said == [line.rstrip() for line in output.strip().splitlines()]
+
+
+def test_every_command_is_on_a_page():
+    named = {parameter.values[0].split()[1] for parameter in COMMANDS}
+    assert set(COMMAND.commands) <= named
+
+
+def public_modules(package: ModuleType) -> Iterator[ModuleType]:
+    """What may be imported from: modules, and packages that list their names, whose own modules are theirs alone."""
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if info.name == "jaxspec.cli":
+            continue  # commands: --help says what they do
+        module = importlib.import_module(info.name)
+        if hasattr(module, "__all__") or not info.ispkg:
+            yield module
+        if info.ispkg and not hasattr(module, "__all__"):
+            yield from public_modules(module)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
+    own = {name: x for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
+    return [name for name, x in own.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
+
+
+@pytest.mark.slow
+def test_pages_build_with_every_public_name(tmp_path: Path):
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip('mkdocs is not installed: pip install -e ".[docs]" brings it')
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path))
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+
+    loaded = re.findall(
+        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (tmp_path / "index.html").read_text("utf-8")
+    )
+    assert loaded and not [address for address in loaded if "//" in address], "a reader's browser should fetch nothing"
+
+    reference = [page.read_text("utf-8") for page in (tmp_path / "reference").rglob("*.html")]
+    assert reference and not [page for page in reference if "<blockquote>" in page], "an example that is no code"
+
+    raw = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
+    entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
+    listed = {name for name, kind, *_ in entries if kind != "py:module"}
+    missing = [
+        f"{module.__name__}.{name}"
+        for module in (jaxspec, *public_modules(jaxspec))
+        for name in public_names(module)
+        if not any(re.fullmatch(rf"{re.escape(module.__name__)}(\.\w+)*\.{name}", entry) for entry in listed)
+    ]
+    assert not missing, "give them a docstring, and their module a line in docs/reference/: `::: jaxspec.module`"
