@@ -23,7 +23,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders"}
-MODELS = {"nets", "families", "recipes", "weights", "model"}
+MODELS = {"nets", "families", "recipes", "weights", "model", "vocabulary"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
     "noise": {"base"},
@@ -47,6 +47,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
+    "vocabulary": {"model", "weights"},
     "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
