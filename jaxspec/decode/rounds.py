@@ -111,14 +111,21 @@ def hopeless(forward: Forward, law: Law, last: Int[Array, " B"]) -> Bool[Array, 
 
 
 def budget(policy: Policy, state: DecodeState, gamma: int) -> Budget:
-    """How many guesses each row may make: as its policy says, but none that would end up past the row's limit."""
+    """How many guesses each row may make: as its policy says, but none that its limit would make vain."""
     values, memory = state.request.policy, state.policy
-    useful = state.request.limit - (state.length - state.start) - 1
-    most = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful, gamma))
+    most = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful(state, state.length), gamma))
     limit = jnp.where(state.done, 0, most).astype(state.length.dtype)
     if policy.go_on is None:
         return Budget(limit)
     return Budget(limit, policy.signal, functools.partial(policy.go_on, values, memory))
+
+
+def useful(state: DecodeState, length: Int[Array, " B"]) -> Int[Array, " B"]:
+    """How many guesses behind `length` tokens can save a pass: as many as a row may still say, but for one.
+
+    That one, the last, comes with any pass. A row that has said 6 tokens of 9 is done after 2 kept guesses.
+    """
+    return state.request.limit - (length - state.start) - 1
 
 
 def sayable(draft: Draft, vocab: int) -> Draft:
@@ -165,9 +172,13 @@ def commit(
 
 
 def count(state: DecodeState, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]):
-    """Adds one round to the statistics of the rows that were live in it, and reports it."""
-    drafted = jnp.where(live, draft.length, 0)
-    accepted = jnp.where(live, verdict.num_accepted, 0)
+    """Adds one round to the statistics of the rows that were live in it, and reports it.
+
+    Guesses that a row's limit makes vain are not counted, whether a policy was there to leave them out or not: that
+    they are not emitted says nothing about the drafter.
+    """
+    drafted = jnp.where(live, jnp.minimum(draft.length, useful(state, state.length - kept)), 0)
+    accepted = jnp.minimum(verdict.num_accepted, drafted)
     stats = state.stats._replace(
         rounds=state.stats.rounds + live.astype(jnp.int32),
         drafted=state.stats.drafted + drafted,
