@@ -40,9 +40,9 @@ class Stats(NamedTuple):
 
     Attributes:
         rounds: passes of the target after prefill.
-        drafted: guesses that were made, those that the row's limit makes vain not counted: a row that may say r more
-            tokens has use for r - 1.
-        accepted: those of them that were emitted.
+        drafted: guesses that were judged: the real ones, not gamma times rounds, and none in vain: of a row that may
+            say r more tokens at most r - 1, since the last comes with the pass.
+        accepted: guesses that were emitted.
         emitted: new tokens, the first one (from prefill's own logits) included.
     """
 
@@ -87,8 +87,8 @@ class RoundInfo(NamedTuple):
     """What happened in one round; reported, never carried.
 
     Attributes:
-        draft: the guesses, and how many count as drafted (0 for a finished row; see `Stats`).
-        num_accepted: those of them that the rule kept.
+        draft: the guesses, and how many were judged (0 for a finished row; see `Stats`).
+        num_accepted: guesses kept by the rule.
         kept: tokens committed, after cutting at an end token and at the limit.
     """
 

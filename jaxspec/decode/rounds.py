@@ -111,21 +111,23 @@ def hopeless(forward: Forward, law: Law, last: Int[Array, " B"]) -> Bool[Array, 
 
 
 def budget(policy: Policy, state: DecodeState, gamma: int) -> Budget:
-    """How many guesses each row may make: as its policy says, but none that its limit would make vain."""
+    """How many guesses each row may make: as its policy says, but none in vain."""
     values, memory = state.request.policy, state.policy
-    most = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful(state, state.length), gamma))
-    limit = jnp.where(state.done, 0, most).astype(state.length.dtype)
+    limit = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful(state), gamma))
+    limit = limit.astype(state.length.dtype)
     if policy.go_on is None:
         return Budget(limit)
     return Budget(limit, policy.signal, functools.partial(policy.go_on, values, memory))
 
 
-def useful(state: DecodeState, length: Int[Array, " B"]) -> Int[Array, " B"]:
-    """How many guesses behind `length` tokens can save a pass: as many as a row may still say, but for one.
+def useful(state: DecodeState) -> Int[Array, " B"]:
+    """How many guesses can save a row a pass: as many as it may still say, but for the token that any pass yields.
 
-    That one, the last, comes with any pass. A row that has said 6 tokens of 9 is done after 2 kept guesses.
+    A row that has said 6 tokens of 9 is done after 2 kept guesses. More would never be emitted, and to count them
+    would say something about the limit, not about the drafter. A finished row has use for none.
     """
-    return state.request.limit - (length - state.start) - 1
+    left = state.request.limit - (state.length - state.start)
+    return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
 
 
 def sayable(draft: Draft, vocab: int) -> Draft:
@@ -172,13 +174,9 @@ def commit(
 
 
 def count(state: DecodeState, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]):
-    """Adds one round to the statistics of the rows that were live in it, and reports it.
-
-    Guesses that a row's limit makes vain are not counted, whether a policy was there to leave them out or not: that
-    they are not emitted says nothing about the drafter.
-    """
-    drafted = jnp.where(live, jnp.minimum(draft.length, useful(state, state.length - kept)), 0)
-    accepted = jnp.minimum(verdict.num_accepted, drafted)
+    """Adds one round to the statistics of the rows that were live in it, and reports it."""
+    drafted = jnp.where(live, draft.length, 0)
+    accepted = jnp.where(live, verdict.num_accepted, 0)
     stats = state.stats._replace(
         rounds=state.stats.rounds + live.astype(jnp.int32),
         drafted=state.stats.drafted + drafted,
