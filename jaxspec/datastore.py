@@ -178,6 +178,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     Raises:
         DatastoreError: there is no datastore, or its manifest is damaged or of another version.
     """
+    folders.recover(Path(folder))
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise DatastoreError(f"no datastore at {folder}: expected a folder that `jaxspec datastore` wrote")

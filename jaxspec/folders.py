@@ -6,8 +6,10 @@ Checkpoints and datastores are such folders. The manifest holds size and SHA-256
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
+import os
 import re
 import shutil
 import uuid
@@ -42,22 +44,55 @@ def whole(folder: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder, over another one if there is one."""
+    """Renames a folder, over another one if there is one; a kill on the way leaves the one or the other.
+
+    Both change places in one step where the system has such a step (Linux and macOS, on most file systems). Elsewhere
+    there is a moment at which nothing is in place: what was there then waits beside, for `recover` to put it back.
+    """
+    recover(folder)
     if not folder.exists():
         new.rename(folder)
+    elif _exchange(new, folder):
+        shutil.rmtree(new)
+    else:
+        old = _set_aside(folder)
+        folder.rename(old)
+        try:
+            new.rename(folder)
+        except BaseException:
+            recover(folder)
+            raise
+        shutil.rmtree(old)
+
+
+def recover(folder: Path) -> None:
+    """Mends what a killed `put_in_place` left: puts back what was set aside, or clears it away if it was replaced."""
+    old = _set_aside(folder)
+    if not old.exists():
         return
-    old = new.with_suffix(".old")
-    folder.rename(old)
-    try:
-        new.rename(folder)
-    except BaseException:
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
         old.rename(folder)
-        raise
-    shutil.rmtree(old)
+
+
+def _set_aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Has two folders change places, in one step; whether that could be done."""
+    if os.name != "posix":
+        return False
+    libc, (first, second), swap = ctypes.CDLL(None), map(os.fsencode, (a, b)), 2
+    if hasattr(libc, "renameat2"):  # Linux; -100 is the working directory
+        return libc.renameat2(-100, first, -100, second, swap) == 0
+    return hasattr(libc, "renamex_np") and libc.renamex_np(first, second, swap) == 0  # macOS
 
 
 def occupied(folder: Path, kind: str, overwrite: bool) -> str:
     """Why nothing may be written to a folder; empty if it may."""
+    recover(folder)
     if not folder.exists():
         return ""
     if not overwrite:

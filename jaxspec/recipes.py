@@ -150,7 +150,8 @@ class Tables:
     """N-gram tables; see `drafters.ngram`.
 
     Attributes:
-        target: a checkpoint: the model that they draft for, whose vocabulary and start token they take over.
+        target: the model that they draft for, whose vocabulary and start token they take over: what `jaxspec.load`
+            takes.
         order: 1 for unigrams, 2 for bigrams, ...
         followers: tokens kept behind each context.
         least: contexts seen less often than this are left out.

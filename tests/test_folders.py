@@ -1,8 +1,13 @@
 """Folders are written whole or not at all; checkpoints' tests cover what reading them refuses."""
 
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from jaxspec import folders
+from jaxspec import datastore, folders
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
@@ -14,6 +19,63 @@ def test_a_failure_leaves_what_was_there(tmp_path):
         raise RuntimeError("half of it")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (folder / "file").read_text() == "old"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from jaxspec import datastore, folders
+
+if sys.argv[3] == "two steps":
+    folders._exchange = lambda a, b: False
+left = int(sys.argv[2])
+
+def killer(event, arguments):
+    global left
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlopen"):
+        left -= 1
+        if left == 0:
+            os._exit(9)
+
+sys.addaudithook(killer)
+with folders.whole(Path(sys.argv[1])) as beside:
+    (beside / "file").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("how", ["one step", "two steps"])
+def test_a_kill_leaves_the_old_or_the_new(tmp_path, how):
+    """A process is killed before each change of the file system that replacing a folder takes."""
+    for step in itertools.count(1):
+        folder = tmp_path / str(step) / "kept"
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("old")
+        command = [sys.executable, "-c", KILLED, str(folder), str(step), how]
+        environment = {"PYTHONPATH": str(Path(folders.__file__).parents[1])}
+        code = subprocess.run(command, env=environment, check=False).returncode
+        assert code in (0, 9)
+        if how == "two steps":
+            folders.recover(folder)
+        assert [path.name for path in folder.iterdir()] == ["file"]
+        found = (folder / "file").read_text()
+        if code == 0:
+            break
+        assert found in ("old", "new")
+        with folders.whole(folder) as beside:
+            (beside / "file").write_text("newer")
+        assert (folder / "file").read_text() == "newer"
+        assert not (folder.parent / ".kept.old").exists()
+    assert step > 4 and found == "new"
+    assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_readers_find_what_a_kill_left_aside(tmp_path):
+    folder = tmp_path / "store"
+    datastore.save(folder, datastore.build([[1, 0]], vocab_size=2), {})
+    folder.rename(tmp_path / ".store.old")
+    assert datastore.load(folder).vocab_size == 2
+    folder.rename(tmp_path / ".store.old")
+    assert "exists: pass overwrite=True" in folders.occupied(folder, "datastore", overwrite=False)
 
 
 def test_damage_is_named(tmp_path):

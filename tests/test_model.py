@@ -1,7 +1,6 @@
 """Loading by path and by name, in either dtype, and the errors on the way."""
 
 import functools
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxspec import model
 from jaxspec.base import Prompt
@@ -17,6 +15,7 @@ from jaxspec.model import Model, load, shipped
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.testing import word_tokenizer
 from jaxspec.weights import orbax
 from jaxspec.weights.orbax import CheckpointError
 
@@ -38,13 +37,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder of checkpoints: tiny-t5 and tiny-gpt."""
     root = tmp_path_factory.mktemp("models")
     tokenizer = root / "tokenizer"
-    tokenizer.mkdir()
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(tokenizer / "tokenizer.json"))
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps(config))
+    word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tokenizer)
     save_model(root / "checkpoints" / "tiny-t5", t5, T5, "t5", tokenizer)
     save_model(root / "checkpoints" / "tiny-gpt", gpt, GPT, "gpt", tokenizer)
     return root / "checkpoints"

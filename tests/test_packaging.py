@@ -23,7 +23,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 CORE = {"base", "noise", "loops", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders"}
-MODELS = {"nets", "families", "recipes", "weights", "model"}
+MODELS = {"nets", "families", "recipes", "weights", "model", "vocabulary"}
 ARROWS = {  # room: what it may import besides itself. A new room needs a row here, and DESIGN a reason.
     "base": set(),
     "noise": {"base"},
@@ -47,6 +47,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding"},
+    "vocabulary": {"model", "weights"},
     "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
@@ -59,7 +60,7 @@ NEEDS_NO_FLAX = (
 
 
 def room_of(path: Path) -> str:
-    """The room a file of the package belongs to: decode/loop.py -> decode, base.py -> base."""
+    """The room a file of the package belongs to: decode/loop.py -> decode, cache.py -> cache."""
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "front door" if first == "__init__" else first
 
@@ -107,6 +108,19 @@ def test_arrows_between_rooms_point_downwards():
         if wrong:
             upwards[str(file.relative_to(PACKAGE))] = sorted(wrong)
     assert upwards == {}
+
+
+def test_types_have_one_address():
+    elsewhere = [file for file in sorted(PACKAGE.rglob("*.py")) if room_of(file) != "base"]
+    assert [file.name for file in elsewhere if "jaxspec.base." in file.read_text(encoding="utf-8")] == []
+    defined = set()
+    for file in (PACKAGE / "base").glob("[!_]*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign):
+                defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            elif isinstance(node, ast.ClassDef):
+                defined.add(node.name)
+    assert defined == set(jaxspec.base.__all__)
 
 
 def test_table_of_arrows_has_no_cycle():

@@ -38,29 +38,44 @@ def heldout(kind, count):
 
 @pytest.fixture(scope="module", params=list(PAIRS))
 def pair(request):
+    """A pair, prompts, and what plain decoding says."""
     target, draft, prompts = heldout(request.param, PROMPTS)
-    rows = [Prompt(prompts.tokens[i : i + 1], prompts.length[i : i + 1]) for i in range(PROMPTS)]
-    plain = [jaxspec.generate(target, row, max_new_tokens=NEW).tokens[0].tolist() for row in rows]
-    return target, draft, prompts, rows, plain
+    plain = []
+    for chosen in batches(np.arange(PROMPTS)):
+        plain += said(jaxspec.generate(target, some(prompts, chosen), max_new_tokens=NEW))
+    return target, draft, prompts, plain[:PROMPTS]
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 7])
+def batches(rows):
+    """The rows, 16 at a time; the last batch wraps around."""
+    return [rows[(start + np.arange(16)) % len(rows)] for start in range(0, len(rows), 16)]
+
+
+def some(prompts, rows):
+    """Rows of a batch."""
+    return Prompt(prompts.tokens[np.array(rows)], prompts.length[np.array(rows)])
+
+
+def said(out):
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 7])
 def test_greedy_equals_plain_one_by_one(pair, gamma):
-    target, draft, _, rows, plain = pair
-    for row, expected in zip(rows, plain, strict=True):
-        out = jaxspec.generate(target, row, drafter=draft, gamma=gamma, max_new_tokens=NEW)
-        assert out.tokens[0].tolist() == expected
+    """Each prompt alone, at one gamma or another; 0 is plain decoding itself."""
+    target, draft, prompts, plain = pair
+    for i in range([0, 1, 4, 7].index(gamma), PROMPTS, 4):
+        out = jaxspec.generate(target, some(prompts, [i]), drafter=draft, gamma=gamma, max_new_tokens=NEW)
+        assert said(out) == [plain[i]], i
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 7])
 def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
-    target, draft, prompts, _, plain = pair
-    for start in range(0, PROMPTS, 16):
-        chosen = (start + np.arange(16)) % PROMPTS  # the last batch wraps around
-        batch = Prompt(prompts.tokens[chosen], prompts.length[chosen])
-        out = jaxspec.generate(target, batch, drafter=draft, gamma=gamma, max_new_tokens=NEW)
-        got = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
-        assert got == [plain[i] for i in chosen]
+    """Every prompt, in shuffled batches: with other mates than in plain decoding."""
+    target, draft, prompts, plain = pair
+    for chosen in batches(np.random.default_rng(gamma).permutation(PROMPTS)):
+        out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=gamma, max_new_tokens=NEW)
+        assert said(out) == [plain[i] for i in chosen]
 
 
 def test_text_that_repeats_its_input_is_looked_up():
@@ -78,12 +93,10 @@ def test_text_that_repeats_its_input_is_looked_up():
 
 @pytest.mark.parametrize("policy", ["heuristic", "confidence", "entropy", "estimated"])
 def test_greedy_equals_plain_with_every_policy(pair, policy):
-    target, draft, prompts, _, plain = pair
-    batch = Prompt(prompts.tokens[:16], prompts.length[:16])
+    target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.first_of(jaxspec.drafters.lookup(), draft)
     options = dict(gamma=7, policy=getattr(jaxspec.policies, policy)(), max_new_tokens=NEW)
-    out = jaxspec.generate(target, batch, drafter=drafter, **options)
-    assert [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] == plain[:16]
+    assert said(jaxspec.generate(target, some(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
 
 
 def stranger(draft):
@@ -95,10 +108,11 @@ def stranger(draft):
 
 
 def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
-    target, draft, _, rows, plain = pair
-    for row, expected in zip(rows[:50], plain[:50], strict=True):
-        out = jaxspec.generate(target, row, drafter=stranger(draft), gamma=4, max_new_tokens=NEW)
-        assert out.tokens[0].tolist() == expected
+    """48 prompts in batches, and some of them alone: nearly every round says one token."""
+    target, draft, prompts, plain = pair
+    for chosen in (*batches(np.arange(48)), [0], [16], [32], [47]):
+        out = jaxspec.generate(target, some(prompts, chosen), drafter=stranger(draft), gamma=4, max_new_tokens=NEW)
+        assert said(out) == [plain[i] for i in chosen]
 
 
 # --- the coupled rule: the text of plain sampling
@@ -109,47 +123,34 @@ SEED = 11
 
 @pytest.fixture(scope="module", params=list(PAIRS))
 def sampled(request):
-    """A pair, prompts, keys, and what plain sampling says, one by one."""
+    """A pair, prompts, keys, and what plain sampling says."""
     target, draft, prompts = heldout(request.param, SAMPLED)
     keys = noise.row_keys(jax.random.key(SEED), SAMPLED)
     options = dict(temperature=1.0, max_new_tokens=FEW)
     plain = []
-    for i in range(SAMPLED):
-        prompt, key = some(prompts, keys, [i])
-        plain += said(jaxspec.generate(target, prompt, key=key, **options))
-    return target, draft, prompts, keys, plain
-
-
-def some(prompts, keys, rows):
-    """Rows of a batch, and their keys."""
-    rows = np.array(rows)
-    return Prompt(prompts.tokens[rows], prompts.length[rows]), keys[rows]
-
-
-def said(out):
-    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    for chosen in batches(np.arange(SAMPLED)):
+        plain += said(jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options))
+    return target, draft, prompts, keys, plain[:SAMPLED]
 
 
 @pytest.mark.parametrize("drafter", ["good", "random"])
 @pytest.mark.parametrize("gamma", [1, 4, 7])
 def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
-    """Alone, and in shuffled batches of 16."""
+    """In shuffled batches, and alone: each prompt at one gamma or another."""
     target, draft, prompts, keys, plain = sampled
     options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
-    for i in range(SAMPLED):
-        prompt, key = some(prompts, keys, [i])
-        assert said(jaxspec.generate(target, prompt, key=key, **options)) == [plain[i]], i
-    order = np.random.default_rng(gamma).permutation(SAMPLED)
-    for start in range(0, SAMPLED, 16):
-        chosen = order[(start + np.arange(16)) % SAMPLED]  # the last batch wraps around
-        prompt, key = some(prompts, keys, chosen)
-        assert said(jaxspec.generate(target, prompt, key=key, **options)) == [plain[i] for i in chosen]
+    alone = [np.array([i]) for i in range([1, 4, 7].index(gamma), SAMPLED, 3)]
+    for chosen in (*alone, *batches(np.random.default_rng(gamma).permutation(SAMPLED))):
+        out = jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options)
+        assert said(out) == [plain[i] for i in chosen], chosen
 
 
 def test_sampled_tokens_have_the_targets_law(pair):
-    target, draft, prompts, _, _ = pair
-    one = Prompt(prompts.tokens[:1, : buffers.bucket(int(prompts.length[0]))], prompts.length[:1])
+    target, draft, prompts, _ = pair
+    shortest = int(np.argmin(prompts.length))
+    width = buffers.bucket(int(prompts.length[shortest]))
+    one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
     found = chisquare.second_token(target, draft, one, jax.random.key(0), rows=4000)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
     assert found.cells > 2
@@ -158,30 +159,30 @@ def test_sampled_tokens_have_the_targets_law(pair):
 
 def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
-    target, draft, prompts, _, _ = pair
+    target, draft, prompts, _ = pair
     half = [jaxspec.load(model.name, dtype="bfloat16") for model in (target, draft)]
-    some = Prompt(prompts.tokens[:16], prompts.length[:16])
-    for parting in numerics.divergences(*half, some, gamma=4, max_new_tokens=NEW):
+    for parting in numerics.divergences(*half, some(prompts, range(16)), gamma=4, max_new_tokens=NEW):
         assert parting.plain != parting.speculative
         assert abs(parting.margin) < 0.25, parting
 
 
 def test_rows_are_keyed_by_row_and_position(pair):
     """Sampled text of a row is the same alone and in a batch, for the same row key."""
-    target, draft, prompts, _, _ = pair
+    target, draft, prompts, _ = pair
     keys = noise.row_keys(jax.random.key(3), 4)
     options = dict(drafter=draft, gamma=4, temperature=1.0, max_new_tokens=16)
-    batch = Prompt(prompts.tokens[:4], prompts.length[:4])
-    together = jaxspec.generate(target, batch, key=keys, **options)
-    alone = jaxspec.generate(target, Prompt(batch.tokens[2:3], batch.length[2:3]), key=keys[2:3], **options)
+    together = jaxspec.generate(target, some(prompts, range(4)), key=keys, **options)
+    alone = jaxspec.generate(target, some(prompts, [2]), key=keys[2:3], **options)
     assert alone.tokens[0].tolist() == together.tokens[2, : together.lengths[2]].tolist()
 
 
 def test_coupled_text_does_not_depend_on_the_mesh():
     """A batch split over 8 devices (which must exist before jax starts, so in another process) says the same."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
+    cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(
         [sys.executable, Path(__file__).with_name("mesh_text.py")],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from jaxspec import noise
 from jaxspec.accept import rejection
@@ -13,7 +14,15 @@ from jaxspec.accept.common import count_accepted, residual
 from jaxspec.base import Draft, Drafter, Prompt, Tree, Verdict, Weights
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.drafters import model as model_drafter
-from jaxspec.testing import certify, decoder_law, plain_law, table_model, table_model_from, total_variation
+from jaxspec.testing import (
+    certify,
+    decoder_law,
+    plain_law,
+    table_model,
+    table_model_from,
+    total_variation,
+    word_tokenizer,
+)
 from jaxspec.warp import Controls, greedy, sampling
 
 TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3)
@@ -237,3 +246,22 @@ def test_a_round_that_commits_nothing_is_an_error():
 
     with pytest.raises(RuntimeError, match="2 rounds"):
         decoder_law(decoder._replace(step=step), Weights(TOY.params), PROMPT, PLAIN, steps=2)
+
+
+# --- words
+
+
+def test_a_word_tokenizer_survives_being_saved(tmp_path):
+    words = ["<pad>", "</s>", "<unk>", "der", "Hund"]
+    word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("der Hund, der")["input_ids"] == [3, 2, 3]
+    assert (again.eos_token_id, again.pad_token_id, len(again)) == (1, 0, 5)
+    assert again.convert_ids_to_tokens(range(5)) == words
+
+
+def test_words_that_make_no_tokenizer():
+    with pytest.raises(ValueError, match="1 of 4 words are there twice"):
+        word_tokenizer(["<unk>", "</s>", "a", "a"])
+    with pytest.raises(ValueError, match=r"the words lack <unk>: expected the end token and the unknown one"):
+        word_tokenizer(["</s>", "a"])

@@ -1,6 +1,6 @@
 """What acceptance rules share: the type they return, laws at the guesses, the residual.
 
-Axis letters as in `base.py`: B batch, G gamma, V vocabulary; T is any number of positions.
+Axis letters as in `jaxspec.base`: B batch, G gamma, V vocabulary; T is any number of positions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules at work on two known laws: samples of what they emit, and how near those come to the target's law.
 
-Axis letters as in `base.py`: N rounds, V vocabulary.
+Axis letters as in `jaxspec.base`: N rounds, V vocabulary.
 """
 
 from __future__ import annotations

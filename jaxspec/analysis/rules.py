@@ -1,6 +1,6 @@
 """Acceptance rules side by side: what each is worth on a pair, and what each costs.
 
-Axis letters as in `base.py`.
+Axis letters as in `jaxspec.base`.
 """
 
 from __future__ import annotations

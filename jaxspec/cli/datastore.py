@@ -16,7 +16,9 @@ def datastore(
         typer.Argument(help="JSON lines (.jsonl), or text files in which blank lines part the texts.", metavar="TEXTS"),
     ],
     out: Annotated[Path, typer.Option(help="Where the datastore goes.")],
-    tokenizer: Annotated[str, typer.Option(help="The target's checkpoint: a folder, or the name of a shipped one.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="The target: a folder of either kind, a shipped checkpoint, or a hub id.")
+    ],
     field: Annotated[str, typer.Option(help="Of JSON lines: which field is what the target writes.")] = "text",
     task: Annotated[
         list[str] | None, typer.Option(help="Of JSON lines: only those with this `task`. May be repeated.")
@@ -32,30 +34,33 @@ def datastore(
 
     and then `drafter=jaxspec.drafters.retrieval("store", target)`.
     """
-    from jaxspec import corpus, folders, model
+    from jaxspec import corpus, folders, vocabulary
     from jaxspec import datastore as stores
-    from jaxspec.weights import orbax
 
     if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
         raise ValueError(complaint.replace("pass overwrite=True", "--overwrite"))
-    checkpoint = model.find(tokenizer)
-    config, reader = orbax.read_manifest(checkpoint).model, model.tokenizer_of(checkpoint)
+    target = vocabulary.load(tokenizer)
     found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
-        rows = corpus.token_rows(found, reader, lambda count: bar.advance(reading, count))
+        rows = corpus.token_rows(found, target.tokenizer, lambda count: bar.advance(reading, count))
         try:
             store = stores.build(
                 rows,
-                vocab_size=config.vocab_size,
-                start_token=getattr(config, "start_token", None),  # of an encoder-decoder
-                vocabulary=stores.vocabulary_of(reader),
+                vocab_size=target.size,
+                start_token=target.start_token,
+                vocabulary=stores.vocabulary_of(target.tokenizer),
                 advance=lambda: bar.advance(sorting),
             )
         except ModuleNotFoundError as error:
             raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]"') from error
-    about = {"texts": [path.name for path in texts], "field": field, "tasks": task or [], "tokenizer": checkpoint.name}
+    about = {
+        "texts": [path.name for path in texts],
+        "field": field,
+        "tasks": task or [],
+        "tokenizer": Path(tokenizer).resolve().name,
+    }
     manifest = stores.save(out, store, about, overwrite=overwrite)
     size = sum(entry[0] for entry in manifest.files.values())
     print(f"{out}: {manifest.tokens:,} tokens of {manifest.documents:,} texts, {size:,} bytes")

@@ -152,15 +152,17 @@ def generate(
 
 def _draft_name(target: str, draft: str | None) -> str | None:
     """The drafter asked for; that of a shipped target where nothing is said."""
-    from jaxspec.model import shipped
+    from jaxspec import model
 
     if draft is not None:
         return None if draft == "none" else draft
     if target == TARGET:
         return DRAFT
     sibling = Path(target).name.removesuffix("-base") + "-small"
-    if target.endswith("-base") and sibling in shipped():
+    if target.endswith("-base") and sibling in model.shipped():
         return sibling
+    if not model._is_hub_id(target):  # nothing is downloaded in order to say this
+        model.find(target)
     raise ValueError(f"--target {target} needs a --draft: a smaller model with its vocabulary, or none")
 
 

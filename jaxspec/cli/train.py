@@ -169,21 +169,23 @@ def _count(recipe: TableRecipe, data: Path, out: Path, dtype: str, overwrite: bo
     if dtype != "float32":
         raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
     import jaxspec
+    from jaxspec import vocabulary
     from jaxspec.training import ngrams
     from jaxspec.weights import orbax
 
     counted = ngrams.train(recipe, data)
-    manifest = orbax.save(
-        out,
-        counted.tables,
-        counted.config,
-        counted.tokenizer,
-        name=recipe.name,
-        family=recipe.family,
-        dtype=dtype,
-        about={**counted.about, "jaxspec": jaxspec.__version__},
-        overwrite=overwrite,
-    )
+    with vocabulary.tokenizer_folder(counted.vocabulary) as words:
+        manifest = orbax.save(
+            out,
+            counted.tables,
+            counted.config,
+            words,
+            name=recipe.name,
+            family=recipe.family,
+            dtype=dtype,
+            about={**counted.about, "jaxspec": jaxspec.__version__},
+            overwrite=overwrite,
+        )
     contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(counted.config.contexts, 1))
     size = sum(entry[0] for entry in manifest.files.values())
     print(

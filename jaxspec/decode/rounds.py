@@ -111,14 +111,23 @@ def hopeless(forward: Forward, law: Law, last: Int[Array, " B"]) -> Bool[Array, 
 
 
 def budget(policy: Policy, state: DecodeState, gamma: int) -> Budget:
-    """How many guesses each row may make: as its policy says, but none that would end up past the row's limit."""
+    """How many guesses each row may make: as its policy says, but none in vain."""
     values, memory = state.request.policy, state.policy
-    useful = state.request.limit - (state.length - state.start) - 1
-    most = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful, gamma))
-    limit = jnp.where(state.done, 0, most).astype(state.length.dtype)
+    limit = jnp.clip(policy.limit(values, memory, gamma), 0, jnp.minimum(useful(state), gamma))
+    limit = limit.astype(state.length.dtype)
     if policy.go_on is None:
         return Budget(limit)
     return Budget(limit, policy.signal, functools.partial(policy.go_on, values, memory))
+
+
+def useful(state: DecodeState) -> Int[Array, " B"]:
+    """How many guesses can save a row a pass: as many as it may still say, but for the token that any pass yields.
+
+    A row that has said 6 tokens of 9 is done after 2 kept guesses. More would never be emitted, and to count them
+    would say something about the limit, not about the drafter. A finished row has use for none.
+    """
+    left = state.request.limit - (state.length - state.start)
+    return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
 
 
 def sayable(draft: Draft, vocab: int) -> Draft:

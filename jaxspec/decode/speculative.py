@@ -93,8 +93,8 @@ def speculative(
                 keys, weights.draft, state.drafter, context, gamma, draft_law, budget
             )
             draft = rounds.sayable(draft, target.vocab_size)
-            if budget is not None:
-                draft = draft._replace(length=jnp.minimum(draft.length, budget.limit))
+            most = rounds.useful(state) if budget is None else budget.limit
+            draft = draft._replace(length=jnp.minimum(draft.length, most))
         with jax.named_scope("target"):
             fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
             longest = jnp.max(jnp.where(live, draft.length, 0))

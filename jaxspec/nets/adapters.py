@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec import buffers
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.nets import stack
 
 EmptyCache = Callable[[int, int], Any]
 
@@ -85,9 +86,7 @@ def from_function(
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
         made, cache = forward(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
-        last = (prompt.length - 1)[:, None, None]
-        made = Forward(*(jnp.take_along_axis(x, last, axis=1) for x in made))
-        return made, cache._replace(length=prompt.length)
+        return Forward(*(stack.last(x, prompt) for x in made)), cache._replace(length=prompt.length)
 
     def extend(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], tree: Tree | None = None):
         if tree is not None:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
-from jaxspec.nets import rotary
+from jaxspec.base import Forward, LanguageModel, Params, Tree
+from jaxspec.nets import rotary, stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, soft_cap, tied_head
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.relative import RelativeBias, biases, distances, key_positions, within
@@ -141,7 +141,7 @@ class DecoderLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], store, sight: Sight):
+    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, sight: Sight):
         """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
         y = self.attention_norm(x)
         keys, values = store(*self.attention.keys_values(y, sight.turn))
@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `trunk` and `forward` are the two halves of decoding."""
 
     config: DecoderConfig
 
@@ -170,40 +170,19 @@ class Decoder(nn.Module):
         """Logits of each position of whole rows."""
         start = jnp.zeros((tokens.shape[0],), jnp.int32)
         sights = self._sights(start, tokens.shape[1], tokens.shape[1], None)
-        x = self._embed(tokens)
-        for i, layer in enumerate(self.layers):
-            x, _, _ = layer(x, lambda k, v: (k, v), sights[self.config.is_local(i)])
-        return self._forward(x, training=True).logits
+        x = stack.without_cache(self._layers(sights), self._embed(tokens))
+        return self.forward(x, training=True).logits
 
-    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
-        """Reads whole prompts; the head reads each row's last token only."""
-        c, batch = self.config, prompt.tokens.shape[0]
-        cache = kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-        x, cache = self._trunk(cache, prompt.tokens, None)
-        last = jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
-        return self._forward(last), cache._replace(length=prompt.length)
-
-    def extend(
+    def trunk(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Forward, kv.KVCache]:
-        """Feeds `tokens` at each row's own length."""
-        x, cache = self._trunk(cache, tokens, tree)
-        return self._forward(x), cache
+    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
+        """Feeds `tokens` at each row's own length, as far as the head."""
+        sights = self._sights(cache.length, tokens.shape[1], cache.keys[0].shape[2], tree)
+        return stack.with_cache(self._layers(sights), self._embed(tokens), cache)
 
-    def _trunk(self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None):
-        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        sights = self._sights(length, step, capacity, tree)
-        x = self._embed(tokens)
-        keys, values = [], []
-        for i, layer in enumerate(self.layers):
-
-            def store(k, v, i=i):
-                return kv.write(cache.keys[i], k, length), kv.write(cache.values[i], v, length)
-
-            x, k, v = layer(x, store, sights[self.config.is_local(i)])
-            keys.append(k)
-            values.append(v)
-        return x, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
+    def _layers(self, sights: dict[bool, Sight]) -> list[stack.Layer]:
+        local = [self.config.is_local(i) for i in range(self.config.layers)]
+        return [functools.partial(layer, sight=sights[x]) for layer, x in zip(self.layers, local, strict=True)]
 
     def _sights(self, length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None) -> dict[bool, Sight]:
         """What global layers see (under False), and local ones (under True) if there are any."""
@@ -230,7 +209,8 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
 
-    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+    def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+        """What the model says where its layers left `x`."""
         x = self.norm(x)
         logits = tied_head(self.embedding, x, training) if self.config.tied_head else self.head(x)
         logits = logits.astype(jnp.float32)
@@ -242,10 +222,10 @@ class Decoder(nn.Module):
 def language_model(config: DecoderConfig) -> LanguageModel:
     """A decoder as pure functions of (params, ...), for `jaxspec.decode`.
 
-    >>> import jax
+    >>> import jax, jaxspec
     >>> config = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
     >>> lm = language_model(config)
-    >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
     >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
     >>> forward.logits.shape, cache.keys[0].shape
     ((2, 1, 32), (2, 2, 8, 4))
@@ -255,15 +235,12 @@ def language_model(config: DecoderConfig) -> LanguageModel:
 
 @functools.cache
 def _language_model(config: DecoderConfig) -> LanguageModel:
-    module = Decoder(config)
+    c, dtype = config, jnp.dtype(config.dtype)
 
-    def prefill(params, prompt, capacity):
-        return module.apply({"params": params}, prompt, capacity, method="prefill")
+    def empty(batch: int, capacity: int) -> kv.KVCache:
+        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
 
-    def extend(params, cache, tokens, tree=None):
-        return module.apply({"params": params}, cache, tokens, tree, method="extend")
-
-    return LanguageModel(prefill, extend, kv.rewind, config.vocab_size, max_positions=config.max_positions)
+    return stack.decoder_only(Decoder(c), empty, c.vocab_size, c.max_positions)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

@@ -11,10 +11,11 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.base import Forward, LanguageModel, Params, Tree
+from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, LayerNorm, tied_head
 
 
@@ -60,7 +61,7 @@ class GPTLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, "gelu", use_bias=True, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], store, mask):
+    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, mask: Bool[Array, "#B 1 T S"]):
         """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
         y = self.attention_norm(x)
         keys, values = store(*self.attention.keys_values(y))
@@ -69,7 +70,7 @@ class GPTLayer(nn.Module):
 
 
 class GPT(nn.Module):
-    """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `trunk` and `forward` are the two halves of decoding."""
 
     config: GPTConfig
 
@@ -86,42 +87,23 @@ class GPT(nn.Module):
         position = jnp.arange(tokens.shape[1])
         visible = (position[None, :] <= position[:, None])[None, None]
         x = self.embedding(tokens) + self.position(position)[None]
-        for layer in self.layers:
-            x, _, _ = layer(x, lambda k, v: (k, v), visible)
-        return self._forward(x, training=True).logits
+        return self.forward(stack.without_cache(self._layers(visible), x), training=True).logits
 
-    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
-        """Reads whole prompts; the head reads each row's last token only."""
-        c, batch = self.config, prompt.tokens.shape[0]
-        cache = kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-        x, cache = self._trunk(cache, prompt.tokens, None)
-        last = jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
-        return self._forward(last), cache._replace(length=prompt.length)
-
-    def extend(
+    def trunk(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Forward, kv.KVCache]:
-        """Feeds `tokens` at each row's own length."""
-        x, cache = self._trunk(cache, tokens, tree)
-        return self._forward(x), cache
-
-    def _trunk(self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None):
+    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
+        """Feeds `tokens` at each row's own length, as far as the head."""
         length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, tree)[:, None]
         position = jnp.clip(kv.positions(length, step, tree), 0, self.config.max_positions - 1)
         x = self.embedding(tokens) + self.position(position)
-        keys, values = [], []
-        for i, layer in enumerate(self.layers):
+        return stack.with_cache(self._layers(mask), x, cache)
 
-            def store(k, v, i=i):
-                return kv.write(cache.keys[i], k, length), kv.write(cache.values[i], v, length)
+    def _layers(self, mask: Bool[Array, "#B 1 T S"]) -> list[stack.Layer]:
+        return [functools.partial(layer, mask=mask) for layer in self.layers]
 
-            x, k, v = layer(x, store, mask)
-            keys.append(k)
-            values.append(v)
-        return x, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
-
-    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+    def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
+        """What the model says where its layers left `x`."""
         x = self.norm(x)
         return Forward(tied_head(self.embedding, x, training).astype(jnp.float32), x)
 
@@ -129,10 +111,10 @@ class GPT(nn.Module):
 def language_model(config: GPTConfig) -> LanguageModel:
     """A GPT as pure functions of (params, ...), for `jaxspec.decode`.
 
-    >>> import jax
+    >>> import jax, jaxspec
     >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
     >>> lm = language_model(config)
-    >>> prompt = Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
+    >>> prompt = jaxspec.Prompt(jnp.ones((2, 5), jnp.int32), jnp.array([5, 3]))
     >>> forward, cache = lm.prefill(init(config, jax.random.key(0)), prompt, capacity=8)
     >>> forward.logits.shape, cache.length.tolist()
     ((2, 1, 32), [5, 3])
@@ -142,15 +124,12 @@ def language_model(config: GPTConfig) -> LanguageModel:
 
 @functools.cache
 def _language_model(config: GPTConfig) -> LanguageModel:
-    module = GPT(config)
+    c, dtype = config, jnp.dtype(config.dtype)
 
-    def prefill(params, prompt, capacity):
-        return module.apply({"params": params}, prompt, capacity, method="prefill")
+    def empty(batch: int, capacity: int) -> kv.KVCache:
+        return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    def extend(params, cache, tokens, tree=None):
-        return module.apply({"params": params}, cache, tokens, tree, method="extend")
-
-    return LanguageModel(prefill, extend, kv.rewind, config.vocab_size, max_positions=config.max_positions)
+    return stack.decoder_only(GPT(c), empty, c.vocab_size, c.max_positions)
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm, tied_head
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.relative import RelativeBias, biases, distances
@@ -80,6 +82,9 @@ SIZES = {  # the models of the paper's tables (v1.1) and their 1.0 ancestors
 }
 
 
+Cross = tuple[Float[Array, "B H P D"], Float[Array, "B H P D"]]  # keys and values of an encoded prompt
+
+
 class EncoderLayer(nn.Module):
     """Self-attention over the whole prompt, then the feed-forward block."""
 
@@ -109,15 +114,15 @@ class DecoderLayer(nn.Module):
         self.cross = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
 
-    def cross_keys_values(self, encoded: Float[Array, "B P M"]):
+    def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
         return self.cross.keys_values(encoded)
 
-    def __call__(self, x: Float[Array, "B T M"], store, mask, bias, cross_keys, cross_values, cross_mask):
+    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, mask, bias, cross: Cross, cross_mask):
         """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
         y = self.attention_norm(x)
         keys, values = store(*self.attention.keys_values(y))
         x = x + self.attention(y, keys, values, mask, bias)
-        x = x + self.cross(self.cross_norm(x), cross_keys, cross_values, cross_mask)
+        x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
         return x + self.ff(self.ff_norm(x)), keys, values
 
 
@@ -126,14 +131,13 @@ class T5Cache(NamedTuple):
 
     Attributes:
         decoder: self-attention keys and values.
-        cross_keys, cross_values: per decoder layer, of the encoded prompt.
+        cross: keys and values of the encoded prompt, for each decoder layer.
         cross_mask: which encoder positions are real.
         bias: relative biases by distance, laid out so that the biases of one query are a contiguous slice.
     """
 
     decoder: kv.KVCache
-    cross_keys: tuple[Float[Array, "B H P D"], ...]
-    cross_values: tuple[Float[Array, "B H P D"], ...]
+    cross: tuple[Cross, ...]
     cross_mask: Bool[Array, "B 1 1 P"]
     bias: Float[Array, "H distances"]
 
@@ -161,10 +165,8 @@ class T5(nn.Module):
         distance = position[None, :] - position[:, None]
         bias = self.decoder_bias(distance)[None]
         visible = (distance <= 0)[None, None]
-        x = self.embedding(tokens)
-        for layer in self.decoder:
-            cross = layer.cross_keys_values(encoded)
-            x, _, _ = layer(x, lambda k, v: (k, v), visible, bias, *cross, mask)
+        cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
+        x = stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens))
         return self._forward(x, training=True).logits
 
     def encode(self, prompt: Prompt) -> tuple[Float[Array, "B P M"], Bool[Array, "B 1 1 P"]]:
@@ -181,10 +183,10 @@ class T5(nn.Module):
         """Encodes, computes every layer's cross-attention keys and values, and feeds the start token."""
         c, batch = self.config, prompt.tokens.shape[0]
         encoded, mask = self.encode(prompt)
-        cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
+        cross = tuple(layer.cross_keys_values(encoded) for layer in self.decoder)
         empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
         bias = self.decoder_bias(distances(capacity))
-        made = T5Cache(empty, tuple(k for k, _ in cross), tuple(v for _, v in cross), mask, bias)
+        made = T5Cache(empty, cross, mask, bias)
         return self.extend(made, jnp.full((batch, 1), c.start_token, jnp.int32))
 
     def extend(self, cache: T5Cache, tokens: Int[Array, "B T"], tree: Tree | None = None) -> tuple[Forward, T5Cache]:
@@ -192,21 +194,13 @@ class T5(nn.Module):
         length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, tree)[:, None]
         bias = biases(cache.bias, length, step, capacity, tree)
-        x = self.embedding(tokens)
-        keys, values = [], []
-        for i, layer in enumerate(self.decoder):
-
-            def store(k, v, i=i):
-                return (
-                    kv.write(cache.decoder.keys[i], k, length),
-                    kv.write(cache.decoder.values[i], v, length),
-                )
-
-            x, k, v = layer(x, store, mask, bias, cache.cross_keys[i], cache.cross_values[i], cache.cross_mask)
-            keys.append(k)
-            values.append(v)
-        grown = kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(step, length.dtype))
+        layers = self._decoder_layers(mask, bias, cache.cross, cache.cross_mask)
+        x, grown = stack.with_cache(layers, self.embedding(tokens), cache.decoder)
         return self._forward(x), cache._replace(decoder=grown)
+
+    def _decoder_layers(self, mask, bias, cross: Iterable[Cross], cross_mask) -> list[stack.Layer]:
+        told = {"mask": mask, "bias": bias, "cross_mask": cross_mask}
+        return [functools.partial(layer, cross=x, **told) for layer, x in zip(self.decoder, cross, strict=True)]
 
     def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         x = self.decoder_norm(x)

@@ -5,6 +5,7 @@
 
 from jaxspec.testing.enumerate import certify, decoder_law, total_variation
 from jaxspec.testing.tables import SequenceLaw, plain_law, table_model, table_model_from
+from jaxspec.testing.words import word_tokenizer
 
 __all__ = [
     "SequenceLaw",
@@ -14,4 +15,5 @@ __all__ = [
     "table_model",
     "table_model_from",
     "total_variation",
+    "word_tokenizer",
 ]

@@ -1,6 +1,6 @@
 """Running a decoder with its draws scripted: `noise.categorical` and `noise.uniform` play a script.
 
-Axis letters as in `base.py`; W is the width of what is compared between two paths.
+Axis letters as in `jaxspec.base`; W is the width of what is compared between two paths.
 """
 
 from __future__ import annotations

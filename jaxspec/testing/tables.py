@@ -1,6 +1,6 @@
 """Language models whose law is a table, and the law of the sequences that plain sampling draws from a model.
 
-Axis letters as in `base.py`; O is the order of a table (how many tokens it looks at), N a number of rows.
+Axis letters as in `jaxspec.base`; O is the order of a table (how many tokens it looks at), N a number of rows.
 """
 
 from __future__ import annotations

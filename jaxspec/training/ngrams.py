@@ -14,13 +14,13 @@ from jaxtyping import Array, Int
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import jaxspec.model as models
+from jaxspec import vocabulary
 from jaxspec.base import LanguageModel
 from jaxspec.corpus import read_texts, token_rows
 from jaxspec.drafters.ngram import count
 from jaxspec.drafters.tables import NGramConfig, Rows, Tables, language_model
 from jaxspec.recipes import TableRecipe
-from jaxspec.weights import orbax
+from jaxspec.vocabulary import Vocabulary
 
 ROWS, WIDTH = 16, 128  # held-out tokens that are predicted at once
 HELDOUT_TEXTS = 512  # enough for two digits
@@ -31,13 +31,13 @@ class Counted(NamedTuple):
 
     Attributes:
         tables, config: see `drafters.tables`.
-        tokenizer: the folder whose tokenizer the texts were read with: the target's.
+        vocabulary: the target's, whose tokenizer the texts were read with.
         about: provenance, and how often the first guess is right on held-out texts.
     """
 
     tables: Tables
     config: NGramConfig
-    tokenizer: Path
+    vocabulary: Vocabulary
     about: dict[str, Any]
 
 
@@ -48,22 +48,21 @@ def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
         FileNotFoundError, ValueError: the target or the data is not there, or not as the recipe says.
     """
     data, asked = recipe.data, recipe.tables
-    target = models.find(asked.target)
-    model, tokenizer = orbax.read_manifest(target).model, models.tokenizer_of(target)
+    target = vocabulary.load(asked.target)
     texts, held = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
     few = held[:: -(-len(held) // HELDOUT_TEXTS)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=asked.order)
-        rows, heldout = (token_rows(part, tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
+        rows, heldout = (token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
         config, tables = count(
             rows,
-            vocab_size=model.vocab_size,
+            vocab_size=target.size,
             order=asked.order,
             followers=asked.followers,
             least=asked.least,
-            start_token=getattr(model, "start_token", None),
+            start_token=target.start_token,
             advance=lambda: bar.advance(counting),
         )
     about = {

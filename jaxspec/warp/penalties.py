@@ -1,6 +1,6 @@
 """Stages that change some tokens' logits: bias and bans, and penalties for what has been said before.
 
-F is the number of guesses of a pass; the other axis letters are those of `base.py`.
+F is the number of guesses of a pass; the other axis letters are those of `jaxspec.base`.
 """
 
 from __future__ import annotations

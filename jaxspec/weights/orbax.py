@@ -146,6 +146,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         CheckpointError: there is no checkpoint, or its manifest is damaged or of another version.
     """
     folder = Path(folder)
+    folders.recover(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
         siblings = {p.parent.name for p in folder.parent.glob(f"*/{MANIFEST}")}

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import typer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import jaxspec
@@ -20,6 +18,7 @@ from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.testing import word_tokenizer
 
 
 def test_bleu_of_a_perfect_and_of_a_worthless_translation():
@@ -76,10 +75,7 @@ GPT = GPTConfig(len(WORDS), dim=16, ff_dim=16, layers=1, heads=2, max_positions=
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=False, **special)
+    return word_tokenizer(WORDS, pad_token="<pad>")
 
 
 def data_folder(folder):

@@ -74,7 +74,7 @@ def rounds_of(rule, gamma, temperature):
 
 
 @named(INDEPENDENT)
-def test_enumeration(rule, gamma=3):
+def test_enumeration(rule, gamma=2):
     """The first round of every rule, and all rounds of an exact one, with texts at its own temperature or another."""
     accepted, rounds = rounds_of(rule, gamma, 0.7)
     for temperature in (0.7, 1.0):

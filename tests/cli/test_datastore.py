@@ -11,8 +11,8 @@ import jaxspec
 from jaxspec import datastore, drafters, model
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
-from jaxspec.training import tokenizer
-from jaxspec.weights import orbax
+from jaxspec.testing import word_tokenizer
+from jaxspec.weights import huggingface, orbax
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 
@@ -20,13 +20,9 @@ WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A folder with a target and texts, as the working directory."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save_tokenizer(words, tmp_path / "words", {"eos_token": "</s>", "pad_token": "<pad>"})
+    word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "words")
     config = gpt.GPTConfig(len(WORDS), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
     options = dict(name="target", family="gpt", dtype="float32", about={})
     orbax.save(tmp_path / "target", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
@@ -60,6 +56,15 @@ def test_a_field_of_one_task(project):
     result = call("pairs.jsonl", *options)
     assert result.exit_code == 2 and "store exists: --overwrite to replace it" in result.stderr
     assert call("pairs.jsonl", *options, "--overwrite").exit_code == 0
+
+
+def test_the_target_may_be_a_hugging_face_folder(project):
+    huggingface.save(model.load("target"), "theirs")
+    for tokenizer in ("target", "theirs"):
+        assert call("texts.txt", "--tokenizer", tokenizer, "--out", f"for-{tokenizer}").exit_code == 0
+    ours, theirs = datastore.load("for-target"), datastore.load("for-theirs")
+    assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.vocabulary == theirs.vocabulary
+    assert datastore.read_manifest("for-theirs").about["tokenizer"] == "theirs"
 
 
 def test_what_cannot_work_is_refused(project, monkeypatch):

@@ -5,23 +5,6 @@ import pytest
 from jaxspec.cli import rounds
 from jaxspec.trace import Round
 
-END = 256
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes, and one special token."""
-
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
-        return bytes(t for t in tokens if t != END).decode("utf-8", errors="replace")
-
-    def convert_ids_to_tokens(self, token):
-        return "<end>" if token == END else f"<{token}>"
-
-
-def ids(text):
-    return list(text.encode())
-
 
 def styles(text):
     """The parts of a Text by the style that they have."""
@@ -49,9 +32,9 @@ def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
     assert line.plain.endswith(text[-3:] + " a b c⏎d")
 
 
-def test_a_trace_spells_the_rejected_token_behind_the_accepted_ones():
-    step = Round(ids("x"), [*ids("ab"), END], ids("abc"), 2)
-    assert rounds.trace(Bytes(), 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
+def test_a_trace_spells_the_rejected_token_behind_the_accepted_ones(spelling):
+    step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
+    assert rounds.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
 
 
 def test_the_legend_explains_the_colours():

@@ -5,7 +5,6 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import jaxspec
@@ -13,8 +12,9 @@ from jaxspec import model
 from jaxspec.cli import train
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
+from jaxspec.testing import word_tokenizer
 from jaxspec.training import debian, debian_edits, debian_index, run, tokenizer
-from jaxspec.weights import orbax
+from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat", "again", "today"]
@@ -46,9 +46,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save_tokenizer(words, tmp_path / "data" / "words", {"eos_token": "</s>", "pad_token": "<pad>"})
+    word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(tmp_path / "data" / "words")
     text = json.dumps({"text": "the old dog saw a new cat again today"}) + "\n"
     for name in ("train", "heldout"):
         (tmp_path / "data" / f"{name}.jsonl").write_text(text * 4)
@@ -144,6 +142,19 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     about = orbax.read_manifest("trained/pairs").about
     assert (about["target"], about["order"], about["texts"], about["tokens"]) == ("trained/target", 2, 4, 40)
     assert "is there already" in refused("pairs.toml")
+
+
+def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
+    """Nothing but its config.json and its tokenizer is read; the tables are those of the same target of ours."""
+    huggingface.save(model.load("trained/target"), project / "trained" / "theirs")
+    (project / "trained" / "theirs" / "model.safetensors").unlink()
+    (project / "other.toml").write_text(COUNTED.replace("trained/target", "trained/theirs").replace("pairs", "other"))
+    assert call("pairs.toml").exit_code == 0
+    result = call("other.toml")
+    assert result.exit_code == 0, result.output
+    ours, other = model.load("trained/pairs"), model.load("trained/other")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), ours.params, other.params))
+    assert ours.config == other.config and ours.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What a notebook shows of a generation, and its plain values."""
 
-import html.parser
 import json
 import pickle
 
@@ -30,27 +29,6 @@ class Letters:
         return "".join(self.characters[token] for token in tokens)
 
 
-class Reader(html.parser.HTMLParser):
-    """Checks that tags are closed in order; collects text, and which tags there are."""
-
-    def __init__(self, markup):
-        super().__init__(convert_charrefs=True)
-        self.open, self.tags, self.said = [], [], ""
-        self.feed(markup)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.open.append(tag)
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.said += data
-
-
 @pytest.fixture(scope="module")
 def out() -> Generation:
     return jaxspec.generate(TARGET._replace(tokenizer=Letters()), PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=9)
@@ -74,8 +52,8 @@ def test_the_dict_is_json_and_its_rounds_make_the_tokens(out):
         assert len(row["trace"]) == 1 + row["rounds"]
 
 
-def test_a_page_shows_texts_counts_and_rounds(out):
-    reader = Reader(out._repr_html_())
+def test_a_page_shows_texts_counts_and_rounds(out, read):
+    reader = read(out._repr_html_())
     for row in range(2):
         assert out.texts[row].replace("\0", "␀") in reader.said
         assert f"9 tokens, {out.stats.rounds[row]} pass" in reader.said
@@ -89,9 +67,9 @@ def test_the_trace_of_a_page_is_the_one_of_the_arrays(out):
     assert jaxspec.trace.html(jaxspec.trace.of_row(tokens, out.trace, 0), Letters()) in out._repr_html_()
 
 
-def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids():
+def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids(read):
     out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=4)
-    reader = Reader(out._repr_html_())
+    reader = read(out._repr_html_())
     assert "details" not in reader.tags and "guess" not in reader.said
     assert " ".join(map(str, out.tokens[0].tolist())) in reader.said
     assert out.records()[0]["text"] is None and out.to_dict()["rows"][0]["trace"][0]["draft"] == []
@@ -103,7 +81,7 @@ def test_an_inexact_rule_is_said_to_be_one():
     assert out._repr_html_().count("<b>Inexact</b>") == 1 and out.to_dict()["exact"] is False
 
 
-def test_a_long_batch_makes_a_small_page():
+def test_a_long_batch_makes_a_small_page(read):
     """A thousand rows of 2,000 tokens in rounds of two."""
     rows, rounds = 1000, 1000
     draft = np.ones((rows, rounds, 1), np.int32)
@@ -115,7 +93,7 @@ def test_a_long_batch_makes_a_small_page():
     long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True)
     markup = long._repr_html_()
     assert len(markup) < 200_000
-    said = Reader(markup).said
+    said = read(markup).said
     assert f"{rows - display.ROWS} more rows" in said
     assert f"{100_000 - display.CHARACTERS} more characters" in said
     assert f"{1 + rounds - display.ROUNDS} more rounds" in said

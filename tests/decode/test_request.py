@@ -4,22 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import jaxspec
 from jaxspec.base import Prompt
 from jaxspec.decode import request
 from jaxspec.nets import gpt
-from jaxspec.testing import table_model, table_model_from
+from jaxspec.testing import table_model, table_model_from, word_tokenizer
 
 WORDS = ["<end>", "the", "cat", "sat", "on", "mat"]
 
 
 def tokenizer(words=WORDS):
-    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<end>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    return word_tokenizer(words, end="<end>", unknown="<end>")
 
 
 def model(seed=0, vocab=6, words=WORDS):

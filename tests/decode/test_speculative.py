@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, drafters, noise, warp
+from jaxspec import accept, buffers, drafters, noise, policies, warp
 from jaxspec.base import Draft, Drafter, Prompt, Request, Weights
 from jaxspec.decode import loop
 from jaxspec.nets import gpt, t5
@@ -288,18 +288,42 @@ def test_per_row_temperatures_mix_greedy_and_sampling():
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 def test_statistics_add_up(gamma):
+    limits = [1, 5, 20, 20]
     out = jaxspec.generate(
-        TARGET, prompt(), drafter=BLEND, gamma=gamma, max_new_tokens=[1, 5, 20, 20], eos_ids=[6], temperature=1.0,
+        TARGET, prompt(), drafter=BLEND, gamma=gamma, max_new_tokens=limits, eos_ids=[6], temperature=1.0,
         key=jax.random.key(0),
     )  # fmt: skip
     stats, trace = out.stats, out.trace
     assert stats.emitted.tolist() == out.lengths.tolist()
     assert (1 + trace.kept.sum(1)).tolist() == out.lengths.tolist()
-    assert trace.draft_length.sum(1).tolist() == stats.drafted.tolist() == (gamma * stats.rounds).tolist()
+    assert trace.draft_length.sum(1).tolist() == stats.drafted.tolist()
+    left = np.array(limits)[:, None] - 1 - np.cumsum(trace.kept, axis=1) + trace.kept  # when the round began
+    assert (trace.draft_length == np.where(trace.kept > 0, np.minimum(gamma, left - 1), 0)).all()
     assert (trace.kept > 0).sum(1).tolist() == stats.rounds.tolist()  # finished rows count no rounds
     assert np.minimum(trace.num_accepted, trace.kept).sum(1).tolist() == stats.accepted.tolist()
     assert np.isfinite(stats.acceptance_rate).all() and np.isfinite(stats.tokens_per_round).all()
     assert stats.tokens_per_round[0] == 0  # one token, from prefill: no round
+
+
+@pytest.mark.parametrize("rule", [accept.rejection(), accept.coupled()], ids=lambda rule: rule.name)
+def test_a_policy_that_leaves_gamma_as_it_is_changes_nothing(rule):
+    """A limit cuts the last drafts short, whoever decides on their length."""
+    options = dict(drafter=BLEND, gamma=4, accept=rule, max_new_tokens=[2, 5, 9, 12], temperature=[0.0, 1.0, 1.0, 1.0])
+    options["key"] = jax.random.key(1)
+    without = jaxspec.generate(TARGET, prompt(), **options)
+    policy = jaxspec.generate(TARGET, prompt(), policy=policies.fixed(4), **options)
+    assert without.tokens.tolist() == policy.tokens.tolist()
+    for ours, theirs in zip(without.stats, policy.stats, strict=True):
+        assert ours.tolist() == theirs.tolist()
+    assert without.trace.draft_length.tolist() == policy.trace.draft_length.tolist()
+    assert (without.stats.emitted - 1 - without.stats.rounds).tolist() == without.stats.accepted.tolist()
+    assert without.stats.drafted[0] == 0  # the second token of two comes with the pass
+
+
+def test_a_limit_does_not_lower_the_acceptance_rate():
+    for limit in (2, 3, 4, 6):
+        out = jaxspec.generate(TARGET, prompt(), drafter=TARGET, gamma=4, max_new_tokens=limit)
+        assert out.stats.acceptance_rate.tolist() == [float(limit > 2)] * 4
 
 
 def test_trace_replays_the_text():
@@ -307,13 +331,11 @@ def test_trace_replays_the_text():
     out = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=4, max_new_tokens=20)
     for row in range(4):
         at = 1
-        for draft, accepted, kept in zip(
-            out.trace.draft[row], out.trace.num_accepted[row], out.trace.kept[row], strict=True
-        ):
+        for draft, length, accepted, kept in zip(*(part[row] for part in out.trace), strict=True):
             new = out.tokens[row, at : at + kept]
             n = min(accepted, kept)
             assert new[:n].tolist() == draft[:n].tolist()
-            if kept > accepted and accepted < 4:
+            if kept > accepted and accepted < length:
                 assert new[accepted] != draft[accepted]  # greedy: a correction differs from what it corrects
             at += kept
         assert at == out.lengths[row]

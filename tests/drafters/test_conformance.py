@@ -118,3 +118,16 @@ def test_rows_depend_on_no_other_row(name, greedy):
     assert any(drafted > 0 for _, _, drafted in texts.values())
     if name in ABSTAINING:
         assert any(drafted < 3 * rounds for _, rounds, drafted in texts.values())
+
+
+# --- what nobody trained
+
+
+@pytest.mark.parametrize(("drafter", "most"), [(drafters.lookup(), 29), (drafters.online_ngram(), 24)])
+def test_text_that_repeats_itself_takes_fewer_rounds(drafter, most):
+    target = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles
+    prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
+    plain = jaxspec.generate(target, prompts, max_new_tokens=40)
+    out = jaxspec.generate(target, prompts, drafter=drafter, gamma=5, max_new_tokens=40)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (np.asarray(out.stats.rounds) <= most).all()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec.base import Prompt, Tree
 from jaxspec.nets import gpt
 
@@ -63,7 +64,7 @@ def test_the_papers_sizes(name, count, published):
 
 
 @pytest.mark.slow
-def test_parity_with_transformers():
+def test_parity_with_transformers(tmp_path):
     """Our GPT is GPT-2: float32 logits with the same weights."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -75,34 +76,10 @@ def test_parity_with_transformers():
     with torch.no_grad():
         for parameter in peer.parameters():
             parameter.normal_(0.0, 0.2)
-    ours = jax.jit(gpt.GPT(CONFIG).apply)({"params": from_peer(peer.state_dict())}, TOKENS)
+    peer.save_pretrained(tmp_path)
+    loaded = jaxspec.load(tmp_path)
+    assert loaded.config == CONFIG
+    ours = jax.jit(gpt.GPT(CONFIG).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
         theirs = peer(torch.tensor(np.array(TOKENS))).logits.numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
-
-
-def from_peer(state):
-    """Our parameter tree from transformers' GPT-2 weights (whose linear layers are stored [in, out])."""
-    weights = {name.removeprefix("transformer."): jnp.array(value.numpy()) for name, value in state.items()}
-
-    def linear(name, part=slice(None)):
-        return {"weight": weights[f"{name}.weight"][:, part].T, "bias": weights[f"{name}.bias"][part]}
-
-    def norm(name):
-        return {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}
-
-    params = {
-        "embedding": {"embedding": weights["wte.weight"]},
-        "position": {"embedding": weights["wpe.weight"]},
-        "norm": norm("ln_f"),
-    }
-    for i in range(CONFIG.layers):
-        third = [slice(j * CONFIG.dim, (j + 1) * CONFIG.dim) for j in range(3)]
-        attention = {n: linear(f"h.{i}.attn.c_attn", s) for n, s in zip(("query", "key", "value"), third, strict=True)}
-        params[f"layers_{i}"] = {
-            "attention_norm": norm(f"h.{i}.ln_1"),
-            "attention": attention | {"out": linear(f"h.{i}.attn.c_proj")},
-            "ff_norm": norm(f"h.{i}.ln_2"),
-            "ff": {"wi": linear(f"h.{i}.mlp.c_fc"), "out": linear(f"h.{i}.mlp.c_proj")},
-        }
-    return params

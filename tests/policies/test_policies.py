@@ -81,40 +81,45 @@ def test_greedy_text_is_that_of_plain_decoding(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_do_not_depend_on_mates(name):
+    """A row among others and among copies of itself: the same program, whose compilation is what takes time."""
     keys = jax.random.split(jax.random.key(3), 3)
     options = dict(temperature=1.0, eos_ids=[4])
     together = decode(POLICIES[name], key=keys, **options)
     for row in range(3):
-        prompt = Prompt(PROMPT.tokens[row : row + 1], PROMPT.length[row : row + 1])
-        alone = decode(POLICIES[name], prompt=prompt, key=keys[row : row + 1], **options)
+        copies = np.full(3, row)
+        among = decode(
+            POLICIES[name], prompt=Prompt(PROMPT.tokens[copies], PROMPT.length[copies]), key=keys[copies], **options
+        )
         n = together.lengths[row]
-        assert alone.tokens[0, :n].tolist() == together.tokens[row, :n].tolist() and alone.lengths[0] == n
-        assert [int(x[0]) for x in alone.stats] == [int(x[row]) for x in together.stats]
+        assert among.lengths.tolist() == [n] * 3
+        assert (among.tokens == together.tokens[row, :n]).all()
+        assert [x.tolist() for x in among.stats] == [[int(x[row])] * 3 for x in together.stats]
 
 
 # --- cheaper
 
 
-def passes(model, policy, **options):
-    """How often the drafter was called, after prefill."""
-    calls = []
+def test_the_draft_really_stops():
+    prompt, seen = Prompt(PROMPT.tokens[:1], PROMPT.length[:1]), []
 
     def extend(params, cache, tokens, tree=None):
-        jax.debug.callback(lambda: calls.append(tokens.shape[1]))
-        return model.lm.extend(params, cache, tokens, tree)
+        jax.debug.callback(lambda: seen.append(tokens.shape[1]))
+        return GOOD.lm.extend(params, cache, tokens, tree)
 
-    out = decode(policy, model._replace(lm=model.lm._replace(extend=extend)), **options)
-    jax.effects_barrier()
-    return calls, out
+    watched = GOOD._replace(lm=GOOD.lm._replace(extend=extend))
 
+    def passes(policy):
+        """The calls of the drafter after prefill, and what they were for."""
+        seen.clear()
+        out = decode(policy, watched, prompt=prompt)
+        jax.effects_barrier()
+        return seen, out
 
-def test_the_draft_really_stops():
-    prompt = Prompt(PROMPT.tokens[:1], PROMPT.length[:1])
     for guesses in (0, 1, 3):
-        calls, out = passes(GOOD, policies.fixed(guesses), prompt=prompt)
+        calls, out = passes(policies.fixed(guesses))
         assert len(calls) == int(out.stats.drafted[0])  # a pass a guess, and none where there is none
         assert out.trace.draft_length.max() == guesses
-    calls, out = passes(GOOD, policies.confidence(0.3), prompt=prompt)
+    calls, out = passes(policies.confidence(0.3))
     lengths = out.trace.draft_length[0, : out.stats.rounds[0]]
     assert len(calls) == int(out.stats.drafted[0]) and set(lengths.tolist()) >= {1, 2, 3}
 

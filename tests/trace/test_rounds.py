@@ -9,23 +9,6 @@ from jaxspec import trace
 from jaxspec.testing import table_model
 from jaxspec.trace import Judged, Round, Spelt
 
-END = 256
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes, and one special token."""
-
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
-        return bytes(t for t in tokens if t != END).decode("utf-8", errors="replace")
-
-    def convert_ids_to_tokens(self, token):
-        return "<end>" if token == END else f"<{token}>"
-
-
-def ids(text):
-    return list(text.encode())
-
 
 @pytest.mark.parametrize(
     ("step", "expected"),
@@ -42,20 +25,20 @@ def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
     assert trace.judge(step) == expected
 
 
-def test_tokens_are_spelt_in_context():
-    assert trace.spell(Bytes(), ids("Ab"), [*ids("c"), END]) == ["c", "<end>"]
-    assert trace.spell(Bytes(), [], []) == []
+def test_tokens_are_spelt_in_context(spelling):
+    assert trace.spell(spelling, [*b"Ab"], [*b"c", spelling.end]) == ["c", "<end>"]
+    assert trace.spell(spelling, [], []) == []
 
 
-def test_half_a_character_is_completed_by_the_next_token():
+def test_half_a_character_is_completed_by_the_next_token(spelling):
     first, second = "ä".encode()
-    assert trace.spell(Bytes(), ids("B"), [first, second, *ids("r")]) == ["\ufffd", "ä", "r"]
-    assert trace.spell(Bytes(), [*ids("B"), first], [second]) == ["ä"]
+    assert trace.spell(spelling, [*b"B"], [first, second, *b"r"]) == ["\ufffd", "ä", "r"]
+    assert trace.spell(spelling, [*b"B", first], [second]) == ["ä"]
 
 
-def test_a_round_is_spelt_part_by_part():
-    step = Round(ids("x"), [*ids("ab"), END], ids("abc"), 2)
-    assert trace.spelt(Bytes(), step) == Spelt("x", "ab", "c", "<end>")
+def test_a_round_is_spelt_part_by_part(spelling):
+    step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
+    assert trace.spelt(spelling, step) == Spelt("x", "ab", "c", "<end>")
     assert trace.spelt(None, Round([5], [6, 2], [6, 7], 1)) == Spelt(" 5", " 6", " 7", " 2")
 
 

@@ -1,0 +1,67 @@
+"""What is known of a model without its weights, from either kind of folder."""
+
+import json
+
+import jax
+import pytest
+
+from jaxspec import families, vocabulary
+from jaxspec.nets import decoder, gpt
+from jaxspec.testing import word_tokenizer
+from jaxspec.weights import orbax
+from jaxspec.weights.orbax import CheckpointError
+
+WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
+LLAMA = decoder.DecoderConfig(8, dim=4, ff_dim=4, layers=1, heads=1, kv_heads=1, head_dim=4, max_positions=32)
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A Hugging Face folder without weights."""
+    folder = tmp_path / "llama"
+    word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(folder)
+    _, table = families.describe(LLAMA)
+    (folder / "config.json").write_text(json.dumps(table))
+    return folder
+
+
+@pytest.fixture
+def ours(theirs, tmp_path):
+    """A checkpoint with the same tokenizer."""
+    config = gpt.GPTConfig(7, dim=4, ff_dim=4, layers=1, heads=1, max_positions=8)
+    params = gpt.init(config, jax.random.key(0))
+    orbax.save(tmp_path / "gpt", params, config, theirs, name="gpt", family="gpt", dtype="float32", about={})
+    return tmp_path / "gpt"
+
+
+def test_a_folder_of_either_kind(ours, theirs):
+    for folder, size in ((ours, 7), (theirs, 8)):
+        found = vocabulary.load(folder)
+        assert found.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+        assert (found.folder, found.size, found.start_token) == (folder, size, None)
+
+
+def test_a_checkpoint_is_given_the_tokenizer_of_either(ours, theirs):
+    with vocabulary.tokenizer_folder(vocabulary.load(ours)) as words:
+        assert words == ours
+    with vocabulary.tokenizer_folder(vocabulary.load(theirs)) as words:
+        assert words != theirs
+        assert sorted(path.name for path in words.iterdir()) == sorted(orbax.TOKENIZER)
+    assert not words.exists()
+
+
+def test_a_folder_without_a_tokenizer_or_with_too_large_a_one(theirs):
+    table = json.loads((theirs / "config.json").read_text())
+    (theirs / "config.json").write_text(json.dumps(table | {"vocab_size": 5}))
+    with pytest.raises(CheckpointError, match="the tokenizer has 6 ids, the model only 5"):
+        vocabulary.load(theirs)
+    for file in orbax.TOKENIZER:
+        (theirs / file).unlink()
+    with pytest.raises(CheckpointError, match=r"llama has no tokenizer: expected one of tokenizer\.json, "):
+        vocabulary.load(theirs)
+
+
+def test_a_folder_of_neither_kind(theirs):
+    (theirs / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest\.toml"):
+        vocabulary.load(theirs)
