@@ -172,9 +172,9 @@ def test_a_generation_shows_itself(run):
     page = run("quickstart")
     shown = page.locator(".jp-RenderedHTMLCommon").filter(has=page.locator("details")).first
     shown.scroll_into_view_if_needed()
-    shown.locator("summary").first.click()
+    shown.locator("summary").nth(1).click()
     for name, style in STYLES.items():
-        mark = shown.get_by_text(name, exact=True).first
+        mark = shown.locator("details").nth(1).get_by_text(name, exact=True)
         mark.wait_for()
         for each in style.split(";"):
             what, wanted = each.split(":")
