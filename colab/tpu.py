@@ -100,7 +100,9 @@ def parameter_bytes(config, mesh):
 
 def cache_bytes(config, rows, tokens, mesh):
     """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
-    of_token = describe("", config)["cache_bytes_per_token"]["bfloat16"] * (2 if hasattr(config, "encoder_layers") else 1)
+    of_token = describe("", config)["cache_bytes_per_token"]["bfloat16"] * (
+        2 if hasattr(config, "encoder_layers") else 1
+    )
     shape = rows, getattr(config, "kv_heads", config.heads), tokens, 1
     part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), config, mesh).shard_shape(shape)
     return of_token * tokens * rows * math.prod(part) / math.prod(shape)
@@ -208,7 +210,9 @@ def on_first_device(model):
 
 for alone, split in zip(whole, (target, draft), strict=True):
     part = on_first_device(split) / on_first_device(alone)
-    print(f"{split.name}: {part:.1%} on each device; whole are {sharding.kept_whole(split.config, mesh) or 'norms only'}")
+    print(
+        f"{split.name}: {part:.1%} on each device; whole are {sharding.kept_whole(split.config, mesh) or 'norms only'}"
+    )
     assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or sharding.kept_whole(split.config, mesh)
 
 # %% [markdown]

@@ -40,9 +40,7 @@ def plan(
     ] = None,
     target_size: Annotated[
         str,
-        typer.Option(
-            help="Instead of --c and --v: parameters that decode, as 11B, or a shape of `jaxspec models`."
-        ),
+        typer.Option(help="Instead of --c and --v: parameters that decode, as 11B, or a shape of `jaxspec models`."),
     ] = "",
     draft_size: Annotated[str, typer.Option(help="The same for the drafter.")] = "",
     device: Annotated[str, typer.Option(help="The machine for the sizes, such as h200, a100 or tpu-v5e.")] = "",

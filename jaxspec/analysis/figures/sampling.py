@@ -25,7 +25,7 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     Args:
         p, q: laws of target and drafter at one position [vocabulary].
         names: of the tokens.
-        most: how many tokens to show: if there are more, those with the largest of p and q, the target's likeliest first.
+        most: how many tokens to show: of more, those with the largest of p and q, the target's likeliest first.
 
     Example:
         >>> figure = decomposition([0.5, 0.5, 0.0], [0.2, 0.5, 0.3], ["a", "b", "c"])

@@ -123,7 +123,8 @@ def landscape(
     alpha, gammas = np.linspace(0, 1, 401), np.arange(1, most + 1)
     costs = np.array([v(int(gamma)) if callable(v) else v for gamma in gammas])
     speed = theory.improvement(alpha[None, :], gammas[:, None], c, costs[:, None])
-    mesh = axes.pcolormesh(alpha, gammas, speed, cmap="cividis", norm=LogNorm(*RANGE), shading="nearest", rasterized=True)
+    colours: dict[str, Any] = dict(cmap="cividis", norm=LogNorm(*RANGE), shading="nearest", rasterized=True)
+    mesh = axes.pcolormesh(alpha, gammas, speed, **colours)
     bar = figure.colorbar(mesh, label="speed-up over plain decoding", pad=0.02, ticks=LEVELS, format="%g×")
     bar.ax.minorticks_off()
     between = np.linspace(1, most, 16 * most)  # lines of equal speed, smooth between whole gammas
