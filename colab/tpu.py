@@ -167,19 +167,20 @@ def load(name):
 
 
 print(f"{'8 x TPU v5e, α = 0.75':22}{'batch':>7}{'c':>7}{'v(γ)':>7}{'γ':>4}{'speed-up':>10}")
+plans = {}
 for title, (large, small) in pairs.items():
     for batch in (1, 32, 512):
-        if not fits((large, small), batch, GRIDS[8])[-1]:
-            print(f"{title:22}{batch:7}   the caches do not fit")
+        weights, caches, enough = fits((large, small), batch, GRIDS[8])
+        if not enough:
+            print(f"{title:22}{batch:7}   does not fit: {weights:.1f} + {caches:.1f} GiB on each of 8")
             continue
         v = roofline.verify_cost(eight, load(large), np.arange(17), batch)
         c = float(roofline.draft_cost(eight, load(small), load(large), batch))
-        found = planning.plan(0.75, c, v, batch=batch)
+        found = plans[title, batch] = planning.plan(0.75, c, v, batch=batch)
         print(f"{title:22}{batch:7}{found.c:7.3f}{found.v:7.2f}{found.gamma:4}{found.improvement:10.2f}")
-        if batch == 1:
-            assert np.allclose(v, 1) and found.gamma > 0
+        assert batch > 1 or (np.allclose(v, 1) and found.gamma > 0)
 print(f"weights alone: a pass takes as long over {roofline.spare_tokens(eight, load(large)):.0f} tokens as over one")
-assert found.batch == 512 and found.gamma == 0
+assert plans["Llama 3.1 8B, 3.2 1B", 1].gamma > plans["Llama 3.1 8B, 3.2 1B", 512].gamma == 0
 
 # %% [markdown]
 # ## A mesh

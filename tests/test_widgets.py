@@ -176,7 +176,7 @@ def test_a_generation_shows_itself(run):
     page = run("quickstart")
     shown = page.locator(".jp-RenderedHTMLCommon").filter(has=page.locator("details")).first
     shown.scroll_into_view_if_needed()
-    rounds = shown.locator("details").nth(1)
+    rounds = shown.locator("details").last
     rounds.locator("summary").click()
     for name, (colour, line) in SEEN.items():
         mark = rounds.get_by_text(name, exact=True)
