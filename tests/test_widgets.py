@@ -165,7 +165,7 @@ def test_a_slider_changes_the_picture(run, name, moves):
         before, shot = picture.get_attribute("src"), f"{name}-{label}".replace(" ", "-")
         keep(cell, f"{shot}-before")
         drag(page, slider, share)
-        playwright.expect(picture).not_to_have_attribute("src", before)
+        playwright.expect(picture).not_to_have_attribute("src", before, timeout=ANSWER)
         assert slider.locator(".widget-readout").inner_text() != value
         assert before.startswith("data:image/png") and picture.count() == 1
         keep(cell, f"{shot}-after")
