@@ -53,19 +53,18 @@ for model in (target, draft):
 # %% [markdown]
 # ## Generate
 #
-# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the likeliest token.
+# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the likeliest token. What it
+# returns shows itself: texts, counts, and behind a click every round.
 
 # %%
 prompts = [
     "translate English to German: This package contains the API documentation for the library.",
     "translate English to German: This package provides the development files and the headers.",
-    "translate English to German: A graphical tool to edit text files.",
+    "translate English to German: This package contains the shared libraries that programs need at run time.",
 ]
 settings = dict(gamma=4, max_new_tokens=32)
 out = jaxspec.generate(target, prompts, drafter=draft, **settings)
-
-for text in out.texts:
-    print(text)
+out
 
 # %% [markdown]
 # ## What happened, round by round
@@ -78,13 +77,11 @@ for text in out.texts:
 # %%
 from jaxspec import trace
 
-
-def show_trace(out, model, row=0):
-    rounds = trace.of_row(out.tokens[row, : out.lengths[row]], out.trace, row)
-    display(HTML(trace.html(rounds, model.tokenizer)))
-
-
-show_trace(out, target, row=1)
+row = 2
+rounds = trace.of_row(out.tokens[row, : out.lengths[row]], out.trace, row)
+judged = [trace.judge(each) for each in rounds]
+assert any(each.accepted for each in judged) and any(each.rejected for each in judged)
+HTML(trace.html(rounds, target.tokenizer))
 
 # %% [markdown]
 # ## Statistics
@@ -191,8 +188,7 @@ if "debian-t5-edit" in shipped():
         "It can also be used to convert images from one format to another without loss of quality."
     )
     copied, plain = compare(edit, request, jaxspec.drafters.lookup(), gamma=7, max_new_tokens=64)
-    print(copied.texts[0])
-    show_trace(copied, edit)
+    display(copied)
     assert copied.texts == plain.texts
     assert copied.stats.tokens_per_round[0] > 2
 else:
@@ -215,8 +211,7 @@ except CheckpointError as error:
 else:
     question = "translate English to German: The library is open on Monday, but not on Sunday."
     fast, plain = compare(large, question, small, gamma=4, max_new_tokens=32)
-    print(fast.texts[0])
-    show_trace(fast, large)
+    display(fast)
     assert fast.texts == plain.texts
 
 # %% [markdown]
@@ -225,3 +220,4 @@ else:
 # * `why_it_is_exact.ipynb`: why the distribution does not change.
 # * `when_does_it_pay.ipynb`: when it is faster, and when it is not.
 # * `bring_your_own_model.ipynb`: your own network as target or draft, and a rule of your own.
+# * `tpu.ipynb`: large models, split over the devices of a TPU.

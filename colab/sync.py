@@ -38,7 +38,7 @@ if importlib.util.find_spec("jaxspec") is None:
     package = f"jaxspec-decoding[{extra}figures]==VERSION"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
-import jax
+PREPARATIONimport jax
 
 import jaxspec
 
@@ -47,6 +47,14 @@ device = jax.devices()[0]
 print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
 
 """
+
+PREPARATIONS = {  # what a notebook has to say before jax is imported
+    "tpu": """\
+# Where there is no accelerator, this simulates 8 devices. It has to be said before jax is imported.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+""",
+}
 
 METADATA = {
     "colab": {"provenance": []},
@@ -70,7 +78,7 @@ def with_head(name: str, text: str) -> str:
     if TITLE not in text:
         raise ValueError(f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}")
     head = HEAD.replace("REPOSITORY", REPOSITORY).replace("NAME", name).replace("VERSION", jaxspec.__version__)
-    return head + text[text.index(TITLE) :]
+    return head.replace("PREPARATION", PREPARATIONS.get(name, "")) + text[text.index(TITLE) :]
 
 
 def notebook(name: str, text: str) -> str:

@@ -19,6 +19,7 @@ from jaxspec.analysis.roofline import load_of
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import request
 from jaxspec.drafters.ngram import NGramConfig
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
@@ -240,6 +241,6 @@ def _weights(model: Model) -> float:
     """How many weights each token is multiplied with."""
     if isinstance(model.config, NGramConfig):
         return 0.0  # look-ups
-    if isinstance(model.config, T5Config | GPTConfig):
+    if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
         return load_of(model.config).parameters
     return sum(x.size for x in jax.tree.leaves(model.params))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxspec.analysis.machines import Machine
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
@@ -46,7 +47,7 @@ class Load(NamedTuple):
         return self.parameters * BYTES[self.dtype]
 
 
-def load_of(config: T5Config | GPTConfig, *, row: int = 0, prompt: int = 0) -> Load:
+def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, prompt: int = 0) -> Load:
     """The load of a decoding pass of one of our networks.
 
     What prefill alone uses is left out: encoder, position table, an embedding that is no head, and the cross-attention
@@ -62,13 +63,16 @@ def load_of(config: T5Config | GPTConfig, *, row: int = 0, prompt: int = 0) -> L
         >>> f"{load_of(SIZES['t5-v1_1-xxl']).parameters:.3g}"
         '5.57e+09'
     """
-    inner = config.heads * config.head_dim
+    inner = shared = config.heads * config.head_dim
     if isinstance(config, T5Config):
         depth, products = config.decoder_layers, 3 if config.gated else 2
         layer = (4 + 2) * config.dim * inner + products * config.dim * config.ff_dim
+    elif isinstance(config, DecoderConfig):
+        shared = config.kv_heads * config.head_dim
+        depth, layer, prompt = config.layers, 2 * config.dim * (inner + shared) + 3 * config.dim * config.ff_dim, 0
     else:
         depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
-    cache = 2 * depth * inner * (row + prompt) * BYTES[config.dtype]
+    cache = 2 * depth * shared * (row + prompt) * BYTES[config.dtype]
     return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
 
 

@@ -40,9 +40,7 @@ def plan(
     ] = None,
     target_size: Annotated[
         str,
-        typer.Option(
-            help="Instead of --c and --v: parameters that decode, as 11B, or a T5 or GPT shape of `jaxspec models`."
-        ),
+        typer.Option(help="Instead of --c and --v: parameters that decode, as 11B, or a shape of `jaxspec models`."),
     ] = "",
     draft_size: Annotated[str, typer.Option(help="The same for the drafter.")] = "",
     device: Annotated[str, typer.Option(help="The machine for the sizes, such as h200, a100 or tpu-v5e.")] = "",
@@ -130,11 +128,11 @@ def load(size: str, dtype: str, row_tokens: int) -> Load:
     import dataclasses
 
     from jaxspec.analysis.roofline import BYTES, Load, load_of
-    from jaxspec.nets import gpt, t5
+    from jaxspec.families import FAMILIES
 
     if dtype not in BYTES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(BYTES)}")
-    shapes = t5.SIZES | gpt.SIZES
+    shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
     if size in shapes:
         return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)
     number, unit = (size[:-1], UNITS[size[-1:].upper()]) if size[-1:].upper() in UNITS else (size, 1.0)

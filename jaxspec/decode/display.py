@@ -61,7 +61,8 @@ def _row(out: Generation, row: int) -> str:
         figure = trace.html(steps[:ROUNDS], out._tokenizer)
         if len(steps) > ROUNDS:
             figure += f"<div>… and {_count(len(steps) - ROUNDS, 'more round')}</div>"
-        lines.append(f"<details><summary>{_count(len(steps) - 1, 'round')}</summary>{figure}</details>")
+        unfolded = " open" if len(out.lengths) == 1 else ""
+        lines.append(f"<details{unfolded}><summary>{_count(len(steps) - 1, 'round')}</summary>{figure}</details>")
     return f'<div style="{BOX}">' + "".join(lines) + "</div>"
 
 

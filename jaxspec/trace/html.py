@@ -37,7 +37,7 @@ def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) 
         >>> markup.count("<div"), "line-through\\"> 7</span>" in markup
         (4, True)
     """
-    legend = " · ".join(_span(name, name) for name in STYLES)
+    legend = " · ".join(f'<span style="white-space:nowrap">{_span(name, name)}</span>' for name in STYLES)
     lines = [f'<div style="{LINE};margin-bottom:0.4em">one line a round: {legend}</div>']
     width = len(str(len(rounds)))
     for number, step in enumerate(rounds):

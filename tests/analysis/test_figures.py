@@ -54,6 +54,21 @@ def test_landscape():
     assert (sides["left"], sides["right"]) == ("right", "left")  # beside the point, inside the axes
 
 
+def test_landscapes_can_be_compared():
+    """One speed, one colour, wherever a slider stands; and no 6 stands on its head."""
+    dear, cheap = draw.landscape(0.4).axes[0], draw.landscape(0.05).axes[0]
+    norms = [axes.collections[0].norm for axes in (dear, cheap)]
+    assert norms[0](1.0) == norms[1](1.0) == pytest.approx(0.5)
+    labels = {text.get_text(): text.get_rotation() for text in cheap.texts}
+    assert "6×" in labels and all(-80 <= (turn + 180) % 360 - 180 < 100 for turn in labels.values())
+
+
+def test_decomposition_keeps_the_order_of_words_that_are_all_shown():
+    """A bar that a slider grows stays where it is."""
+    axes = draw.decomposition([0.1, 0.9], [0.5, 0.5], list("ab")).axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["a", "b"]
+
+
 def test_decomposition_adds_up_to_the_targets_law():
     p, q = np.array([0.1, 0.6, 0.3, 0.0]), np.array([0.5, 0.1, 0.3, 0.1])
     axes = draw.decomposition(p, q, list("abcd"), most=3).axes[0]

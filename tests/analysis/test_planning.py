@@ -8,7 +8,8 @@ import pytest
 from jaxspec import Prompt, drafters
 from jaxspec.analysis import planning, theory
 from jaxspec.analysis.roofline import load_of
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.recipes import net_of
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
@@ -84,18 +85,19 @@ def test_bad_arguments(call, message):
 
 TINY_T5 = t5.T5Config(32, dim=8, ff_dim=12, heads=2, head_dim=3, encoder_layers=1, decoder_layers=2)
 TINY_GPT = gpt.GPTConfig(32, dim=8, ff_dim=12, layers=2, heads=2, max_positions=16)
+TINY_LLAMA = decoder.DecoderConfig(32, dim=8, ff_dim=12, layers=2, heads=4, kv_heads=2, head_dim=4)
 
 
-@pytest.mark.parametrize("config", [TINY_T5, TINY_GPT], ids=["t5", "gpt"])
+@pytest.mark.parametrize("config", [TINY_T5, TINY_GPT, TINY_LLAMA], ids=["t5", "gpt", "llama"])
 def test_load_of_counts_what_decoding_multiplies(config):
     """Against the shapes of the parameters, and of the cache."""
-    net = t5 if isinstance(config, t5.T5Config) else gpt
+    net = net_of(config)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     count = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
         absent = ["encoder", "position", "['cross']['key']", "['cross']['value']", "table"]
-        absent += ["embedding"] if isinstance(config, t5.T5Config) else []  # looked up; the head is another matrix
+        absent += [] if isinstance(config, gpt.GPTConfig) else ["embedding"]  # looked up; the head is another matrix
         if leaf.ndim == 2 and not any(part in name for part in absent):
             count += leaf.size
     row, prompt = 16, 16

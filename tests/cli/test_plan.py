@@ -52,6 +52,8 @@ def test_sizes_on_a_machine(report, run):
     assert found["environment"]["command"]
     result = run(*asked[:3], "t5-v1_1-xxl", *asked[4:], "--batch", "1,32")
     assert "Batch 32: Take" in result.stdout
+    (llama,) = report(*asked[:3], "llama-3.1-8b", "--draft-size", "llama-3.2-1b", "--device", "tpu-v5e")["plans"]
+    assert 0.15 < llama["c"] < 0.18  # 1.24 of 7.5 billion parameters
 
 
 def test_a_pair_is_measured(run):

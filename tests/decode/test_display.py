@@ -103,3 +103,10 @@ def test_the_tokenizer_is_kept_out_of_sight(out):
     assert "Letters" not in repr(out)
     again = pickle.loads(pickle.dumps(out))
     assert again.records() == out.records()
+
+
+def test_the_rounds_of_a_single_row_are_unfolded(out):
+    prompt = jaxspec.Prompt(PROMPT.tokens[:1], PROMPT.length[:1])
+    alone = jaxspec.generate(TARGET, prompt, drafter=DRAFT, gamma=3, max_new_tokens=9)
+    assert alone._repr_html_().count("<details open>") == 1
+    assert out._repr_html_().count("<details>") == 2

@@ -25,7 +25,7 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     Args:
         p, q: laws of target and drafter at one position [vocabulary].
         names: of the tokens.
-        most: how many tokens to show: those with the largest of p and q.
+        most: how many tokens to show: of more, those with the largest of p and q, the target's likeliest first.
 
     Example:
         >>> figure = decomposition([0.5, 0.5, 0.0], [0.2, 0.5, 0.3], ["a", "b", "c"])
@@ -35,7 +35,8 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     share = float(divergence.beta(p, q))
     shown = np.sort(np.argsort(-np.maximum(p, q), kind="stable")[:most])
-    shown = shown[np.argsort(-p[shown], kind="stable")]
+    if len(shown) < len(p):
+        shown = shown[np.argsort(-p[shown], kind="stable")]
     p, q, at = p[shown], q[shown], np.arange(len(shown))
     accepted = np.minimum(p, q)
     figure, axes = canvas(max(5.0, 0.5 * len(shown) + 1.5), 4.8)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ALPHA = "acceptance rate α"
 LEVELS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12)  # speeds at which the landscape has a line
+RANGE = (1 / 12, 12)  # of its colours: the same speed has the same one in every landscape, and 1 is in the middle
 
 
 class Mark(NamedTuple):
@@ -122,9 +123,9 @@ def landscape(
     alpha, gammas = np.linspace(0, 1, 401), np.arange(1, most + 1)
     costs = np.array([v(int(gamma)) if callable(v) else v for gamma in gammas])
     speed = theory.improvement(alpha[None, :], gammas[:, None], c, costs[:, None])
-    mesh = axes.pcolormesh(alpha, gammas, speed, cmap="cividis", norm=LogNorm(), shading="nearest", rasterized=True)
-    ticks = [level for level in LEVELS if speed.min() <= level <= speed.max()]
-    bar = figure.colorbar(mesh, label="speed-up over plain decoding", pad=0.02, ticks=ticks, format="%g×")
+    colours: dict[str, Any] = dict(cmap="cividis", norm=LogNorm(*RANGE), shading="nearest", rasterized=True)
+    mesh = axes.pcolormesh(alpha, gammas, speed, **colours)
+    bar = figure.colorbar(mesh, label="speed-up over plain decoding", pad=0.02, ticks=LEVELS, format="%g×")
     bar.ax.minorticks_off()
     between = np.linspace(1, most, 16 * most)  # lines of equal speed, smooth between whole gammas
     smooth = theory.improvement(alpha[None, :], between[:, None], c, np.interp(between, gammas, costs)[:, None])
@@ -132,7 +133,8 @@ def landscape(
     widths = [2.0 if level == 1 else 0.8 for level in levels]
     lines = axes.contour(alpha, between, smooth, levels=levels, colors="white", linewidths=widths)
     labelled = levels if len(levels) < 4 else levels[:-1]  # the last is in a corner, where a label is cut
-    axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8)
+    for label in axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8):
+        label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # steep ones all read upwards: a 6 is no 9
     best = theory.optimal_gamma(alpha, c, np.concatenate([[1.0], costs]))
     line = np.where(best > 0, best, np.nan)
     edge = [withStroke(linewidth=3.5, foreground="white")]  # black on white is seen on any ground

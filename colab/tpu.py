@@ -1,0 +1,421 @@
+# %% [markdown]
+# [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/tpu.ipynb)
+
+# %%
+# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+if importlib.util.find_spec("jaxspec") is None:
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
+    package = f"jaxspec-decoding[{extra}figures]==0.1.0"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+# Where there is no accelerator, this simulates 8 devices. It has to be said before jax is imported.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax
+
+import jaxspec
+
+SMOKE = bool(os.environ.get("JAXSPEC_SMOKE"))  # shorter loops, for tests
+device = jax.devices()[0]
+print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count()} x {device.device_kind}")
+
+# %% [markdown]
+# # Large models on a TPU
+#
+# From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype, how to split it over
+# the devices, which γ; then loading, warming up, measuring. It is for a Colab runtime with a TPU and for a Cloud TPU VM;
+# GPUs do as well. Where there is no accelerator, the same cells run on 8 simulated devices with the shipped pair: what they
+# show of placement and of text holds there, too; how long things take does not.
+
+# %%
+import math
+import pathlib
+import time
+
+import numpy as np
+
+# Compiled programs are kept here, and found again by the next process. This has to be said before anything is compiled.
+# On Colab the folder goes with the runtime: one on Google Drive stays.
+if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path.home() / ".cache" / "jaxspec" / "programs"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+# As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute in bfloat16 all the same.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+GIB = 2**30
+SIMULATED = device.platform == "cpu"
+for each in jax.local_devices():
+    memory = each.memory_stats() or {}
+    print(each, f"{memory['bytes_limit'] / GIB:.1f} GiB" if "bytes_limit" in memory else "(no memory of its own)")
+
+# %% [markdown]
+# ## Will it fit?
+#
+# That can be known before anything is downloaded. jaxspec has the shapes of published models; `jaxspec models` lists them.
+#
+# * **Parameters** take two bytes each in bfloat16, in which TPUs multiply. Norms, biases and logits stay in float32.
+# * **The cache** holds keys and values of every layer, for each token of each row. An encoder-decoder keeps as much again for
+#   each token of its prompt.
+#
+# A mesh `data=d,model=m` splits matrices and heads m ways, and the rows of a batch d ways: parameters on a device shrink
+# with m only, caches with both. What m does not divide is whole on every device (`sharding.kept_whole` tells).
+
+# %%
+import dataclasses
+import functools
+
+from jax.sharding import AbstractMesh
+
+from jaxspec import sharding
+from jaxspec.cli.models import describe
+from jaxspec.families import FAMILIES
+from jaxspec.recipes import net_of
+
+SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+GRIDS = {m: AbstractMesh((1, m), ("data", "model")) for m in (1, 4, 8, 16)}
+
+
+@functools.cache
+def shapes_of(config):
+    """The parameters, without any numbers in them."""
+    return jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+
+
+def parameter_bytes(config, mesh):
+    """Bytes of the parameters on each device: of matrices in bfloat16, and of vectors in float32."""
+    shapes = shapes_of(config)
+    leaves, places = jax.tree.leaves(shapes), jax.tree.leaves(sharding.parameters(shapes, config, mesh))
+    each = zip(leaves, places, strict=True)
+    return sum((2 if x.ndim > 1 else 4) * math.prod(place.shard_shape(x.shape)) for x, place in each)
+
+
+def cache_bytes(config, rows, tokens, mesh):
+    """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
+    of_token = describe("", config)["cache_bytes_per_token"]["bfloat16"] * (
+        2 if hasattr(config, "encoder_layers") else 1
+    )
+    shape = rows, getattr(config, "kv_heads", config.heads), tokens, 1
+    part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), config, mesh).shard_shape(shape)
+    return of_token * tokens * rows * math.prod(part) / math.prod(shape)
+
+
+def fits(names, rows, mesh):
+    """GiB of parameters and of caches on each device, and whether that leaves a tenth of it for all else."""
+    weights = sum(parameter_bytes(SHAPES[name], mesh) for name in names) / GIB
+    caches = sum(cache_bytes(SHAPES[name], rows, TOKENS, mesh) for name in names) / GIB
+    return weights, caches, weights + caches < 0.9 * CHIP
+
+
+ROWS, TOKENS = 16, 512
+CHIP = 16  # GiB of a v5e; 32 of a v4 and a v6e, 95 of a v5p (Cloud TPU documentation)
+pairs = {
+    "T5 v1.1 XXL, small": ("t5-v1_1-xxl", "t5-v1_1-small"),
+    "Llama 3.1 8B, 3.2 1B": ("llama-3.1-8b", "llama-3.2-1b"),
+    "Llama 3.1 70B, 8B": ("llama-3.1-70b", "llama-3.1-8b"),
+}
+print(f"GiB on each device: parameters + cache of {ROWS} rows of {TOKENS} tokens; * fits a chip of {CHIP} GiB")
+print(f"{'':22}" + "".join(f"{f'model={m}':>16}" for m in GRIDS))
+needed = {}
+for title, names in pairs.items():
+    cells = []
+    for m, grid in GRIDS.items():
+        weights, caches, enough = fits(names, ROWS, grid)
+        needed[title, m] = weights, caches
+        cells.append(f"{weights:.1f} + {caches:.1f}{'*' if enough else ' '}")
+    print(f"{title:22}" + "".join(f"{cell:>16}" for cell in cells))
+
+for title in pairs:
+    assert np.isclose(8 * needed[title, 8][0], needed[title, 1][0], rtol=0.2)
+assert sum(needed["T5 v1.1 XXL, small", 1]) > CHIP > sum(needed["T5 v1.1 XXL, small", 4])
+llama = SHAPES["llama-3.1-70b"]
+print("on model=16 Llama 3.1 70B keeps whole:", *sharding.kept_whole(llama, GRIDS[16]))
+assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  # its caches, with 8 key-value heads
+
+# %% [markdown]
+# ## Which γ?
+#
+# A pass reads every weight once, and multiplies it with every token that it is fed. The slower of the two counts (the
+# *roofline*): at batch 1 a TPU waits for memory, and checking γ more tokens is free (v = 1). With many rows it is arithmetic
+# that takes long, and speculation stops paying. The best γ follows from α, c and v; α depends on the task, and the paper found
+# 0.5 to 0.9.
+#
+# This is the best case: n devices have n times the bandwidth and n times the arithmetic of one, and nothing is lost
+# between them. Real passes are slower, a small drafter's by most, so that c is larger than here. On the command line:
+# `jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v5e`.
+
+# %%
+from jaxspec.analysis import planning, roofline
+from jaxspec.analysis.machines import Machine, machine
+
+one = machine("tpu-v5e")
+eight = Machine(8 * one.bandwidth, 8 * one.bfloat16, None)
+
+
+def load(name):
+    """What a pass asks for, in the middle of a row."""
+    config = dataclasses.replace(SHAPES[name], dtype="bfloat16")
+    return roofline.load_of(config, row=TOKENS // 2, prompt=TOKENS)
+
+
+print(f"{'8 x TPU v5e, α = 0.75':22}{'batch':>7}{'c':>7}{'v(γ)':>7}{'γ':>4}{'speed-up':>10}")
+plans = {}
+for title, (large, small) in pairs.items():
+    for batch in (1, 32, 512):
+        weights, caches, enough = fits((large, small), batch, GRIDS[8])
+        if not enough:
+            print(f"{title:22}{batch:7}   does not fit: {weights:.1f} + {caches:.1f} GiB on each of 8")
+            continue
+        v = roofline.verify_cost(eight, load(large), np.arange(17), batch)
+        c = float(roofline.draft_cost(eight, load(small), load(large), batch))
+        found = plans[title, batch] = planning.plan(0.75, c, v, batch=batch)
+        print(f"{title:22}{batch:7}{found.c:7.3f}{found.v:7.2f}{found.gamma:4}{found.improvement:10.2f}")
+        assert batch > 1 or (np.allclose(v, 1) and found.gamma > 0)
+print(f"weights alone: a pass takes as long over {roofline.spare_tokens(eight, load(large)):.0f} tokens as over one")
+assert plans["Llama 3.1 8B, 3.2 1B", 1].gamma > plans["Llama 3.1 8B, 3.2 1B", 512].gamma == 0
+
+# %% [markdown]
+# ## A mesh
+#
+# Latency comes from `model`: each device reads its own part of the weights. Throughput comes from `data`. So a model is split
+# over as many devices as its heads allow, and what is left takes rows. Target and drafter must lie on the same mesh; a drafter
+# whose heads do not divide is whole on every device, which costs little.
+
+
+# %%
+def mesh_for(config, count):
+    """The target's heads over as many devices as divide both, rows over the others."""
+    model = math.gcd(count, getattr(config, "kv_heads", config.heads))
+    return sharding.mesh(f"data={count // model},model={model}")
+
+
+names = "debian-t5-base", "debian-t5-small"
+whole = [jaxspec.load(name) for name in names]
+mesh = mesh_for(whole[0].config, jax.device_count())
+target, draft = (jaxspec.load(name, mesh=mesh) for name in names)
+print(dict(mesh.shape))
+
+
+def on_first_device(model):
+    leaves = jax.tree.leaves(model.params)
+    return sum(x.addressable_shards[0].data.nbytes for x in leaves)
+
+
+for alone, split in zip(whole, (target, draft), strict=True):
+    part = on_first_device(split) / on_first_device(alone)
+    print(
+        f"{split.name}: {part:.1%} on each device; whole are {sharding.kept_whole(split.config, mesh) or 'norms only'}"
+    )
+    assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or sharding.kept_whole(split.config, mesh)
+
+# %% [markdown]
+# The text does not depend on where the parameters lie. In float32 it is the same token for token on one device and on all.
+
+# %%
+prompts = [
+    f"translate English to German: {text}"
+    for text in (
+        "This package contains the API documentation for the library.",
+        "This package provides the development files and the headers.",
+        "A graphical tool to edit text files.",
+        "This package contains the shared libraries.",
+        "This is a dummy package. It can safely be removed.",
+        "This package includes the command line tools.",
+        "The library is open on Monday, but not on Sunday.",
+        "This package contains debugging symbols.",
+    )
+]
+settings = dict(max_new_tokens=32)
+single = jaxspec.generate(whole[0], prompts, **settings)
+plain = jaxspec.generate(target, prompts, **settings)
+for text in plain.texts[:3]:
+    print(text)
+
+assert single.texts == plain.texts
+
+# %% [markdown]
+# ## A large pair from the hub
+#
+# Parameters go to the devices tensor by tensor, each device gets its part, and nobody ever holds the whole model. FLAN-T5 is
+# T5 v1.1, tuned on instructions, and can translate. `"google/t5-v1_1-xxl"` loads the same way, and so do Llamas
+# (`"meta-llama/Llama-3.1-8B"` with `"meta-llama/Llama-3.2-1B"`, once you have a token that may read them).
+#
+# This pair is a download of some 3.4 GB. Where there is no accelerator, no connection or no room, the cell says so, and the
+# shipped pair takes its place in all that follows.
+
+# %%
+from jaxspec.weights.orbax import CheckpointError
+
+LARGE = {"google/flan-t5-large": "flan-t5-large", "google/flan-t5-small": "flan-t5-small"}
+DTYPE = "float32" if SIMULATED else "bfloat16"
+
+
+def free_bytes():
+    """What the fullest device has left; 0 where devices are simulated."""
+    stats = [each.memory_stats() or {} for each in jax.local_devices()]
+    return min(found.get("bytes_limit", 0) - found.get("bytes_in_use", 0) for found in stats)
+
+
+def large_pair():
+    """The pair on a mesh, in bfloat16, or why there is none."""
+    shapes = [SHAPES[name] for name in LARGE.values()]
+    mesh = mesh_for(shapes[0], jax.device_count())
+    if SIMULATED:
+        return "no accelerator: a CPU would take minutes for a sentence"
+    wanted = sum(parameter_bytes(config, mesh) + cache_bytes(config, ROWS, TOKENS, mesh) for config in shapes)
+    if wanted > 0.9 * free_bytes():
+        return f"it needs {wanted / GIB:.1f} GiB on each device, and {free_bytes() / GIB:.1f} are free"
+    try:
+        return [jaxspec.load(name, dtype=DTYPE, mesh=mesh) for name in LARGE]
+    except CheckpointError as error:
+        return error.__cause__ or error
+
+
+found = large_pair()
+if isinstance(found, list):
+    target, draft = found
+else:
+    print(f"skipped: {found}")
+    target, draft = (jaxspec.load(name, dtype=DTYPE, mesh=mesh) for name in names)
+mesh = sharding.mesh_of(target.params)
+print(f"{target.name} with {draft.name} in {DTYPE} on {dict(mesh.shape)}")
+print(jaxspec.generate(target, prompts[:1], **settings).texts[0])
+assert target.config.dtype == draft.config.dtype == DTYPE
+
+# %% [markdown]
+# ## Warming up
+#
+# The first call of a kind compiles, which takes seconds for a small model and minutes for a large one. The same program then
+# serves every prompt and limit of its buckets (lengths are rounded up), every temperature and every key. So warm up once with
+# a prompt of each length that is expected, and at each batch size. A program that is on disk (`jax_compilation_cache_dir`, the
+# second cell) need not be compiled at all: dropping what this process has, as a new process would begin, shows it.
+
+# %%
+GAMMA = 4
+programs, from_disk = [], []
+
+
+def on_compiled(event, seconds, **about):
+    if event.endswith("backend_compile_duration"):
+        programs.append(seconds)
+
+
+def on_event(event, **about):
+    if event.endswith("cache_hits"):
+        from_disk.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(on_compiled)
+jax.monitoring.register_event_listener(on_event)
+
+
+def timed(what, prompts, **more):
+    """Seconds of a call, and how many programs it asked for and found on disk."""
+    before, start = (len(programs), len(from_disk)), time.perf_counter()
+    jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **settings, **more)
+    seconds, new = time.perf_counter() - start, (len(programs) - before[0], len(from_disk) - before[1])
+    print(f"{what:34}{seconds:8.3f} s, {new[0]} programs, {new[1]} of them from disk")
+    return seconds, *new
+
+
+timed("first call", prompts)
+second, compiled, _ = timed("second call", prompts)
+_, others, _ = timed("other prompts of the same lengths", prompts[::-1])
+jax.clear_caches()
+_, _, read = timed("as in a new process", prompts)
+
+assert compiled == others == 0
+assert read > 0
+
+# %% [markdown]
+# ## Measuring
+#
+# α belongs to the pair and the task, c and v to the pair, the mesh and the batch. They are measured as in
+# `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec measure` do it on the command line, `jaxspec bench` with random weights
+# of any published shape. Eight simulated devices share a few cores, which have no arithmetic to spare: v is far above 1 there,
+# and c and v say nothing of a TPU.
+
+# %%
+from jaxspec.analysis import acceptance, cost, theory
+
+alpha = acceptance.measure(target, draft, prompts, batch=len(prompts), **settings)
+timing = dict(gamma=GAMMA, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 20)
+costs = cost.measure(target, draft, prompts, **timing, **settings)
+check = max(costs.v - 1, 0) / GAMMA  # of each guess; v is taken to be linear
+plan = planning.plan(min(alpha.alpha, 1.0), costs.c, 1 + check * np.arange(17), batch=costs.batch)
+
+print(f"batch {costs.batch} on {dict(mesh.shape)}: a pass of the target takes {costs.target_ms:.2f} ms")
+print(f"α = {alpha.alpha:.2f} ± {alpha.stderr:.2f}, c = {costs.c:.2f}, v({GAMMA}) = {costs.v:.2f}")
+print(planning.sentence(plan))
+assert 0 < alpha.alpha <= 1 and costs.c > 0
+
+# %% [markdown]
+# And whole generations, with guesses and without, in turn; medians. The prediction is for one row. A batch goes on until its
+# last row has ended, the one with the fewest guesses kept, so that less is expected of it.
+
+# %%
+ways = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings) for d in (draft, None)]
+fast, plain = [way() for way in ways]
+seconds = np.median(cost.take_turns(ways, repeats=3 if SMOKE else 9), axis=1)
+for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, strict=True):
+    print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
+predicted = float(theory.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
+print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {predicted:.2f}")
+
+assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
+if DTYPE == "float32":
+    assert fast.texts == plain.texts == single.texts
+
+# %% [markdown]
+# ## What bfloat16 does to the text
+#
+# A pass over γ + 1 tokens rounds otherwise than γ + 1 passes over one. In float32 that changes nothing; in bfloat16 the two
+# likeliest tokens may change places where they are nearly equally likely. `numerics.divergences` finds the first such place
+# of each text, and how near a tie it was, in nats.
+
+# %%
+from jaxspec.analysis import numerics
+
+halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(whole[0].config, jax.device_count())) for name in names]
+apart = numerics.divergences(*halved, prompts, gamma=GAMMA, **settings)
+print(f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with guesses and without")
+for found in apart:
+    print(f"text {found.row} parts at token {found.position}, where {abs(found.margin):.3f} nats lie between both")
+assert all(abs(found.margin) < 0.25 for found in apart)
+
+# %% [markdown]
+# ## Several hosts
+#
+# A slice of more than 8 chips has several hosts, each of which runs the same program; then `jax.devices()` are those of all
+# hosts, and a mesh spans them:
+#
+# ```python
+# import jax
+#
+# jax.distributed.initialize()  # before anything else; on a TPU slice it finds the other hosts by itself
+#
+# import jaxspec
+#
+# target = jaxspec.load("google/t5-v1_1-xxl", dtype="bfloat16", mesh="data=2,model=8")
+# draft = jaxspec.load("google/t5-v1_1-small", dtype="bfloat16", mesh="data=2,model=8")
+# out = jaxspec.generate(target, prompts, drafter=draft, gamma=7)  # the same call, with the same prompts, on every host
+# if jax.process_index() == 0:
+#     print(out.texts)  # every host has the whole text
+# ```
+#
+# `gcloud compute tpus tpu-vm ssh NAME --zone ZONE --worker all --command "python3 decode.py"` starts it on all of them. Each
+# host reads the checkpoint, so it should lie on a disk that all of them see, or be downloaded by each. Stop strings are
+# looked for by the host between rounds, and are for a single process.
+#
+# ## Where to go on
+#
+# * `when_does_it_pay.ipynb`: the map of α and γ, with sliders.
+# * `bring_your_own_model.ipynb`: a network of your own. To split it over a mesh, place its parameters with `jax.device_put`.
