@@ -88,7 +88,7 @@ def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
 
 
 def test_unknown_dtype(folder):
-    with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16'\)"):
+    with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16', 'int8'\)"):
         load(folder / "tiny-t5", dtype="float16")
 
 

@@ -48,7 +48,7 @@ def measure(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
     resume: Annotated[
         Path | None,
         typer.Option(help="A file of finished cells: what it has is not measured again, what it lacks is added."),

@@ -60,7 +60,9 @@ def plan(
     new_tokens: Annotated[int, typer.Option(help="For a pair: most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="For a pair: timings of each pass.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of a pair's texts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16; default: float32 for a pair, bfloat16 else.")] = "",
+    dtype: Annotated[
+        str, typer.Option(help="Default: float32 for a pair, which may be int8, too; bfloat16 else.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Choose γ: the best one for each batch size, what it promises, and when not to speculate.

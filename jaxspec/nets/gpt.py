@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
-from jaxspec.nets.attention import Attention, FeedForward, LayerNorm, tied_head
+from jaxspec.nets.attention import Attention, FeedForward, LayerNorm
+from jaxspec.nets.embedding import Embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +77,8 @@ class GPT(nn.Module):
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         init = nn.initializers.normal(0.02)
-        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
-        self.position = nn.Embed(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
         self.layers = [GPTLayer(c) for _ in range(c.layers)]
         self.norm = LayerNorm(dtype=dtype)
 
@@ -123,7 +124,7 @@ class GPT(nn.Module):
 
     def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         x = self.norm(x)
-        return Forward(tied_head(self.embedding, x, training).astype(jnp.float32), x)
+        return Forward(self.embedding.logits(x, training).astype(jnp.float32), x)
 
 
 def language_model(config: GPTConfig) -> LanguageModel:

@@ -71,7 +71,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: holds config.json and weights.
-        dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
@@ -84,7 +84,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
-    config = dataclasses.replace(config, dtype=dtype)
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
     files = tensors.shards(folder)
     expected = _abstract(config)
     where = _by_tensor(family.names(config))
@@ -96,11 +96,21 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             if x.dtype.name not in FLOATS and known is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
-                wanted = _dtype(dtype if int8.is_matrix(_keys(path), expected[path]) else "float32")
-                part = _take(x, tensor).astype(wanted, copy=False)
-                where_to = None if mesh is None else sharding.of(path, part.shape, config, mesh)
-                params[path] = jnp.array(part) if where_to is None else sharding.put(part, where_to)
+                matrix = int8.is_matrix(_keys(path), expected[path])
+                part = _take(x, tensor).astype(_dtype(config.dtype if matrix else "float32"), copy=False)
+                if matrix and dtype == "int8":
+                    named = {f"{path}/{kind}": y for kind, y in int8.quantise_matrix(part).items()}
+                else:
+                    named = {path: part}
+                params |= {path: _placed(path, y, config, mesh) for path, y in named.items()}
     return _nested(params), config
+
+
+def _placed(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its device, or devices; the file's own memory is let go of."""
+    if mesh is not None:
+        return sharding.put(x, sharding.of(path, x.shape, config, mesh))
+    return x if isinstance(x, jax.Array) else jnp.array(x)
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
@@ -199,9 +209,14 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as PyTorch has it, one at a time."""
     params = _flat(model.params)
+
+    def read(path: str) -> np.ndarray:
+        x = params[path]
+        return np.asarray(int8.dequantise_matrix(**x) if int8.is_quantised(x) else x)
+
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
-        whole = np.concatenate([np.asarray(params[path]) for path, _ in ordered])
+        whole = np.concatenate([read(path) for path, _ in ordered])
         whole = whole.T if ordered[0][1].transposed else whole
         yield name, np.ascontiguousarray(whole, _dtype(model.config.dtype))
 
@@ -243,7 +258,8 @@ def _abstract(config: Any) -> dict[str, Any]:
 
 
 def _flat(params: Params) -> dict[str, Any]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    """Parameters by path; an int8 matrix and its scales are one."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
 
 
