@@ -99,7 +99,9 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
                 matrix = int8.is_matrix(_keys(path), expected[path])
                 part = _take(x, tensor).astype(_dtype(config.dtype if matrix else "float32"), copy=False)
                 if matrix and dtype == "int8":
-                    named = {f"{path}/{kind}": y for kind, y in int8.quantise_matrix(part).items()}
+                    # Waited for, so that one matrix at a time is in float32.
+                    made = jax.block_until_ready(int8.quantise_matrix(part))
+                    named = {f"{path}/{kind}": y for kind, y in made.items()}
                 else:
                     named = {path: part}
                 params |= {path: _placed(path, y, config, mesh) for path, y in named.items()}
