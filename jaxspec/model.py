@@ -7,16 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxspec import sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
-from jaxspec.weights import huggingface, orbax, t5x
+from jaxspec.weights import huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "int8")
 OURS, HUGGING_FACE, T5X = "jaxspec", "huggingface", "t5x"  # formats
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
@@ -35,23 +34,24 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
         source: a folder, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a hub id,
             owner/name. A folder that exists goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.families` lists what can be loaded from there).
-        dtype: of the computation and of the matrices in memory, "float32" or "bfloat16"; norm scales, biases
-            and logits are float32 always.
+        dtype: of the matrices in memory, "float32", "bfloat16" or "int8"; norm scales, biases and logits are float32
+            always. The computation is of the same dtype, and float32 around int8 matrices, which have a scale per
+            output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model is another one.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
 
     Returns:
-        The model; each matrix of its parameters has the given dtype. Its tokenizer is None where a Hugging Face folder
-        has none, or beside a T5X checkpoint lies none: it is then prompted with token ids. What a T5X checkpoint does
-        not say of its network is in `jaxspec.weights.t5x`.
+        The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
+        tokenizer is None where a Hugging Face folder has none, or beside a T5X checkpoint lies none: it is then
+        prompted with token ids. What a T5X checkpoint does not say of its network is in `jaxspec.weights.t5x`.
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is neither of the two, or there is no such mesh.
+        ValueError: the dtype is none of the three, or there is no such mesh.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
-    ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16')
+    ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
@@ -66,10 +66,9 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
         name = str(source) if _is_hub_id(source) else folder.resolve().name
     else:
-        params, config, manifest = orbax.restore(folder, mesh)
-        if dtype == "bfloat16":
-            params = orbax.cast(params, jnp.bfloat16)
-        config, tokenizer, name = dataclasses.replace(config, dtype=dtype), tokenizer_of(folder), manifest.name
+        params, config, manifest = orbax.restore(folder, mesh, dtype)
+        config = dataclasses.replace(config, dtype=int8.computation(dtype))
+        tokenizer, name = tokenizer_of(folder), manifest.name
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
                 f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "

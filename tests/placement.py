@@ -19,7 +19,7 @@ from jaxspec.base import Model, Prompt
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode import loop, request
 from jaxspec.model import find
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, quantised
 from jaxspec.weights import huggingface, orbax
 
 PAIRS = {kind: [f"debian-{kind}-{size}" for size in ("base", "small")] for kind in ("t5", "gpt")}
@@ -29,22 +29,23 @@ LLAMA = decoder.DecoderConfig(96, dim=32, ff_dim=64, layers=2, heads=8, kv_heads
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
 
 
-def llama(seed, mesh=None):
+def llama(seed, mesh=None, dtype="float32"):
     """A random Llama with grouped heads, and the same on a mesh."""
-    params = decoder.init(LLAMA, jax.random.key(seed))
+    params = orbax.cast(decoder.init(LLAMA, jax.random.key(seed)), dtype)
     if mesh is not None:
         params = jax.tree.map(sharding.put, params, sharding.parameters(params, LLAMA, mesh))
     return Model(decoder.language_model(LLAMA), params, None, LLAMA, "llama")
 
 
 def pair(kind, mesh=None):
-    if kind == "llama":
-        return llama(0, mesh), llama(1, mesh)
+    if kind in ("llama", "int8"):
+        dtype = "int8" if kind == "int8" else "float32"
+        return llama(0, mesh, dtype), llama(1, mesh, dtype)
     return [jaxspec.load(name, mesh=mesh) for name in PAIRS[kind]]
 
 
 def prompts(kind, target):
-    if kind == "llama":
+    if kind in ("llama", "int8"):
         return Prompt(jnp.asarray(TOKENS), jnp.array([7, 3, 5, 1], jnp.int32))
     return request.encode(target, heldout_for(target, ROWS))
 
@@ -123,7 +124,8 @@ def streamed(mesh):
 def meshes(folder):
     mesh = sharding.mesh("data=2,model=4")
     report = {}
-    for kind in (*PAIRS, "llama"):
+    quantised.SMALL = 0  # so that these matrices are multiplied as large ones are
+    for kind in (*PAIRS, "llama", "int8"):
         split, hlo, part = compiled(kind, mesh)
         found = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
         report[kind] = found

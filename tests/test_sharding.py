@@ -179,7 +179,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["t5", "gpt", "llama"])
+@pytest.mark.parametrize("kind", ["t5", "gpt", "llama", "int8"])
 def test_text_on_a_mesh_is_that_on_one_device(found, kind):
     """Greedy rows and, with the coupled rule, sampled ones, on 2 x 4 devices."""
     assert found[kind]["split"] == found[kind]["one"]
@@ -187,7 +187,7 @@ def test_text_on_a_mesh_is_that_on_one_device(found, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["t5", "gpt", "llama"])
+@pytest.mark.parametrize("kind", ["t5", "gpt", "llama", "int8"])
 def test_no_weights_are_gathered(found, kind):
     """Every device computes with its own part of each matrix; what is summed are activations."""
     assert [n for n in found[kind]["gathered"] if n >= found[kind]["part"]] == []

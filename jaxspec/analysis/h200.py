@@ -36,6 +36,7 @@ from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop, request
 from jaxspec.decode.request import Job
+from jaxspec.weights import int8
 
 CHEAP = 0.02  # the paper's c of T5-small
 WIDTH = 116  # columns that the table takes
@@ -97,6 +98,7 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
 def against_floor(target: Model, prompt: Prompt, bandwidth: float, ask: Ask) -> dict[str, Any]:
     """Plain greedy decoding against the time in which a device of this bandwidth reads what a token needs."""
     load = load_of(target.config, row=ask.new_tokens // 2, prompt=int(prompt.length[0]))
+    load = load._replace(dtype=_dtype(target))
     size = load.weight_bytes + load.cache_bytes
     jobs = _jobs(target, prompt, ask._replace(seeds=1))
     whole, first = cost.take_turns(_warm([functools.partial(_run, jobs), functools.partial(_start, jobs)]), ask.repeats)
@@ -146,14 +148,14 @@ def report(target: Model, draft: Model, prompt: Prompt, ask: Ask, copy_bytes: in
     found: dict[str, Any] = {"environment": cost.environment(), **ask._asdict()}
     for side, model in (("target", target), ("draft", draft)):
         leaves = jax.tree.leaves(model.params)
-        size = {"parameters": sum(x.size for x in leaves), "bytes": sum(x.nbytes for x in leaves)}
-        found[side] = {"name": model.name, "dtype": model.config.dtype, **size}
+        size = {"parameters": int8.count(model.params), "bytes": sum(x.nbytes for x in leaves)}
+        found[side] = {"name": model.name, "dtype": _dtype(model), **size}
     say(f"copies of {copy_bytes / 1e6:.0f} MB")
     bandwidth = copy_bandwidth(copy_bytes, ask.repeats)
     found["copy"] = {"bytes": copy_bytes, "bytes_per_second": spread(bandwidth)}
     say("plain decoding")
     found["plain"] = against_floor(target, prompt, float(np.median(bandwidth)), ask)
-    draft_bytes = load_of(draft.config).weight_bytes
+    draft_bytes = load_of(draft.config)._replace(dtype=_dtype(draft)).weight_bytes
     found["draft"]["floor_ms"] = 1e3 * draft_bytes / float(np.median(bandwidth))
     found["settings"] = []
     for setting in TABLE_2:
@@ -224,10 +226,14 @@ def notes(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _dtype(model: Model) -> str:
+    return int8.dtype_of(model.params, model.config.dtype)
+
+
 def main(
     shape: Annotated[str, typer.Option(help="The target's published shape.")] = "t5-v1_1-xxl",
     draft_shape: Annotated[str, typer.Option(help="The drafter's.")] = "t5-v1_1-small",
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float32, or int8 matrices in float32.")] = "bfloat16",
     source_tokens: Annotated[int, typer.Option(help="Tokens of the prompt.", min=1)] = 64,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = 128,
     seeds: Annotated[int, typer.Option(help="Generations of a timed turn.", min=1)] = 8,

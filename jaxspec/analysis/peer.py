@@ -35,6 +35,7 @@ from jaxspec.nets import widen as wider
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.training.jsonl import read_jsonl
+from jaxspec.weights import int8
 
 HELDOUT = Path(jaxspec.__file__).parent / "data" / "heldout"
 MATCH = 3  # the longest match that either library looks up
@@ -208,7 +209,7 @@ def _check(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> None:
             f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
         )
     for model in (target, draft):
-        if not isinstance(model.config, T5Config | GPTConfig) or model.config.dtype != "float32":
+        if not isinstance(model.config, T5Config | GPTConfig) or _dtype(model) != "float32":
             raise ValueError(f"{model.name or 'a model'} is {model.config}: expected a T5 or a GPT in float32")
     if len(prompt.length) < max(ask.batches):
         raise ValueError(
@@ -216,6 +217,10 @@ def _check(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> None:
         )
     if ask.ends and target.tokenizer is None:
         raise ValueError("ends needs the tokenizer's end token, but the target has no tokenizer")
+
+
+def _dtype(model: Model) -> str:
+    return int8.dtype_of(model.params, model.config.dtype)
 
 
 def _describe(model: Model) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxspec import accept
@@ -22,6 +21,7 @@ from jaxspec.drafters.ngram import NGramConfig
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import int8
 
 # Gammas whose verify pass is timed; v is taken to be linear between them.
 PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -243,4 +243,4 @@ def _weights(model: Model) -> float:
         return 0.0  # look-ups
     if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
         return load_of(model.config).parameters
-    return sum(x.size for x in jax.tree.leaves(model.params))
+    return int8.count(model.params)

@@ -21,7 +21,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
-BYTES = {"bfloat16": 2, "float32": 4}
+BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
 
 
 class Load(NamedTuple):
@@ -31,7 +31,7 @@ class Load(NamedTuple):
         parameters: weights that a pass reads, and multiplies with each token (an encoder's, or an embedding that is
             only looked up, are not among them).
         cache_bytes: keys and values that a pass reads for each row, at the length in question.
-        dtype: of weights and arithmetic.
+        dtype: of weights and arithmetic; no arithmetic is int8.
 
     >>> Load(11e9).weight_bytes
     22000000000.0

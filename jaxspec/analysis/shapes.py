@@ -23,14 +23,14 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
     from jaxspec.families import FAMILIES
     from jaxspec.model import DTYPES
     from jaxspec.recipes import net_of
-    from jaxspec.weights import orbax
+    from jaxspec.weights import int8, orbax
 
     sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
     if shape not in sizes:
         raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    config = dataclasses.replace(sizes[shape], dtype=dtype)
+    config = dataclasses.replace(sizes[shape], dtype=int8.computation(dtype))
     net = net_of(config)
 
     @jax.jit

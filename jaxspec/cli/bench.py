@@ -43,7 +43,7 @@ def bench(
     rows: Annotated[int, typer.Option(help="Prompts that one timed run decodes.", min=1)] = 8,
     source_tokens: Annotated[int, typer.Option(help="Tokens per random prompt of a --shape.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
-    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
     plain_only: Annotated[bool, typer.Option("--plain-only", help="Plain decoding only, no drafter.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, and nothing else on standard output.")

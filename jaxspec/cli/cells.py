@@ -88,6 +88,8 @@ def measure(
     Raises:
         ValueError: as `jaxspec.generate`.
     """
+    import jax
+
     from jaxspec.analysis import cost
 
     machine = cost.environment()
@@ -108,6 +110,7 @@ def measure(
                     result = cell(temperature, lenience, gamma)
                     ledger.put(settings, result, cost.environment())
                 yield {"draft_name": drafter.name, **settings, **result}
+        jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
 
 
 def identity(model: Model) -> str:

@@ -50,13 +50,13 @@ def convert(
     """
     from jaxspec import model as front
     from jaxspec.model import HUGGING_FACE, OURS
-    from jaxspec.weights import huggingface
+    from jaxspec.weights import huggingface, orbax
 
     if form not in (None, HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
     found = stored(front.find(source))
     form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
-    known = (*front.DTYPES, "int8") if form == OURS else front.DTYPES
+    known = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
     kept: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
     if kept not in known:
         raise ValueError(f"--dtype is {kept!r}, expected one of {', '.join(known)} for {form}")

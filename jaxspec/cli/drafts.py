@@ -37,6 +37,7 @@ def drafts(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="Measurements, in turn.", min=1)] = 5,
     widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -51,10 +52,12 @@ def drafts(
 
         jaxspec drafts --policies none --gammas 2,4
     """
+    import jax
+
     from jaxspec import model
     from jaxspec.analysis import cost
 
-    big = named.widened(model.load(target, dtype="float32"), widen)
+    big = named.widened(model.load(target, dtype=dtype), widen)
     lengths = numbers(gammas, "--gammas")
     wanted = _tasks(big, tasks, _temperatures(temperatures), rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -66,8 +69,8 @@ def drafts(
         exact = {n: cost.measure(big, big, example, gamma=n, **sized).v for n in lengths}
         ways = [Way(("plain", ""), None, 0)]
         for name in names:
-            drafter = named.drafter(name, "float32")
-            c = cost_of(drafter, name, big, example, new_tokens)
+            drafter = named.drafter(name, dtype)
+            c = cost_of(drafter, name, dtype, big, example, new_tokens)
             ways += [Way((name, f"γ = {n}"), drafter, n, None, c, fixed_costs(drafter, n, exact[n])) for n in lengths]
             ways += [Way((name, kind), drafter, max(lengths), p, c, v) for kind, p in chosen(policies, c, v)]
             bar.update(shown, advance=1)
@@ -76,6 +79,7 @@ def drafts(
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
             found["tasks"].append(compare(big, ways, task, new_tokens, repeats))
+            jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
     if as_json:
         print(json.dumps(found))
         return
@@ -91,16 +95,16 @@ def drafts(
     out.print("A guess costs " + ", ".join(f"{c:.3f} ({name})" for name, c in found["costs"].items()) + ".")
 
 
-def cost_of(drafter: Model | Drafter, name: str, target: Model, prompt: Prompt, new_tokens: int) -> float:
+def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, new_tokens: int) -> float:
     """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups."""
     from jaxspec.analysis import cost
     from jaxspec.base import Model
 
     if "+" in name:
         last = name.rpartition("+")[2]
-        return cost_of(named.drafter(last, "float32"), last, target, prompt, new_tokens)
+        return cost_of(named.drafter(last, dtype), last, dtype, target, prompt, new_tokens)
     if name.startswith("argmax:"):
-        drafter = named.drafter(name.removeprefix("argmax:"), "float32")
+        drafter = named.drafter(name.removeprefix("argmax:"), dtype)
     if not isinstance(drafter, Model):
         return 0.0
     return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c

@@ -68,7 +68,7 @@ def generate(
         str | None, typer.Option("--file", "-f", help="A file of prompts, one a line; - is standard input.")
     ] = None,
     count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
-    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
     mesh: Annotated[
         str | None,
         typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
@@ -170,9 +170,10 @@ def _headline(session: Session) -> Text:
     import jax
 
     from jaxspec.base import Model
+    from jaxspec.weights import int8
 
     def name(model: Model) -> str:
-        return f"{model.name} ({tables.count(sum(x.size for x in jax.tree.leaves(model.params)))})"
+        return f"{model.name} ({tables.count(int8.count(model.params))})"
 
     s = session.settings
     drafted = "plain decoding"

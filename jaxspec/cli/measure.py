@@ -49,7 +49,7 @@ def measure(
     repeats: Annotated[int, typer.Option(help="Timed runs of each way to decode.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
     widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Of the computation: float32 or bfloat16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
     resume: Annotated[
         Path | None,
         typer.Option(help="A file of finished cells: what it has is not measured again, what it lacks is added."),

@@ -67,6 +67,7 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     import jax
 
     from jaxspec.drafters import tables as ngrams
+    from jaxspec.model import DTYPES
     from jaxspec.nets.t5 import T5Config
     from jaxspec.recipes import net_of
     from jaxspec.weights.int8 import is_matrix
@@ -77,8 +78,8 @@ def describe(name: str, config: Any) -> dict[str, Any]:
         return {
             "name": name,
             "parameters": count,
-            "memory_bytes": dict.fromkeys(("float32", "bfloat16"), 4 * count),
-            "cache_bytes_per_token": dict.fromkeys(("float32", "bfloat16"), 4),  # the row itself
+            "memory_bytes": dict.fromkeys(DTYPES, 4 * count),
+            "cache_bytes_per_token": dict.fromkeys(DTYPES, 4),  # the row itself
             "config": dataclasses.asdict(config),
         }
     stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
@@ -88,18 +89,24 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(
         jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
     )
-    total = matrices = 0
+    total = matrices = channels = 0
     for path, leaf in leaves:
         count = times.get(path[0].key, 1) * math.prod(leaf.shape)
         total += count
-        matrices += count if is_matrix(path, leaf) else 0
+        if is_matrix(path, leaf):
+            matrices += count
+            channels += count // leaf.shape[1]
     decoder_layers = times.get("decoder_0") or times["layers_0"]
     numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
     return {
         "name": name,
         "parameters": total,
-        "memory_bytes": {"float32": 4 * total, "bfloat16": 4 * total - 2 * matrices},
-        "cache_bytes_per_token": {"float32": 4 * numbers, "bfloat16": 2 * numbers},
+        "memory_bytes": {
+            "float32": 4 * total,
+            "bfloat16": 4 * total - 2 * matrices,
+            "int8": 4 * total - 3 * matrices + 4 * channels,  # each with a scale
+        },
+        "cache_bytes_per_token": {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": 4 * numbers},
         "config": dataclasses.asdict(config),
     }
 
@@ -115,10 +122,10 @@ def _shipped_table(rows: list[dict[str, Any]]) -> Table:
 
 def _sizes_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     """Networks and what they take: parameters, memory, cache."""
-    heads = ("parameters", "float32", "bfloat16", "cache per token,\nfloat32", "cache per token,\nbfloat16")
+    heads = ("parameters", "float32", "bfloat16", "int8", "cache per token,\nfloat32", "cache per token,\nbfloat16")
     table = tables.table(heads, first="name", title=title)
     for row in rows:
         memory, cache = row["memory_bytes"], row["cache_bytes_per_token"]
-        sizes = [memory["float32"], memory["bfloat16"], cache["float32"], cache["bfloat16"]]
+        sizes = [memory["float32"], memory["bfloat16"], memory["int8"], cache["float32"], cache["bfloat16"]]
         table.add_row(row["name"], tables.count(row["parameters"]), *map(tables.size, sizes))
     return table

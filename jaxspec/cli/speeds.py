@@ -177,6 +177,8 @@ def groups_of(prompt: Prompt, batch: int, rows: int) -> list[Prompt]:
 def _describe(model: Model) -> dict[str, Any]:
     import jax
 
-    leaves = jax.tree.leaves(model.params)
-    dtype = getattr(model.config, "dtype", str(leaves[0].dtype))
-    return {"name": model.name, "parameters": sum(x.size for x in leaves), "dtype": dtype}
+    from jaxspec.weights import int8
+
+    computed = getattr(model.config, "dtype", str(jax.tree.leaves(model.params)[0].dtype))
+    dtype = int8.dtype_of(model.params, computed)
+    return {"name": model.name, "parameters": int8.count(model.params), "dtype": dtype}

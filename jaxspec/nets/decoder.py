@@ -21,8 +21,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Tree
 from jaxspec.nets import rotary, stack
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, soft_cap, tied_head
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, soft_cap
 from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.relative import RelativeBias, biases, distances, key_positions, within
 from jaxspec.nets.rotary import RopeScaling, Rotation
 
@@ -158,7 +159,7 @@ class Decoder(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
         self.layers = [DecoderLayer(c) for _ in range(c.layers)]
         self.norm = RMSNorm(c.epsilon, c.norms_from_one, dtype)
         if c.positions == "relative":
@@ -212,7 +213,7 @@ class Decoder(nn.Module):
     def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         """What the model says where its layers left `x`."""
         x = self.norm(x)
-        logits = tied_head(self.embedding, x, training) if self.config.tied_head else self.head(x)
+        logits = self.embedding.logits(x, training) if self.config.tied_head else self.head(x)
         logits = logits.astype(jnp.float32)
         if self.config.logits_cap is not None:
             logits = soft_cap(logits, self.config.logits_cap)

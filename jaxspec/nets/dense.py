@@ -5,16 +5,23 @@ Shapes: B batch, T step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from jaxspec.nets import quantised
+from jaxspec.nets.quantised import Matrix
 
 FEW = 64  # rows up to which a product on CPU is written with the weights first
 
 
 class Dense(nn.Module):
     """`x @ weight.T + bias`; in float32 or whatever `dtype` says, parameters kept as they are.
+
+    A weight may be given as int8 (`jaxspec.weights.int8`), though never initialised so.
 
     Attributes:
         features: the width of the output.
@@ -30,15 +37,15 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T in"]) -> Float[Array, "B T out"]:
         weight = self.param("weight", self.weight_init, (self.features, x.shape[-1]), jnp.float32)
-        y = product(x.astype(self.dtype), weight.astype(self.dtype))
+        y = product(x.astype(self.dtype), weight)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
             y = y + bias.astype(self.dtype)[None, None, :]
         return y
 
 
-def product(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[Array, "B T out"]:
-    """`x @ weight.T`.
+def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
+    """`x @ weight.T`, in the dtype of `x`; int8 weights as `jaxspec.nets.quantised` says.
 
     A pass over a few tokens should cost little more than a pass over one, whose cost is reading the weights once. On
     CPU that takes care: XLA's product of a few rows with a large matrix copies the matrix into its own layout, which
@@ -48,7 +55,9 @@ def product(x: Float[Array, "B T in"], weight: Float[Array, "out in"]) -> Float[
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]
     """
-    rows = x.shape[0] * x.shape[1]
+    if isinstance(weight, Mapping):
+        return quantised.product(x, **weight)
+    weight, rows = weight.astype(x.dtype), x.shape[0] * x.shape[1]
     if 1 < rows <= FEW:
         return jax.lax.platform_dependent(x, weight, cpu=_weight_first, default=_plainly)
     return _plainly(x, weight)

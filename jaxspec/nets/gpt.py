@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Tree
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, FeedForward, LayerNorm, tied_head
+from jaxspec.nets.attention import Attention, FeedForward, LayerNorm
+from jaxspec.nets.embedding import Embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +78,8 @@ class GPT(nn.Module):
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         init = nn.initializers.normal(0.02)
-        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
-        self.position = nn.Embed(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
         self.layers = [GPTLayer(c) for _ in range(c.layers)]
         self.norm = LayerNorm(dtype=dtype)
 
@@ -105,7 +106,7 @@ class GPT(nn.Module):
     def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         """What the model says where its layers left `x`."""
         x = self.norm(x)
-        return Forward(tied_head(self.embedding, x, training).astype(jnp.float32), x)
+        return Forward(self.embedding.logits(x, training).astype(jnp.float32), x)
 
 
 def language_model(config: GPTConfig) -> LanguageModel:

@@ -22,8 +22,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, FeedForward, RMSNorm, tied_head
+from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
 from jaxspec.nets.relative import RelativeBias, biases, distances
 
 
@@ -149,7 +150,7 @@ class T5(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embedding = nn.Embed(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.5))
+        self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.5))
         self.encoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=True)
         self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
         self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]
@@ -205,7 +206,7 @@ class T5(nn.Module):
     def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         x = self.decoder_norm(x)
         if self.config.tied_head:
-            logits = tied_head(self.embedding, x * jnp.asarray(self.config.dim**-0.5, x.dtype), training)
+            logits = self.embedding.logits(x * jnp.asarray(self.config.dim**-0.5, x.dtype), training)
         else:
             logits = self.head(x)
         return Forward(logits.astype(jnp.float32), x)

@@ -31,7 +31,7 @@ def widen(model: Model, ff_dim: int) -> Model:
     which a matrix product sums, and the cost of a pass is that of the larger model.
 
     Args:
-        model: a T5 or a GPT.
+        model: a T5 or a GPT; its matrices may be int8.
         ff_dim: hidden units of each feed-forward block, at least what they have.
 
     Raises:
@@ -56,10 +56,12 @@ def widen(model: Model, ff_dim: int) -> Model:
 
     def leaf(path: tuple[Any, ...], x: Array) -> Array:
         names = tuple(str(entry.key) for entry in path)
-        axis = _HIDDEN.get(names[-2:]) if "ff" in names else None
-        if axis is None:
+        stored = names[-1] if names[-2] == "weight" else ""  # "int8" or "scale" of an int8 matrix
+        axis = _HIDDEN.get(names[-3:-1] if stored else names[-2:]) if "ff" in names else None
+        if axis is None or (stored == "scale" and axis == 1):  # a scale is of an output
             return x
-        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
+        new = 1 if stored == "scale" else 0
+        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=new)
 
     params = jax.tree_util.tree_map_with_path(leaf, model.params)
     return model._replace(lm=net.language_model(config), params=params, config=config)

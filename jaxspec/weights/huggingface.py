@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxspec import families, folders
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
-from jaxspec.weights import parameters, tensors
+from jaxspec.weights import int8, parameters, tensors
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
 
@@ -68,7 +68,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: holds config.json and weights.
-        dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
@@ -81,7 +81,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
-    config = dataclasses.replace(config, dtype=dtype)
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
     files = tensors.shards(folder)
     where = _by_tensor(family.names(config))
     _check(folder, where, parameters.shapes(config), files, family, config)
@@ -92,7 +92,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             if x.dtype.name not in FLOATS and known is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
-                params[path] = parameters.place(path, _take(x, tensor), config, mesh)
+                params[path] = parameters.place(path, _take(x, tensor), config, mesh, dtype)
     return parameters.nested(params), config
 
 
@@ -192,9 +192,14 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as PyTorch has it, one at a time."""
     params = parameters.flat(model.params)
+
+    def read(path: str) -> np.ndarray:
+        x = params[path]
+        return np.asarray(int8.dequantise_matrix(**x) if int8.is_quantised(x) else x)
+
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
-        whole = np.concatenate([np.asarray(params[path]) for path, _ in ordered])
+        whole = np.concatenate([read(path) for path, _ in ordered])
         whole = whole.T if ordered[0][1].transposed else whole
         yield name, np.ascontiguousarray(whole, parameters.dtype_of(model.config.dtype))
 

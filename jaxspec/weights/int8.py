@@ -1,5 +1,7 @@
 """Matrices as int8 with one float32 scale per channel, symmetric: pure functions on parameter trees.
 
+A network computes with such matrices as they are (`jaxspec.nets.quantised`), and checkpoints may store them.
+
 A channel w becomes q = round(w / s) with s = max|w| / 127, and is read back as s * q: no entry moves by more
 than s / 2. A channel is a row of a weight [out, in] or of an embedding [vocab, dim]; every
 other leaf (norm scales, biases, tables of position biases) is small and stays as it is.
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
 from jaxspec.base import Params
+from jaxspec.nets.quantised import is_quantised
 
 LARGEST = 127  # -128 is not used: the grid is symmetric
 MATRICES = ("weight", "embedding")  # the names of leaves whose rows are channels
@@ -33,6 +36,13 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
     return jax.tree_util.keystr(path[-1:], simple=True) in MATRICES and len(leaf.shape) == 2
 
 
+def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
+    """A leaf as it is kept in a dtype: matrices are cast, or quantised if it is int8; others stay."""
+    if not is_matrix(path, leaf):
+        return leaf
+    return quantise_matrix(leaf) if jnp.dtype(dtype) == jnp.int8 else leaf.astype(dtype)
+
+
 def quantise(params: Params) -> Params:
     """Replaces each matrix by {"int8": entries, "scale": one float32 per row}.
 
@@ -42,10 +52,7 @@ def quantise(params: Params) -> Params:
     ([[64, -127], [127, 16]], (2, 1), (2,))
     """
 
-    def leaf(path: tuple[Any, ...], x: Array) -> Any:
-        return quantise_matrix(x) if is_matrix(path, x) else x
-
-    return jax.tree_util.tree_map_with_path(leaf, params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: as_dtype(path, x, jnp.int8), params)
 
 
 def dequantise(params: Params) -> Params:
@@ -57,9 +64,37 @@ def dequantise(params: Params) -> Params:
     """
 
     def leaf(x: Any) -> Any:
-        return dequantise_matrix(**x) if _is_quantised(x) else x
+        return dequantise_matrix(**x) if is_quantised(x) else x
 
-    return jax.tree.map(leaf, params, is_leaf=_is_quantised)
+    return jax.tree.map(leaf, params, is_leaf=is_quantised)
+
+
+def count(params: Params) -> int:
+    """Number of weights; the scales of int8 matrices are not counted.
+
+    >>> count({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}, "bias": jnp.ones(4)})
+    36
+    """
+    leaves = jax.tree.leaves(params, is_leaf=is_quantised)
+    return sum((x["int8"] if is_quantised(x) else x).size for x in leaves)
+
+
+def computation(dtype: str) -> str:
+    """The dtype that a model computes in, whose matrices are of this one: int8 ones are for float32.
+
+    >>> computation("int8"), computation("bfloat16")
+    ('float32', 'bfloat16')
+    """
+    return "float32" if dtype == "int8" else dtype
+
+
+def dtype_of(params: Params, computed: str) -> str:
+    """What to call the parameters: "int8" if matrices are, else the dtype of the computation.
+
+    >>> dtype_of({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}}, "float32")
+    'int8'
+    """
+    return "int8" if any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised))) else computed
 
 
 @jax.jit
@@ -77,7 +112,3 @@ def quantise_matrix(matrix: Float[Array, "rows columns"]) -> dict[str, Array]:
 def dequantise_matrix(int8: Int8[Array, "rows columns"], scale: Array) -> Float[Array, "rows columns"]:
     """The matrix that an int8 one stands for."""
     return int8.astype(jnp.float32) * scale
-
-
-def _is_quantised(node: Any) -> bool:
-    return isinstance(node, dict) and node.keys() == {"int8", "scale"}

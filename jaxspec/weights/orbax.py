@@ -81,7 +81,7 @@ def save(
 
     Args:
         folder: where to; its name is usually the model's.
-        params: the tree that `init` of the family's network makes.
+        params: the tree that `init` of the family's network makes; its matrices may be int8.
         config: the network's configuration.
         tokenizer_folder: holds tokenizer.json and tokenizer_config.json, which are copied.
         name, family: see `Manifest`.
@@ -98,13 +98,13 @@ def save(
     _check_arguments(config, tokenizer_folder, family, dtype)
     if complaint := folders.occupied(folder, "checkpoint", overwrite):
         raise CheckpointError(complaint)
-    params = jax.tree.map(_as_float32, jax.tree.map(np.asarray, params))
+    params = jax.tree.map(_as_float32, jax.tree.map(np.asarray, int8.dequantise(params)))
     if complaint := _differences(_abstract(config, family), params):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
     if bad := [path for path, x in _by_path(params).items() if not np.isfinite(x).all()]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
     with folders.whole(folder) as beside:
-        _write_params(beside / "params", _stored(params, dtype))
+        _write_params(beside / "params", cast(params, dtype))
         for file in TOKENIZER:
             shutil.copyfile(tokenizer_folder / file, beside / file)
         count = sum(x.size for x in jax.tree.leaves(params))
@@ -113,16 +113,18 @@ def save(
     return manifest
 
 
-def restore(folder: str | Path, mesh: Mesh | None = None) -> tuple[Params, Any, Manifest]:
+def restore(folder: str | Path, mesh: Mesh | None = None, dtype: str = "float32") -> tuple[Params, Any, Manifest]:
     """Reads a checkpoint, having checked every file of it.
 
     Args:
         folder: the checkpoint.
         mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
             stored, whatever it was saved from. None for the default device.
+        dtype: of the matrices: "float32", "bfloat16", or "int8": these are `weights.int8`'s, and those that are stored
+            so are taken as they are.
 
     Returns:
-        The parameters (float32, integers where they are tables), the network's configuration, and the manifest.
+        The parameters (other leaves float32, tables integers), the network's configuration, and the manifest.
 
     Raises:
         CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
@@ -132,11 +134,14 @@ def restore(folder: str | Path, mesh: Mesh | None = None) -> tuple[Params, Any, 
     if complaint := folders.damage(folder, manifest.files):
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
     abstract = _abstract(manifest.model, manifest.family)
-    stored = _read_params(folder, jax.eval_shape(lambda params: _stored(params, manifest.dtype), abstract))
+    stored = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract))
     if mesh is not None:
         stored = jax.tree.map(sharding.put, stored, sharding.parameters(stored, manifest.model, mesh))
-    params = jax.tree.map(lambda x: _as_float32(jnp.asarray(x)), int8.dequantise(stored))
-    return _in_the_shape_of(abstract, params), manifest.model, manifest
+    leaves, tree = jax.tree_util.tree_flatten_with_path(stored, is_leaf=int8.is_quantised)
+    del stored  # so that each leaf is let go of when its parameter is made
+    made = [_in_memory(*leaves.pop(0), dtype) for _ in range(len(leaves))]
+    wanted = jax.eval_shape(lambda params: cast(params, dtype), abstract)
+    return _in_the_shape_of(wanted, jax.tree.unflatten(tree, made)), manifest.model, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -174,17 +179,13 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def cast(params: Params, dtype: Any) -> Params:
-    """Matrices as `dtype`; other leaves are left alone, since norms and position biases compute in float32.
+    """Matrices as `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
 
     >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
     >>> {name: str(x.dtype) for name, x in _by_path(cast(params, jnp.bfloat16)).items()}
     {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
     """
-
-    def leaf(path: tuple[Any, ...], x: Any) -> Any:
-        return x.astype(dtype) if int8.is_matrix(path, x) else x
-
-    return jax.tree_util.tree_map_with_path(leaf, params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
 
 
 def suggest(wanted: str, names: Iterable[str]) -> str:
@@ -260,9 +261,14 @@ def _abstract(config: Any, family: str) -> Params:
     return jax.eval_shape(lambda: NETS[family].init(config, jax.random.key(0)))
 
 
-def _stored(params: Params, dtype: str) -> Params:
-    """The parameters as they lie in the file."""
-    return int8.quantise(params) if dtype == "int8" else cast(params, jnp.dtype(dtype))
+def _in_memory(path: tuple[Any, ...], stored: Any, dtype: str) -> Any:
+    """A parameter from how it is stored."""
+    x = jax.tree.map(jnp.asarray, stored)
+    if int8.is_quantised(x):
+        if dtype == "int8":
+            return x
+        x = int8.dequantise_matrix(**x)
+    return int8.as_dtype(path, _as_float32(x), dtype)
 
 
 def _as_float32(x: Any) -> Any:

@@ -39,23 +39,35 @@ def shapes(config: Any) -> dict[str, Shape]:
     }
 
 
-def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None) -> jax.Array:
-    """A parameter on its device, or its parts on those of a mesh: matrices in the network's dtype, others in float32.
+def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) -> Any:
+    """A parameter on its device, or its parts on those of a mesh.
 
     Args:
         path: of the parameter.
         x: the parameter, in any of `FLOATS`.
-        config: of the network.
+        config: of the network; its dtype is that of the computation.
         mesh: as `jaxspec.sharding` has it; None for the default device.
+        dtype: "int8" makes a matrix entries and scales (`weights.int8`); otherwise a matrix has the config's dtype.
+            All other parameters are float32.
     """
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
     x = x.astype(dtype_of(config.dtype if matrix else "float32"), copy=False)
-    return jnp.array(x) if mesh is None else sharding.put(x, sharding.of(path, x.shape, config, mesh))
+    if matrix and dtype == "int8":
+        made = jax.block_until_ready(int8.quantise_matrix(x))  # waited for, so that one matrix at a time is in float32
+        return {kind: _put(f"{path}/{kind}", y, config, mesh) for kind, y in made.items()}
+    return _put(path, x, config, mesh)
+
+
+def _put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
+    """The file's own memory is let go of: what comes from NumPy is copied."""
+    if mesh is not None:
+        return sharding.put(x, sharding.of(path, x.shape, config, mesh))
+    return x if isinstance(x, jax.Array) else jnp.array(x)
 
 
 def flat(params: Params) -> dict[str, Any]:
-    """The leaves of a tree by path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    """The leaves of a tree by path; an int8 matrix and its scales are one."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from jaxspec.base import Params
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import huggingface, parameters, t5x_arrays
+from jaxspec.weights import huggingface, int8, parameters, t5x_arrays
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
@@ -36,7 +36,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
     Args:
         folder: a checkpoint, or the folder of a run: of that, the newest complete one is taken.
-        dtype: of the matrices, "float32" or "bfloat16"; other leaves are float32.
+        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
@@ -49,7 +49,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     checkpoint = find(Path(folder))
     arrays = t5x_arrays.arrays(checkpoint)
     config, layout, said_by = _config(checkpoint, arrays)
-    config = dataclasses.replace(config, dtype=dtype)
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
     expected = entries(config, layout)
     want, have = ({name: x.shape for name, x in found.items()} for found in (expected, arrays))
     if complaint := parameters.differences(want, have):
@@ -67,7 +67,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
                     "or ByT5, whose layers share their relative biases"
                 )
             if path not in params:
-                params[path] = parameters.place(path, part, config, mesh)
+                params[path] = parameters.place(path, part, config, mesh, dtype)
     return parameters.nested(params), config
 
 

@@ -14,3 +14,10 @@ def test_bfloat16_shapes(monkeypatch):
     model = shapes.random_model("tiny-t5", "bfloat16", seed=0)
     assert model.config.dtype == "bfloat16"
     assert model.params["embedding"]["embedding"].dtype == jnp.bfloat16
+
+
+def test_int8_shapes(monkeypatch):
+    monkeypatch.setitem(t5.SIZES, "tiny-t5", TINY_T5)
+    model = shapes.random_model("tiny-t5", "int8", seed=0)
+    assert model.config.dtype == "float32"
+    assert model.params["embedding"]["embedding"]["int8"].shape == (64, 16)

@@ -40,12 +40,13 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     assert row["memory_bytes"]["float32"] == nbytes(params)
     narrow = jax.eval_shape(lambda p: orbax.cast(p, jnp.bfloat16), params)
     assert row["memory_bytes"]["bfloat16"] == nbytes(narrow) < nbytes(params)
+    assert row["memory_bytes"]["int8"] == nbytes(jax.eval_shape(lambda p: orbax.cast(p, jnp.int8), params))
 
 
 def test_tables_are_integers_whatever_the_dtype():
     params = jax.eval_shape(lambda: tables.init(NGRAM, jax.random.key(0)))
     row = models.describe("it", NGRAM)
-    assert row["memory_bytes"] == dict.fromkeys(("float32", "bfloat16"), nbytes(params))
+    assert row["memory_bytes"] == dict.fromkeys(("float32", "bfloat16", "int8"), nbytes(params))
     assert row["parameters"] == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 

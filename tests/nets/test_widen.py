@@ -12,6 +12,7 @@ from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.nets.widen import widen
 from jaxspec.testing import table_model
+from jaxspec.weights import int8
 
 CONFIGS = {
     "t5-v1_1": T5Config(40, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
@@ -75,6 +76,17 @@ def test_bfloat16_stays_bfloat16():
     small = model("t5-v1_1")
     wide = widen(small._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), small.params)), 32)
     assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(wide.params))
+
+
+@pytest.mark.parametrize("name", ["t5-v1_1", "gpt"])
+def test_int8_stays_int8(name):
+    small = model(name)
+    small = small._replace(params=int8.quantise(small.params))
+    wide = widen(small, 32)
+    expected = widen(small._replace(params=int8.dequantise(small.params)), 32)
+    read = int8.dequantise(wide.params)
+    assert wide.params["encoder_0" if name != "gpt" else "layers_0"]["ff"]["out"]["weight"]["int8"].shape == (16, 32)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, expected.params))
 
 
 def test_widening_to_its_own_size_changes_nothing():

@@ -21,14 +21,14 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import jaxspec
-from jaxspec import Model
+from jaxspec import Model, sharding
 from jaxspec.families import gemma, lamda
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.recipes import net_of
-from jaxspec.weights import huggingface, tensors
+from jaxspec.weights import huggingface, int8, tensors
 from jaxspec.weights.orbax import CheckpointError
 
 LLAMA = DecoderConfig(24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=32)
@@ -113,7 +113,29 @@ def test_bfloat16(tmp_path, saved):
     assert_same(wide["head"], jax.tree.map(lambda x: x.astype(jnp.float32), narrow.params["head"]))
 
 
-def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch):
+@pytest.mark.parametrize("config", [LLAMA, T5, GPT])
+def test_int8(config, tmp_path):
+    """Quantised as it comes, and written as what it stands for, of which int8 is the same again."""
+    model = model_of(config)
+    huggingface.save(model, tmp_path / "it")
+    narrow = jaxspec.load(tmp_path / "it", dtype="int8")
+    assert narrow.config == config
+    assert_same(narrow.params, int8.quantise(model.params))
+    huggingface.save(narrow, tmp_path / "again")
+    assert_same(jaxspec.load(tmp_path / "again").params, int8.dequantise(narrow.params))
+    assert_same(jaxspec.load(tmp_path / "again", dtype="int8").params, narrow.params)
+
+
+def test_int8_on_a_mesh(saved):
+    """Entries and scales lie where the table has them."""
+    placed, alone = (jaxspec.load(saved, dtype="int8", mesh=mesh).params for mesh in ("data=1,model=1", None))
+    expected = sharding.parameters(alone, LLAMA, sharding.mesh("data=1,model=1"))
+    assert [x.sharding for x in jax.tree.leaves(placed)] == jax.tree.leaves(expected)
+    assert_same(placed, alone)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
     """A tensor is let go of before the next but one is read."""
     alive, most = set(), [0]
     shards = tensors.shards
@@ -129,7 +151,7 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch):
     monkeypatch.setattr(
         tensors, "shards", lambda folder: [s._replace(read=lambda s=s: watched(s)) for s in shards(folder)]
     )
-    huggingface.restore(saved)
+    huggingface.restore(saved, dtype)
     assert most[0] == 2
 
 

@@ -120,6 +120,19 @@ def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):
     assert equal(once, twice)
 
 
+@pytest.mark.parametrize("stored", orbax.DTYPES)
+def test_restored_as_int8(stored, tokenizer, tmp_path):
+    """Whatever is stored, matrices are int8 in memory; these are saved as themselves."""
+    options = {"name": "tiny", "family": "t5", "about": {}}
+    save(tmp_path / "once", params_of("t5"), T5, tokenizer, dtype=stored, **options)
+    once, _, _ = restore(tmp_path / "once", dtype="int8")
+    wide = restore(tmp_path / "once")[0]
+    assert jax.tree.structure(once) == jax.tree.structure(int8.quantise(wide)) and equal(once, int8.quantise(wide))
+    manifest = save(tmp_path / "twice", once, T5, tokenizer, dtype="int8", **options)
+    assert equal(restore(tmp_path / "twice", dtype="int8")[0], once)
+    assert manifest.parameters == int8.count(once) == sum(x.size for x in jax.tree.leaves(wide))
+
+
 def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
     config = dataclasses.replace(T5, max_positions=None)
     save(tmp_path / "a", params_of("t5"), config, tokenizer, name="a", family="t5", dtype="int8", about={})
@@ -337,6 +350,7 @@ def test_a_failed_rename_puts_the_old_checkpoint_back(copy, tokenizer, monkeypat
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(folders, "_exchange", lambda a, b: False)  # a system without that step
     with pytest.raises(OSError, match="disk on fire"):
         save_other(copy, tokenizer, overwrite=True)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]

@@ -1,0 +1,198 @@
+"""What int8 does to a pair: memory, acceptance, text and speed, beside float32 and bfloat16.
+
+    python -m jaxspec.analysis.int8 --target debian-t5-base --draft debian-t5-small --rows 64 --json OUT
+
+Both models in each dtype, decoded in one process. "Overlap" is E[Σ min(p, q)] between the law of the target in float32
+and its law in the dtype, at temperature 1: 1 where they are the same. What a checkpoint stores as int8, as the shipped
+ones do, was rounded before, and is the same model in float32: give folders of unrounded weights to see what rounding
+costs. Speculative text is compared with plain text of the same target.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.analysis import acceptance, cost, quality, report
+from jaxspec.analysis.estimate import spread
+from jaxspec.base import Model
+from jaxspec.decode import loop, request
+from jaxspec.model import DTYPES, load
+from jaxspec.nets.t5 import T5Config
+from jaxspec.training.jsonl import read_jsonl, write_text
+
+SIDES = ("target", "draft")
+TIMED = 4  # prompts of a timed turn, one at a time
+
+
+class Ask(NamedTuple):
+    """What to measure.
+
+    Attributes:
+        gamma: guesses a round.
+        new_tokens: most new tokens per prompt.
+        repeats: timed turns.
+        data: folder with held-out data, for the loss per token; None for none.
+    """
+
+    gamma: int = 4
+    new_tokens: int = 64
+    repeats: int = 5
+    data: Path | None = None
+
+
+def compare(
+    pairs: dict[str, tuple[Model, Model]],
+    tasks: dict[str, Sequence[dict[str, str]]],
+    ask: Ask,
+    say: Callable[[str], object] = lambda doing: None,
+) -> dict[str, Any]:
+    """All numbers.
+
+    Args:
+        pairs: target and drafter by dtype; the first is what the others are compared with.
+        tasks: held-out rows, "input" and "reference", by task.
+        ask: what to measure.
+        say: told what is being done.
+
+    Returns:
+        "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries), "tasks",
+        and "speed": generations of one prompt, plain and speculative, as times the plain speed of the first dtype.
+
+    Raises:
+        ImportError: a task is scored, and the `train` extra is not installed.
+    """
+    first = next(iter(pairs.values()))[0]
+    found: dict[str, Any] = {"environment": cost.environment(), "gamma": ask.gamma, "dtypes": {}}
+    prompts = [row["input"] for rows in tasks.values() for row in rows][:TIMED]
+    calls = []
+    for dtype, (target, draft) in pairs.items():
+        say(f"{dtype}: memory")
+        ways = [_jobs(target, drafter, prompts, ask) for drafter in (None, draft)]
+        program = loop.run.lower(*ways[1][0]).compile().memory_analysis()
+        about: dict[str, Any] = {
+            "bytes": {side: _bytes(model) for side, model in zip(SIDES, (target, draft), strict=True)},
+            "program": {"arguments": program.argument_size_in_bytes, "temporaries": program.temp_size_in_bytes},
+            "tasks": {},
+        }
+        for task, rows in tasks.items():
+            say(f"{dtype}: {task}")
+            about["tasks"][task] = _of_task(task, rows, first, target, draft, ask)
+        found["dtypes"][dtype] = about
+        calls += [functools.partial(_run, jobs) for jobs in ways]
+    say("speed")
+    for call in calls:
+        call()
+    seconds = cost.take_turns(calls, ask.repeats).reshape(len(pairs), 2, ask.repeats)
+    for about, (plain, speculative) in zip(found["dtypes"].values(), seconds, strict=True):
+        ways = {"plain": plain, "speculative": speculative}
+        about["speed"] = {name: spread(seconds[0, 0] / one) for name, one in ways.items()}
+    return found
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The comparison for a screen: a column for each dtype."""
+    view = Table(box=box.ROUNDED)
+    view.add_column("", no_wrap=True)
+    for dtype in found["dtypes"]:
+        view.add_column(dtype, justify="right")
+    columns = [_cells(about) for about in found["dtypes"].values()]
+    for section, cells in columns[0].items():
+        view.add_section()
+        view.add_row(section, style="bold")
+        for name in cells:
+            view.add_row(name, *(column[section][name] for column in columns))
+    return view
+
+
+def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """What the table says of a dtype: by section, by line."""
+    memory = {f"{side}, MB": f"{size / 1e6:.2f}" for side, size in about["bytes"].items()}
+    memory["temporaries of the program, MB"] = f"{about['program']['temporaries'] / 1e6:.2f}"
+    found = {"memory": memory, "speed": {way: f"{times['median']:.2f}" for way, times in about["speed"].items()}}
+    for task, got in about["tasks"].items():
+        cells = {f"α, temperature {heat}": f"{alpha:.3f}" for heat, alpha in got["alpha"].items()}
+        cells |= {"overlap": f"{got['overlap']:.4f}"}
+        cells |= {name: f"{value:.3f}" for name, value in got["quality"].items()}
+        found[f"{task}, {got['rows']} prompts"] = cells | {"greedy texts as plain": str(got["same_text"])}
+    return found
+
+
+def _of_task(
+    task: str, rows: Sequence[dict[str, str]], first: Model, target: Model, draft: Model, ask: Ask
+) -> dict[str, Any]:
+    prompts, references = [row["input"] for row in rows], [row["reference"] for row in rows]
+    plain, _ = report.decode(target, prompts, lambda rows: None, max_new_tokens=ask.new_tokens)
+    options: dict[str, Any] = dict(drafter=draft, gamma=ask.gamma, max_new_tokens=ask.new_tokens)
+    texts, per_round = report.decode(target, prompts, lambda rows: None, **options)
+
+    def alpha(big: Model, small: Model, temperature: float) -> float:
+        sampled: dict[str, Any] = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=ask.new_tokens)
+        return acceptance.measure(big, small, prompts, batch=report.BATCH, **sampled).alpha
+
+    scored = {}
+    if score := report.TASKS.get(task):
+        scored[{"bleu": "sacreBLEU", "rouge_l": "ROUGE-L"}[score.__name__]] = score(plain, references)
+    if ask.data is not None:
+        scored["loss per token, nats"] = report.heldout_loss(target, ask.data, task)
+    return {
+        "rows": len(rows),
+        "alpha": {str(heat): alpha(target, draft, float(heat)) for heat in (0, 1)},
+        "overlap": alpha(first, target, 1.0),
+        "quality": scored,
+        "tokens_per_round": per_round,
+        "same_text": sum(a == b for a, b in zip(texts, plain, strict=True)),
+    }
+
+
+def _bytes(model: Model) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(model.params))
+
+
+def _jobs(target: Model, drafter: Model | None, prompts: Sequence[str], ask: Ask) -> list[request.Job]:
+    """One greedy generation for each prompt, all of one shape."""
+    whole = request.encode(target, prompts)
+    rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], whole) for i in range(len(prompts))]
+    options: dict[str, Any] = dict(drafter=drafter, gamma=ask.gamma, max_new_tokens=ask.new_tokens)
+    return [request.prepare(target, row, **options) for row in rows]
+
+
+def _run(jobs: Sequence[request.Job]) -> None:
+    for job in jobs:
+        jax.block_until_ready(loop.run(*job))
+
+
+def main(
+    target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
+    draft: Annotated[str, typer.Option(help="The smaller model.")],
+    rows: Annotated[int, typer.Option(help="Held-out prompts per task.", min=1)] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", min=2)] = 64,
+    gamma: Annotated[int, typer.Option(help="Guesses a round.", min=1)] = 4,
+    repeats: Annotated[int, typer.Option(help="Timed turns.", min=1)] = 5,
+    data: Annotated[Path | None, typer.Option(help="Folder of held-out data, for losses: see `report`.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
+) -> None:
+    """Measures a pair in float32, bfloat16 and int8."""
+    with Console(stderr=True).status("loading") as status:
+        pairs = {dtype: (load(target, dtype=dtype), load(draft, dtype=dtype)) for dtype in DTYPES}
+        names = ("translation", "synopsis") if isinstance(pairs["float32"][0].config, T5Config) else ("text",)
+        if len(names) > 1:
+            quality.check()
+        tasks = {name: list(read_jsonl(report.HELDOUT / f"{name}.jsonl"))[:rows] for name in names}
+        found = compare(pairs, tasks, Ask(gamma, new_tokens, repeats, data), status.update)
+    Console().print(table(found))
+    if json_out is not None:
+        write_text(json_out, [json.dumps(found, indent=2), "\n"])
+
+
+if __name__ == "__main__":
+    typer.run(main)

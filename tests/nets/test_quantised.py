@@ -1,0 +1,135 @@
+"""Networks with int8 matrices: the function that they stand for, and no float copy of them while decoding."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, Prompt, accept
+from jaxspec.decode import loop, request
+from jaxspec.nets import quantised
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.recipes import net_of
+from jaxspec.weights import int8
+
+CONFIGS = {
+    "t5-v1_1": T5Config(48, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
+    "t5-1_0": T5Config(48, 16, 24, 2, 8, 1, 1, activation="relu", gated=False, tied_head=True),
+    "gpt": GPTConfig(48, dim=16, ff_dim=24, layers=1, heads=2, max_positions=32),
+    "decoder": DecoderConfig(48, 16, 24, layers=1, heads=4, kv_heads=2, head_dim=4, qkv_bias=True, ff_bias=True),
+}
+PROMPT = Prompt(jnp.array([[3, 1, 2, 7], [2, 9, 0, 0]], jnp.int32), jnp.array([4, 2], jnp.int32))
+
+
+@functools.cache
+def model(name: str, seed: int = 0) -> Model:
+    """Random int8 weights, biases included."""
+    config = CONFIGS[name]
+    random = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), x.dtype), shapes)
+    return Model(net_of(config).language_model(config), int8.quantise(params), None, config, name)
+
+
+def matrix(rows: int, columns: int) -> dict:
+    random = np.random.default_rng(rows)
+    entries = random.integers(-127, 128, (rows, columns))
+    return {
+        "int8": jnp.asarray(entries, jnp.int8),
+        "scale": jnp.asarray(random.uniform(0.5, 2, (rows, 1)), jnp.float32),
+    }
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 5), (24, 16), (120, 40), (121, 40), (127, 40)])  # at once; even; uneven; prime
+def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dtype):
+    monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
+    whole = matrix(*shape)
+    x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
+    got = jax.jit(lambda x, w: quantised.product(x, **w))(x, whole)
+    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**whole), np.float64).T
+    assert got.dtype == dtype and got.shape == expected.shape
+    tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 257, 50257])
+@pytest.mark.parametrize("columns", [1, 768, 10**6])
+def test_blocks_fit_and_are_at_least_two(rows, columns):
+    size = quantised.block_rows(rows, columns)
+    assert 1 <= size <= max(1, rows // 2)
+    assert size == 1 or 4 * size * columns <= quantised.BLOCK
+
+
+def copies(program: str, shapes: set) -> list:
+    """Float arrays of these shapes that a loop of a compiled program is given from outside."""
+    carried = [re.sub(r"while\(.*", "", line) for line in program.splitlines() if " while(" in line]
+    found = [(kind, tuple(map(int, dims.split(",")))) for line in carried for kind, dims in ARRAYS.findall(line)]
+    return [one for one in found if one[0] != "s8" and one[1] in shapes]
+
+
+ARRAYS = re.compile(r"(\w+)\[([\d,]+)\]")
+
+
+@pytest.mark.parametrize("shape", [(32, 48), (128, 384)])  # widened at once; by blocks
+def test_weights_are_not_widened_before_a_loop(shape):
+    """What XLA does with the matrix as written, and what it does not do with ours."""
+
+    def plainly(x, int8, scale):
+        return x @ (int8.astype(jnp.float32) * scale).T
+
+    there, back = matrix(*shape), matrix(*shape[::-1])
+    found = {}
+    for name, product in (("plainly", plainly), ("ours", quantised.product)):
+
+        def run(x, there, back, count, product=product):
+            return jax.lax.fori_loop(0, count, lambda i, x: jnp.tanh(product(product(x, **there), **back)), x)
+
+        found[name] = jax.jit(run).lower(jnp.ones((1, 2, shape[1])), there, back, 3).compile()
+    shapes = {shape, shape[::-1]}
+    assert set(copies(found["plainly"].as_text(), shapes)) == {("f32", one) for one in shapes}
+    assert copies(found["ours"].as_text(), shapes) == []
+    if 4 * there["int8"].size > quantised.SMALL:
+        one = 4 * there["int8"].size
+        temporary = {name: program.memory_analysis().temp_size_in_bytes for name, program in found.items()}
+        assert temporary["ours"] < 0.7 * one < 2 * one <= temporary["plainly"]
+
+
+def test_looked_up_rows_are_those_of_the_matrix():
+    whole, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
+    assert (quantised.rows(ids, **whole) == int8.dequantise_matrix(**whole)[ids]).all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_float_network(name, compiled):
+    """Of what int8 stands for: prefill, which looks rows up and multiplies, with biases, tied and untied heads."""
+    small = model(name)
+    lm = compiled(small.lm)
+    ours, cache = lm.prefill(small.params, PROMPT, capacity=8)
+    theirs, _ = lm.prefill(int8.dequantise(small.params), PROMPT, capacity=8)
+    np.testing.assert_allclose(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+    assert {x.dtype.name for x in jax.tree.leaves(cache)} <= {"float32", "int32", "bool"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5-v1_1", "gpt"])
+def test_speculative_text_is_plain_text_of_the_int8_target(name):
+    """Greedy rows and, with the coupled rule, sampled ones; in programs that hold no float copy of a matrix."""
+    target, draft = model(name), model(name, seed=1)
+    draft = draft._replace(params=jax.tree.map(lambda a, b: a if a.ndim == 2 else b, target.params, draft.params))
+    both = Prompt(jnp.tile(PROMPT.tokens, (2, 1)), jnp.tile(PROMPT.length, 2))
+    shared = dict(temperature=np.array([0, 0, 1, 1], np.float32), max_new_tokens=12, key=jax.random.key(5))
+    shared |= dict(eos_ids=())
+    plain = jaxspec.generate(target, both, **shared)
+    found = jaxspec.generate(target, both, drafter=draft, gamma=3, accept=accept.coupled(), **shared)
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert 0 < found.stats.accepted.sum() < found.stats.drafted.sum()
+    shapes = {x.shape for x in jax.tree.leaves(target.params) if x.dtype == jnp.int8}
+    job = request.prepare(target, both, drafter=draft, gamma=3, accept=accept.coupled(), **shared)
+    assert copies(loop.run.lower(*job).compile().as_text(), shapes) == []
