@@ -65,9 +65,9 @@ def compare(
         say: told what is being done.
 
     Returns:
-        "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries, where
-        the compiler says), "tasks",
-        and "speed": generations of one prompt, plain and speculative, as times the plain speed of the first dtype.
+        "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries, where the
+        compiler says), "tasks", and "speed": generations of one prompt, plain and speculative, as times the plain
+        speed of the first dtype.
 
     Raises:
         ImportError: a task is scored, and the `train` extra is not installed.
