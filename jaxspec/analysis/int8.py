@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -52,7 +52,7 @@ class Ask(NamedTuple):
 
 def compare(
     pairs: dict[str, tuple[Model, Model]],
-    tasks: dict[str, Sequence[dict[str, str]]],
+    tasks: Mapping[str, Sequence[dict[str, Any]]],
     ask: Ask,
     say: Callable[[str], object] = lambda doing: None,
 ) -> dict[str, Any]:
@@ -65,8 +65,9 @@ def compare(
         say: told what is being done.
 
     Returns:
-        "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries), "tasks",
-        and "speed": generations of one prompt, plain and speculative, as times the plain speed of the first dtype.
+        "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries, where the
+        compiler says), "tasks", and "speed": generations of one prompt, plain and speculative, as times the plain
+        speed of the first dtype.
 
     Raises:
         ImportError: a task is scored, and the `train` extra is not installed.
@@ -78,10 +79,11 @@ def compare(
     for dtype, (target, draft) in pairs.items():
         say(f"{dtype}: memory")
         ways = [_jobs(target, drafter, prompts, ask) for drafter in (None, draft)]
-        program = loop.run.lower(*ways[1][0]).compile().memory_analysis()
+        stats = loop.run.lower(*ways[1][0]).compile().memory_analysis()
+        program = {"arguments": stats.argument_size_in_bytes, "temporaries": stats.temp_size_in_bytes} if stats else {}
         about: dict[str, Any] = {
             "bytes": {side: _bytes(model) for side, model in zip(SIDES, (target, draft), strict=True)},
-            "program": {"arguments": program.argument_size_in_bytes, "temporaries": program.temp_size_in_bytes},
+            "program": program,
             "tasks": {},
         }
         for task, rows in tasks.items():
@@ -117,7 +119,7 @@ def table(found: dict[str, Any]) -> Table:
 def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
     """What the table says of a dtype: by section, by line."""
     memory = {f"{side}, MB": f"{size / 1e6:.2f}" for side, size in about["bytes"].items()}
-    memory["temporaries of the program, MB"] = f"{about['program']['temporaries'] / 1e6:.2f}"
+    memory |= {f"{what} of the program, MB": f"{size / 1e6:.2f}" for what, size in about["program"].items()}
     found = {"memory": memory, "speed": {way: f"{times['median']:.2f}" for way, times in about["speed"].items()}}
     for task, got in about["tasks"].items():
         cells = {f"α, temperature {heat}": f"{alpha:.3f}" for heat, alpha in got["alpha"].items()}
@@ -128,7 +130,7 @@ def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _of_task(
-    task: str, rows: Sequence[dict[str, str]], first: Model, target: Model, draft: Model, ask: Ask
+    task: str, rows: Sequence[dict[str, Any]], first: Model, target: Model, draft: Model, ask: Ask
 ) -> dict[str, Any]:
     prompts, references = [row["input"] for row in rows], [row["reference"] for row in rows]
     plain, _ = report.decode(target, prompts, lambda rows: None, max_new_tokens=ask.new_tokens)
