@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxspec import sharding
+from jaxspec import folders, sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
 from jaxspec.weights import huggingface, int8, orbax, t5x
@@ -64,7 +64,7 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
         name = t5x.name_of(folder)
     elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
-        name = str(source) if _is_hub_id(source) else folder.resolve().name
+        name = str(source) if is_hub_id(source) else folder.resolve().name
     else:
         params, config, manifest = orbax.restore(folder, mesh, dtype)
         config = dataclasses.replace(config, dtype=int8.computation(dtype))
@@ -106,6 +106,7 @@ def find(source: str | Path) -> Path:
         CheckpointError: there is none.
     """
     path = Path(source).expanduser()
+    folders.recover(path)  # a checkpoint whose replacement was killed
     if path.exists():
         return path
     names = shipped()
@@ -113,7 +114,7 @@ def find(source: str | Path) -> Path:
     if bare and path.name in names:
         return names[path.name]
     missing = f"no checkpoint at {source}{orbax.suggest(path.name, names) or '.'}"
-    if not _is_hub_id(source):
+    if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
     try:
         return huggingface.download(str(source))
@@ -121,10 +122,10 @@ def find(source: str | Path) -> Path:
         raise CheckpointError(f"{missing} {_choices()}. As a hub id: {error}") from error
 
 
-def _is_hub_id(source: str | Path) -> bool:
+def is_hub_id(source: str | Path) -> bool:
     """Whether `source` can only be meant as owner/name: it is no path to anything that exists.
 
-    >>> _is_hub_id("google/t5-v1_1-small"), _is_hub_id("checkpoints/debian"), _is_hub_id("gpt2")
+    >>> is_hub_id("google/t5-v1_1-small"), is_hub_id("checkpoints/debian"), is_hub_id("gpt2")
     (True, False, False)
     """
     owner = str(source).partition("/")[0]

@@ -161,7 +161,7 @@ def _draft_name(target: str, draft: str | None) -> str | None:
     sibling = Path(target).name.removesuffix("-base") + "-small"
     if target.endswith("-base") and sibling in model.shipped():
         return sibling
-    if not model._is_hub_id(target):  # nothing is downloaded in order to say this
+    if not model.is_hub_id(target):  # nothing is downloaded in order to say this
         model.find(target)
     raise ValueError(f"--target {target} needs a --draft: a smaller model with its vocabulary, or none")
 
