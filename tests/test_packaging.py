@@ -46,7 +46,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "families": {"nets"},
     "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
-    "model": CORE | {"nets", "recipes", "weights", "sharding"},
+    "model": CORE | {"nets", "recipes", "weights", "sharding", "folders"},
     "vocabulary": {"model", "weights"},
     "training": DECODING | MODELS | {"sharding", "corpus"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py

@@ -142,7 +142,8 @@ def decoder_law(
         policy_values: of the decoder's draft-length policy, one row; None where it has none.
         steps: tokens.
         eos: tokens that end a sequence; such sequences are shorter tuples.
-        limit: the limit on new tokens that the decoder is given; by default `steps`.
+        limit: the limit on new tokens that the decoder is given. By default so many that no draft is cut short by it
+            before the last of the `steps` is there; `steps` itself proves the cut drafts exact, too.
         merge: whether paths with the same committed tokens are merged after each round, which keeps them
             fewer than the sequences. It takes for granted that what else a state holds (garbage behind the
             lengths, a drafter's memory of past rounds) does not change the law. Without, nothing is taken for
@@ -167,7 +168,7 @@ def decoder_law(
     """
     if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
         raise ValueError(f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose law is asked for")
-    limit = steps if limit is None else limit
+    limit = steps + decoder.gamma if limit is None else limit
     shared = weights, jnp.asarray(list(eos) or [-1], jnp.int32)
     asked = jax.tree.map(np.asarray, (prompt, (controls, draft_controls, policy_values), np.full(1, limit, np.int32)))
     first = init_program(decoder, buffers.room(limit, decoder.gamma))

@@ -105,8 +105,8 @@ def test_noise_that_a_coupled_drafter_meets_twice_biases_no_rule(rule):
     many = Prompt(jnp.tile(ONE.tokens, (count, 1)), jnp.full(count, 3, jnp.int32))
     drafter = drafters.model(DRAFT.lm, True)._replace(params=DRAFT.params)
     out = jaxspec.generate(
-        SMALL, many, drafter=drafter, gamma=2, accept=rule, temperature=1.0, max_new_tokens=steps,
-        key=jax.random.key(8),
+        SMALL, many, drafter=drafter, gamma=2, accept=rule, temperature=1.0, max_new_tokens=steps + 2,
+        key=jax.random.key(8),  # two tokens more, so that the limit cuts no draft before the last that counts
     )  # fmt: skip
     law = plain_law(SMALL, ONE, sampling(), Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1)), steps)
     place = 3 ** np.arange(steps)[::-1]

@@ -91,7 +91,7 @@ def test_prompts_from_files(tmp_path):
         (["--gamma", "1,x"], "--gamma is '1,x'"),
         (["--batch", "0"], "--batch is '0'"),
         (["--shape", "tiny-t4", "--plain-only"], "did you mean 'tiny-t5'"),
-        (["--shape", "tiny-t5", "--plain-only", "--dtype", "int8"], "dtype is 'int8'"),
+        (["--shape", "tiny-t5", "--plain-only", "--dtype", "int4"], "dtype is 'int4'"),
         (["--shape", "tiny-t5", "--plain-only", "--widen", "4"], "ff_dim is 4"),
         (["--shape", "tiny-t5", "--draft-shape", "tiny-gpt"], "both must be of one kind"),
     ],

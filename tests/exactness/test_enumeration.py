@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Draft, Drafter, Model, Prompt
-from jaxspec.testing import certify, table_model, table_model_from
+from jaxspec import accept, drafters
+from jaxspec.base import Draft, Drafter, Model, Prompt, Weights
+from jaxspec.decode import speculative
+from jaxspec.testing import certify, decoder_law, plain_law, table_model, table_model_from, total_variation
 from jaxspec.warp import Controls, greedy, sampling
 
 EXACT = 1e-5
@@ -54,6 +56,14 @@ def test_another_model_drafts(gamma, controls):
 @pytest.mark.parametrize("eos", [(2,), (0, 1)])
 def test_a_round_with_an_end_token_inside(eos):
     check(TARGET, DRAFT, 3, eos=eos)
+
+
+@pytest.mark.parametrize("rule", [accept.rejection(), accept.block()], ids=lambda rule: rule.name)
+def test_drafts_that_the_limit_cuts_short(rule):
+    controls = CONTROLS["plain"]
+    decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), rule, EVERYTHING, 3)
+    law = decoder_law(decoder, Weights(TARGET.params, DRAFT.params), PROMPT, controls, steps=4, limit=4)
+    assert total_variation(law, plain_law(TARGET, PROMPT, EVERYTHING, controls, 4)) < EXACT
 
 
 @pytest.mark.parametrize("length", [1, 2])
