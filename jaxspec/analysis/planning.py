@@ -130,6 +130,7 @@ def of_pair(
         TypeError, ValueError: as `cost.measure`; or most < 1.
 
     Example:
+        >>> import jax
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> prompt = Prompt(jax.numpy.array([[3, 1], [2, 0]]), jax.numpy.array([2, 1]))

@@ -6,9 +6,14 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-Params = Any  # any pytree of arrays
-Cache = Any  # a pytree; opaque outside the LanguageModel that made it
-Keys = Key[Array, " batch"]  # one PRNG key per row
+Params = Any
+"""Any pytree of arrays."""
+
+Cache = Any
+"""A pytree; opaque outside the LanguageModel that made it."""
+
+Keys = Key[Array, " batch"]
+"""One PRNG key per row."""
 
 
 class Prompt(NamedTuple):
