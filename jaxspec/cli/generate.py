@@ -32,7 +32,7 @@ def generate(
             "default the small sibling of a shipped target."
         ),
     ] = None,
-    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round; with a --policy, at most.")] = 5,
+    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round; with a --policy, at most.")] = 3,
     policy: Annotated[
         str | None,
         typer.Option(help="What chooses the guesses of a round: estimated, confidence=0.4, heuristic, entropy."),
