@@ -34,6 +34,7 @@ def whole(folder: Path) -> Iterator[Path]:
     >>> [path.name for path in folder.parent.iterdir()], (folder / "file").read_text()
     (['new'], 'text')
     """
+    folder = folder.resolve()
     beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
     beside.mkdir(parents=True)
     try:
@@ -50,12 +51,14 @@ def put_in_place(new: Path, folder: Path) -> None:
     there is a moment at which nothing is in place: what was there then waits beside, for `recover` to put it back.
     """
     recover(folder)
+    old = _set_aside(folder)
+    if old.exists():
+        shutil.rmtree(old)  # it was replaced, and the one that did it killed before this
     if not folder.exists():
         new.rename(folder)
     elif _exchange(new, folder):
         shutil.rmtree(new)
     else:
-        old = _set_aside(folder)
         folder.rename(old)
         try:
             new.rename(folder)
@@ -66,18 +69,15 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Mends what a killed `put_in_place` left: puts back what was set aside, or clears it away if it was replaced."""
-    old = _set_aside(folder)
-    if not old.exists():
-        return
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        old.rename(folder)
+    """Puts back what a killed `put_in_place` set aside and had not replaced. Deletes nothing: readers call it, too."""
+    if not folder.exists() and _set_aside(folder).is_dir():
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            _set_aside(folder).rename(folder)
 
 
 def _set_aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
+    folder = folder.absolute()  # "." has no name
+    return folder.with_name(f".{folder.name}.jaxspec-old")
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -90,15 +90,22 @@ def _exchange(a: Path, b: Path) -> bool:
     return hasattr(libc, "renamex_np") and libc.renamex_np(first, second, swap) == 0  # macOS
 
 
-def occupied(folder: Path, kind: str, overwrite: bool) -> str:
-    """Why nothing may be written to a folder; empty if it may."""
+def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
+    """Why nothing may be written to a folder; empty if it may.
+
+    Args:
+        folder: where to write.
+        kind: what would be written.
+        overwrite: whether one of that kind may be replaced.
+        marker: a file that only folders of that kind have.
+    """
     recover(folder)
     if not folder.exists():
         return ""
     if not overwrite:
         return f"{folder} exists: pass overwrite=True to replace it, or choose another name"
-    if not (folder / MANIFEST).is_file():
-        return f"{folder} is no {kind} (it has no {MANIFEST}): it will not be overwritten"
+    if not (folder / marker).is_file():
+        return f"{folder} is no {kind} (it has no {marker}): it will not be overwritten"
     return ""
 
 

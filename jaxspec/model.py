@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from jax.sharding import Mesh
 from jaxspec import folders, sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
-from jaxspec.weights import huggingface, int8, orbax, t5x
+from jaxspec.weights import huggingface, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -60,14 +59,14 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
     folder = find(source)
     form = format_of(folder)
     if form == T5X:
+        folder = t5x.find(folder)  # once: a run may add a newer one at any time
         (params, config), tokenizer = t5x.restore(folder, dtype, mesh), t5x.tokenizer(folder)
         name = t5x.name_of(folder)
     elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
         name = str(source) if is_hub_id(source) else folder.resolve().name
     else:
-        params, config, manifest = orbax.restore(folder, mesh, dtype)
-        config = dataclasses.replace(config, dtype=int8.computation(dtype))
+        params, config, manifest = orbax.restore(folder, dtype, mesh)
         tokenizer, name = tokenizer_of(folder), manifest.name
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(

@@ -66,7 +66,7 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     {'data': 1, 'model': 1}
     >>> mesh("model=two")
     Traceback (most recent call last):
-    ValueError: the mesh is 'model=two': expected sizes of the axes data and model, such as data=2,model=4
+    ValueError: the mesh is 'model=two': expected sizes, 1 or more, of the axes data and model, such as data=2,model=4
     """
     if isinstance(axes, Mesh):
         _check(axes)
@@ -74,14 +74,17 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     sizes = {DATA: 1, MODEL: 1}
     given = [part.strip().partition("=") for part in axes.split(",")]
     names = [name for name, _, _ in given]
-    if not set(names) <= set(sizes) or len(set(names)) < len(names) or not all(n.isdecimal() for _, _, n in given):
-        raise ValueError(f"the mesh is {axes!r}: expected sizes of the axes data and model, such as data=2,model=4")
+    known = set(names) <= set(sizes) and len(set(names)) == len(names)
+    if not known or not all(size.isdecimal() and int(size) for _, _, size in given):
+        raise ValueError(
+            f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as data=2,model=4"
+        )
     sizes |= {name: int(size) for name, _, size in given}
     devices, needed = jax.devices() if devices is None else devices, math.prod(sizes.values())
-    if not 0 < needed <= len(devices):
+    if needed > len(devices):
         raise ValueError(
             f"the mesh {axes} has {needed} devices, but jax sees {len(devices)} (jax.devices()); on a CPU, "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(needed, 1)} simulates them"
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates them"
         )
     kinds = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices[:needed])

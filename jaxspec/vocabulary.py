@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxspec.model as models
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import huggingface, orbax, t5x
 from jaxspec.weights.orbax import CheckpointError
 
 
@@ -30,7 +30,7 @@ class Vocabulary(NamedTuple):
 
 
 def load(source: str | Path) -> Vocabulary:
-    """The vocabulary of a model: of a checkpoint of jaxspec's, a Hugging Face folder, or a hub id.
+    """The vocabulary of a model: of a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a hub id.
 
     Args:
         source: as `jaxspec.load` takes it. A model of the hub is downloaded whole. A Hugging Face folder may lack its
@@ -45,16 +45,18 @@ def load(source: str | Path) -> Vocabulary:
         (8192, 8192, 0)
     """
     folder = models.find(source)
-    if _is_ours(folder):
+    form = models.format_of(folder)
+    if form == models.OURS:
         config, tokenizer = orbax.read_manifest(folder).model, models.tokenizer_of(folder)
+    elif form == models.T5X:
+        folder = t5x.find(folder)
+        config, tokenizer = t5x.read_config(folder), t5x.tokenizer(folder)
     else:
         _, config = huggingface.read_config(folder)
         tokenizer = huggingface.tokenizer(folder)
     if tokenizer is None:
-        raise CheckpointError(
-            f"{folder} has no tokenizer: expected one of {', '.join(huggingface.TOKENIZER_FILES)} beside its "
-            f"{huggingface.CONFIG}"
-        )
+        expected = ", ".join(huggingface.TOKENIZER_FILES)
+        raise CheckpointError(f"{folder} has no tokenizer: expected one of {expected} in it")
     if len(tokenizer) > config.vocab_size:
         raise CheckpointError(f"{folder}: the tokenizer has {len(tokenizer)} ids, the model only {config.vocab_size}")
     return Vocabulary(folder, tokenizer, config.vocab_size, getattr(config, "start_token", None))
@@ -63,14 +65,16 @@ def load(source: str | Path) -> Vocabulary:
 @contextlib.contextmanager
 def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
     """A folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or one made for the moment."""
-    if _is_ours(vocabulary.folder):
+    if models.format_of(vocabulary.folder) == models.OURS:
         yield vocabulary.folder
         return
+    with written(vocabulary.tokenizer) as words:
+        yield words
+
+
+@contextlib.contextmanager
+def written(tokenizer: Any) -> Iterator[Path]:
+    """A folder with a tokenizer's files, for as long as the block lasts."""
     with tempfile.TemporaryDirectory() as words:
-        vocabulary.tokenizer.save_pretrained(words, save_jinja_files=False)
+        tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
         yield Path(words)
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder is to be read as a checkpoint of jaxspec's; so is one that is of neither kind, for the error."""
-    return (folder / orbax.MANIFEST).is_file() or not huggingface.is_folder(folder)

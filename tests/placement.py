@@ -102,8 +102,8 @@ def restored(folder, mesh):
     orbax.save(folder / "int8", model.params, LLAMA, find(PAIRS["gpt"][0]), dtype="int8", **about)
     huggingface.save(model, folder / "huggingface")
     read = {
-        "orbax": (orbax.restore(folder / "orbax", other)[0], model.params),
-        "int8": (orbax.restore(folder / "int8", other)[0], orbax.restore(folder / "int8")[0]),
+        "orbax": (orbax.restore(folder / "orbax", mesh=other)[0], model.params),
+        "int8": (orbax.restore(folder / "int8", mesh=other)[0], orbax.restore(folder / "int8")[0]),
         "huggingface": (huggingface.restore(folder / "huggingface", mesh=other)[0], model.params),
     }
 

@@ -64,7 +64,7 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path, how):
         with folders.whole(folder) as beside:
             (beside / "file").write_text("newer")
         assert (folder / "file").read_text() == "newer"
-        assert not (folder.parent / ".kept.old").exists()
+        assert not (folder.parent / ".kept.jaxspec-old").exists()
     assert step > 4 and found == "new"
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
 
@@ -72,10 +72,21 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path, how):
 def test_readers_find_what_a_kill_left_aside(tmp_path):
     folder = tmp_path / "store"
     datastore.save(folder, datastore.build([[1, 0]], vocab_size=2), {})
-    folder.rename(tmp_path / ".store.old")
+    old = tmp_path / ".store.jaxspec-old"
+    folder.rename(old)
     assert datastore.load(folder).vocab_size == 2
-    folder.rename(tmp_path / ".store.old")
+    folder.rename(old)
     assert "exists: pass overwrite=True" in folders.occupied(folder, "datastore", overwrite=False)
+    old.mkdir()
+    assert datastore.load(folder).vocab_size == 2
+    assert old.exists()  # reading deletes nothing
+
+
+def test_the_folder_one_is_in(tmp_path, monkeypatch):
+    folder = tmp_path / "store"
+    datastore.save(folder, datastore.build([[1, 0]], vocab_size=2), {})
+    monkeypatch.chdir(folder)
+    assert datastore.load(".").vocab_size == 2
 
 
 def test_damage_is_named(tmp_path):

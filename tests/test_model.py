@@ -16,7 +16,7 @@ from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import int8, orbax
+from jaxspec.weights import int8, orbax, parameters
 from jaxspec.weights.orbax import CheckpointError
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
@@ -69,7 +69,7 @@ def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
     """Casting matrices beforehand saves memory and changes no bit; what is not a matrix stays float32."""
     wide, narrow = load(folder / name), load(folder / name, dtype="bfloat16")
     assert (wide.config.dtype, narrow.config.dtype) == ("float32", "bfloat16")
-    types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in orbax._by_path(narrow.params).items()}
+    types = {path.rsplit("/", 1)[-1]: x.dtype.name for path, x in parameters.flat(narrow.params).items()}
     assert types["weight"] == types["embedding"] == "bfloat16"
     assert types["scale"] == "float32"
     prefill = jax.jit(functools.partial(narrow.lm.prefill, capacity=8))

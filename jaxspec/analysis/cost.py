@@ -14,7 +14,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import buffers, noise
-from jaxspec.base import Cache, LanguageModel, Model, Params, Prompt
-from jaxspec.decode import request
+from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
+from jaxspec.decode import loop, request
+from jaxspec.decode.request import Job
 from jaxspec.decode.verify import widths
 
 
@@ -85,12 +86,13 @@ def measure(
     repeats: int = 5,
     inner: int = 20,
     max_new_tokens: int = 64,
+    sampled: bool = False,
 ) -> Cost:
     """Measures c and v on the device, at the batch of the prompts, at the length that prefill leaves.
 
     Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched
     between passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last,
-    as greedy decoding does. Compiled and warmed up first; the three loops take turns.
+    as greedy decoding does, or a draw. Compiled and warmed up first; the three loops take turns.
 
     Args:
         target, drafter: two models with one vocabulary.
@@ -99,6 +101,8 @@ def measure(
         repeats: measurements of each pass, of which the medians count.
         inner: passes per measurement.
         max_new_tokens: sizes the caches, as in `jaxspec.generate`: a pass reads all of its cache.
+        sampled: whether each pass also draws a token, as decoding does above temperature 0: noise for a whole
+            vocabulary is a good part of a small drafter's pass.
 
     Raises:
         TypeError: the drafter is no Model.
@@ -125,9 +129,9 @@ def measure(
     job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
     room = buffers.room(job.max_new_tokens, gamma)
     loops = [
-        _loop(target, prompt, room, 1, inner),
-        _loop(target, prompt, room, gamma + 1, inner),
-        _loop(drafter, prompt, room, 1, inner),
+        _loop(target, prompt, room, 1, inner, sampled),
+        _loop(target, prompt, room, gamma + 1, inner, sampled),
+        _loop(drafter, prompt, room, 1, inner, sampled),
     ]
     samples = take_turns(loops, repeats) / inner * 1e3
     return Cost(gamma, len(prompt.length), *samples)
@@ -169,6 +173,18 @@ def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarra
     return seconds
 
 
+def run_all(jobs: Iterable[Job]) -> None:
+    """Whole generations, one after the other, left on the device: what is timed."""
+    for job in jobs:
+        loop.run(*job).tokens.block_until_ready()
+
+
+def start_all(jobs: Iterable[Job]) -> None:
+    """Of each, prefill and the first token, left on the device."""
+    for job in jobs:
+        loop.start(*job).tokens.block_until_ready()
+
+
 @functools.partial(jax.jit, static_argnames=("lm",), donate_argnames=("cache",))
 def passes(
     lm: LanguageModel,
@@ -177,30 +193,38 @@ def passes(
     length: Int[Array, " B"],
     tokens: Int[Array, "B T"],
     inner: Int[Array, ""],
+    keys: Keys | None = None,
 ) -> tuple[Int[Array, "B T"], Cache]:
     """`inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
 
-    The number of passes is traced, so that to the compiler, too, this is a loop. The cache given is consumed.
+    With keys, one per row, the argmax is of the laws plus the noise of one position: what a draw takes, or a rule that
+    looks at T laws and draws one token. The number of passes is traced, so that to the compiler, too, this is a loop.
+    The cache given is consumed.
     """
 
-    def one(_, carry):
+    def one(index, carry):
         tokens, cache = carry
         forward, cache = lm.extend(params, cache, tokens)
-        return noise.first_largest(forward.logits), lm.rewind(cache, length)
+        values = forward.logits
+        if keys is not None:
+            here = noise.at(keys, jnp.full_like(length, index), noise.Purpose.TOKEN)
+            values = jax.nn.log_softmax(values) + noise.gumbel(here, lm.vocab_size)[:, None]
+        return noise.first_largest(values), lm.rewind(cache, length)
 
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 
 
-def _loop(model: Model, prompt: Prompt, room: int, step: int, inner: int) -> Callable[[], object]:
+def _loop(model: Model, prompt: Prompt, room: int, step: int, inner: int, sampled: bool) -> Callable[[], object]:
     """A call that makes `inner` passes over `step` tokens and waits for them; warmed up."""
     lm, count = model.lm, jnp.asarray(inner, jnp.int32)
     forward, cache = _prefill(lm, model.params, prompt, buffers.row_width(lm, prompt) + room)
     length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
     tokens = jnp.repeat(jnp.argmax(forward.logits, axis=-1).astype(jnp.int32), step, axis=1)
+    keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
     def call() -> None:
         nonlocal cache
-        last, cache = passes(lm, model.params, cache, length, tokens, count)
+        last, cache = passes(lm, model.params, cache, length, tokens, count, keys)
         last.block_until_ready()
 
     call()

@@ -101,7 +101,8 @@ def against_floor(target: Model, prompt: Prompt, bandwidth: float, ask: Ask) -> 
     load = load._replace(dtype=_dtype(target))
     size = load.weight_bytes + load.cache_bytes
     jobs = _jobs(target, prompt, ask._replace(seeds=1))
-    whole, first = cost.take_turns(_warm([functools.partial(_run, jobs), functools.partial(_start, jobs)]), ask.repeats)
+    calls = [functools.partial(do, jobs) for do in (cost.run_all, cost.start_all)]
+    whole, first = cost.take_turns(_warm(calls), ask.repeats)
     floor = 1e3 * size / bandwidth
     each = 1e3 * (whole - first) / (ask.new_tokens - 1)
     return {
@@ -125,7 +126,7 @@ def speedup(target: Model, draft: Model, prompt: Prompt, setting: Setting, ask: 
     rounds = sum(int(out.stats.rounds[0]) for out in outcomes)
     accepted = sum(int(out.trace.num_accepted.sum()) for out in outcomes)
     rejected = sum(int((out.trace.num_accepted < out.trace.draft_length).sum()) for out in outcomes)
-    calls = [functools.partial(do, jobs) for do in (_run, _start) for jobs in (plain, ours)]
+    calls = [functools.partial(do, jobs) for do in (cost.run_all, cost.start_all) for jobs in (plain, ours)]
     whole, our_whole, first, our_first = cost.take_turns(_warm(calls), ask.repeats)
     saved = ask.seeds * (ask.new_tokens - 1) / rounds
     costs = cost.measure(target, draft, prompt, gamma=setting.gamma, repeats=ask.repeats, max_new_tokens=ask.new_tokens)
@@ -171,16 +172,6 @@ def _jobs(target: Model, prompt: Prompt, ask: Ask, **options: Any) -> list[Job]:
     return [request.prepare(target, prompt, key=jax.random.key(seed), **options) for seed in range(ask.seeds)]
 
 
-def _run(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        loop.run(*job).tokens.block_until_ready()
-
-
-def _start(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        loop.start(*job).tokens.block_until_ready()
-
-
 def _warm(calls: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
     """The calls, each made once: what they run is compiled."""
     for call in calls:
@@ -195,8 +186,8 @@ def table(found: dict[str, Any]) -> Table:
     for row in found["settings"]:
         whole, after = row["speedup"], row["speedup_after_prefill"]
         how = (row["task"], f"{row['temperature']:g}", f"{row['gamma']}", f"{row['alpha']:.2f}", f"{row['c']:.3f}")
-        spread = f"{whole['min']:.2f}..{whole['max']:.2f}"
-        got = (f"{row['paper']}×", f"{whole['median']:.2f}×", spread, f"{after['median']:.2f}×")
+        around = f"{whole['min']:.2f}..{whole['max']:.2f}"
+        got = (f"{row['paper']}×", f"{whole['median']:.2f}×", around, f"{after['median']:.2f}×")
         theory_says = (f"{row['predicted_of_these_rounds']:.2f}×", f"{row['theorem']:.2f}×")
         view.add_row(*how, f"{row['v']:.2f}", *got, *theory_says)
     return view
@@ -257,7 +248,7 @@ def main(
         rule = random_verdicts_for_benchmarks(first.alpha)
         jobs = _jobs(target, prompt, ask._replace(seeds=1), drafter=draft, gamma=first.gamma, accept=rule)
         with jax.profiler.trace(str(profile)):
-            _run(jobs)
+            cost.run_all(jobs)
     if as_json:
         print(json.dumps(found))
         return

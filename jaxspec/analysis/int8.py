@@ -22,13 +22,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis import acceptance, cost, quality, report
+from jaxspec.analysis import acceptance, cost, heldout, quality, report
 from jaxspec.analysis.estimate import spread
 from jaxspec.base import Model
 from jaxspec.decode import loop, request
 from jaxspec.model import DTYPES, load
-from jaxspec.nets.t5 import T5Config
-from jaxspec.training.jsonl import read_jsonl, write_text
+from jaxspec.training.jsonl import write_text
 
 SIDES = ("target", "draft")
 TIMED = 4  # prompts of a timed turn, one at a time
@@ -90,7 +89,7 @@ def compare(
             say(f"{dtype}: {task}")
             about["tasks"][task] = _of_task(task, rows, first, target, draft, ask)
         found["dtypes"][dtype] = about
-        calls += [functools.partial(_run, jobs) for jobs in ways]
+        calls += [functools.partial(cost.run_all, jobs) for jobs in ways]
     say("speed")
     for call in calls:
         call()
@@ -142,8 +141,9 @@ def _of_task(
         return acceptance.measure(big, small, prompts, batch=report.BATCH, **sampled).alpha
 
     scored = {}
-    if score := report.TASKS.get(task):
-        scored[{"bleu": "sacreBLEU", "rouge_l": "ROUGE-L"}[score.__name__]] = score(plain, references)
+    if task in report.SCORES:
+        metric, score = report.SCORES[task]
+        scored[metric] = score(plain, references)
     if ask.data is not None:
         scored["loss per token, nats"] = report.heldout_loss(target, ask.data, task)
     return {
@@ -161,16 +161,11 @@ def _bytes(model: Model) -> int:
 
 
 def _jobs(target: Model, drafter: Model | None, prompts: Sequence[str], ask: Ask) -> list[request.Job]:
-    """One greedy generation for each prompt, all of one shape."""
+    """One greedy generation for each prompt, all of one shape and, whatever the dtype says, of as many tokens."""
     whole = request.encode(target, prompts)
     rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], whole) for i in range(len(prompts))]
-    options: dict[str, Any] = dict(drafter=drafter, gamma=ask.gamma, max_new_tokens=ask.new_tokens)
+    options: dict[str, Any] = dict(drafter=drafter, gamma=ask.gamma, max_new_tokens=ask.new_tokens, eos_ids=())
     return [request.prepare(target, row, **options) for row in rows]
-
-
-def _run(jobs: Sequence[request.Job]) -> None:
-    for job in jobs:
-        jax.block_until_ready(loop.run(*job))
 
 
 def main(
@@ -186,10 +181,9 @@ def main(
     """Measures a pair in float32, bfloat16 and int8."""
     with Console(stderr=True).status("loading") as status:
         pairs = {dtype: (load(target, dtype=dtype), load(draft, dtype=dtype)) for dtype in DTYPES}
-        names = ("translation", "synopsis") if isinstance(pairs["float32"][0].config, T5Config) else ("text",)
-        if len(names) > 1:
+        tasks = {name: heldout.rows(name)[:rows] for name in heldout.tasks_of(pairs["float32"][0])}
+        if set(tasks) & set(report.SCORES):
             quality.check()
-        tasks = {name: list(read_jsonl(report.HELDOUT / f"{name}.jsonl"))[:rows] for name in names}
         found = compare(pairs, tasks, Ask(gamma, new_tokens, repeats, data), status.update)
     Console().print(table(found))
     if json_out is not None:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.analysis import cost, peer_tables, peer_transformers
+from jaxspec.analysis import cost, heldout, peer_tables, peer_transformers
 from jaxspec.analysis.estimate import spread
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import generate, request
@@ -37,7 +37,6 @@ from jaxspec.nets.t5 import T5Config
 from jaxspec.training.jsonl import read_jsonl
 from jaxspec.weights import int8
 
-HELDOUT = Path(jaxspec.__file__).parent / "data" / "heldout"
 MATCH = 3  # the longest match that either library looks up
 OURS, THEIRS = "jaxspec", "transformers"
 Name = tuple[str, str, int]  # library, how, gamma
@@ -224,11 +223,11 @@ def _dtype(model: Model) -> str:
 
 
 def _describe(model: Model) -> dict[str, Any]:
-    return {"name": model.name, "parameters": sum(x.size for x in jax.tree.leaves(model.params))}
+    return {"name": model.name, "parameters": int8.count(model.params)}
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    numbers = tuple(dict.fromkeys(int(part) if part.strip().isdigit() else 0 for part in text.split(",")))
+    numbers = tuple(dict.fromkeys(int(part) if part.strip().isdecimal() else 0 for part in text.split(",")))
     if min(numbers) < 1:
         raise typer.BadParameter(f"got {text!r}, expected positive integers separated by commas", param_hint=option)
     return numbers
@@ -252,8 +251,7 @@ def main(
     peer_transformers.check()
     gammas, batches = _numbers(gamma, "--gamma"), _numbers(batch, "--batch")
     big, small = jaxspec.load(target), jaxspec.load(draft)
-    task = "text" if big.lm.start_token is None else "translation"
-    lines = read_jsonl(HELDOUT / f"{task}.jsonl" if prompts is None else prompts)
+    lines = heldout.rows(heldout.tasks_of(big)[0]) if prompts is None else read_jsonl(prompts)
     texts = [line["input"] for line in itertools.islice(lines, max(rows, *batches))]
     if widen:
         big = wider.widen(big, widen)

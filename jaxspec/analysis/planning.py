@@ -155,6 +155,7 @@ def of_pair(
             advance(f"batch {batch}, gamma {gamma}")
 
         timing: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, advance=timed)
+        timing["sampled"] = temperature > 0
         c, v = costs(target, drafter, group, most, **timing)
         yield plan(min(alpha, 1.0), c, v, c_hat=ratio, batch=batch, tokens=tokens)
 
@@ -173,6 +174,7 @@ def costs(
     *,
     repeats: int,
     max_new_tokens: int,
+    sampled: bool = False,
     advance: Callable[[int], object] = lambda gamma: None,
 ) -> tuple[float, np.ndarray]:
     """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `probes(most)`, and linear between them.
@@ -181,12 +183,12 @@ def costs(
         target, drafter: two models with one vocabulary.
         prompt: the batch that passes are timed on.
         most: the largest gamma.
-        repeats, max_new_tokens: as in `cost.measure`.
+        repeats, max_new_tokens, sampled: as in `cost.measure`.
         advance: called with each gamma that has been timed.
     """
     found = []
     for gamma in probes(most):
-        options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens)
+        options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
         found.append(cost.measure(target, drafter, prompt, gamma=gamma, **options))
         advance(gamma)
     v = np.interp(np.arange(most + 1), [0, *probes(most)], [1.0, *(one.v for one in found)])

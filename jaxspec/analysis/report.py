@@ -22,18 +22,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import jaxspec
-from jaxspec.analysis import acceptance, cost, quality
+from jaxspec.analysis import acceptance, cost, heldout, quality
 from jaxspec.base import Model
 from jaxspec.decode import generate, request
-from jaxspec.nets.t5 import T5Config
+from jaxspec.model import load
 from jaxspec.training import data
-from jaxspec.training.jsonl import read_jsonl, write_text
+from jaxspec.training.jsonl import write_text
 from jaxspec.training.loop import evaluate
 from jaxspec.training.losses import cross_entropy
+from jaxspec.weights import int8
 
-HELDOUT = Path(jaxspec.__file__).parent / "data" / "heldout"
-TASKS = {"translation": quality.bleu, "synopsis": quality.rouge_l}  # of a T5, and what its text is scored by
+SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
+DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl
 GAMMAS = (1, 4, 7)
 BATCH = 16
 WIDTHS = ((32, 32), (64, 64), (112, 128))  # batch shapes of the held-out loss, source and target tokens
@@ -53,7 +53,7 @@ def report(
 
     Args:
         target, draft: two T5s or two GPTs with one tokenizer.
-        folder: where `t5.heldout.jsonl` or `gpt.heldout.jsonl` is.
+        folder: where `t5.heldout.jsonl`, `edit.heldout.jsonl` or `gpt.heldout.jsonl` is.
         rows: held-out prompts per task, at most 300.
         max_new_tokens: most tokens to generate per prompt.
         advance: called with what is being done and the number of rows done, for a progress bar.
@@ -66,13 +66,13 @@ def report(
         FileNotFoundError: the folder lacks the held-out data.
         ImportError: the `train` extra is not installed.
     """
-    tasks = _tasks(target)
-    if any(tasks.values()):
+    tasks = heldout.tasks_of(target)
+    if set(tasks) & set(SCORES):
         quality.check()
     sides = {"target": target, "draft": draft}
     found: dict[str, Any] = {"environment": cost.environment()}
     for side, model in sides.items():
-        size = sum(x.size for x in jax.tree.leaves(model.params))
+        size = int8.count(model.params)
         found[side] = {"name": model.name, "parameters": size, "dtype": model.config.dtype}
     found["loss"] = {task: {} for task in tasks}
     for task in tasks:
@@ -80,21 +80,22 @@ def report(
             found["loss"][task][side] = heldout_loss(model, folder, task)
             advance(f"{task}: loss", 0)
     found["tasks"] = {}
-    for task, score in tasks.items():
-        chosen = list(read_jsonl(HELDOUT / f"{task}.jsonl"))[:rows]
-        found["tasks"][task] = _of_task(task, score, chosen, target, draft, max_new_tokens, advance)
+    for task in tasks:
+        chosen = heldout.rows(task)[:rows]
+        found["tasks"][task] = _of_task(task, chosen, target, draft, max_new_tokens, advance)
     return found
 
 
 def heldout_loss(model: Model, folder: Path, task: str) -> float:
     """Loss per token, in nats, over a task's held-out examples ("text": a language model's)."""
+    file = folder / DATA.get(task, "t5.heldout.jsonl")
     if task == "text":
         width = min(TEXT_WIDTH, model.config.max_positions - 1)
-        examples = data.read_texts(folder / "gpt.heldout.jsonl", model.tokenizer, width)
+        examples = data.read_texts(file, model.tokenizer, width)
         shapes = data.buckets([(0, width)], tokens=2048)
     else:
         source, width = max(WIDTHS)
-        examples = data.read_pairs(folder / "t5.heldout.jsonl", model.tokenizer, [task], source, width)
+        examples = data.read_pairs(file, model.tokenizer, [task], source, width)
         shapes = data.buckets(WIDTHS, tokens=2048)
     batches = data.Batches(examples, shapes, seed=0)
     return evaluate(jax.jit(cross_entropy(model.config)), model.params, batches.once())
@@ -143,16 +144,11 @@ def table(found: dict[str, Any]) -> Table:
 def steps(target: Model, rows: int) -> int:
     """Rows that `report` will have done in the end."""
     passes = len(GAMMAS) + 2 + 1  # rounds, the two temperatures, plain text of the target
-    return rows * sum(passes + (score is not None) for score in _tasks(target).values())
-
-
-def _tasks(target: Model) -> dict[str, Callable[..., float] | None]:
-    return dict(TASKS) if isinstance(target.config, T5Config) else {"text": None}
+    return rows * sum(passes + (task in SCORES) for task in heldout.tasks_of(target))
 
 
 def _of_task(
     task: str,
-    score: Callable[..., float] | None,
     chosen: Sequence[dict[str, str]],
     target: Model,
     draft: Model,
@@ -166,9 +162,9 @@ def _of_task(
         return lambda rows: advance(f"{task}: {what}", rows)
 
     plain, _ = decode(target, prompts, doing("target"), max_new_tokens=max_new_tokens)
-    if score is not None:
+    if task in SCORES:
+        metric, score = SCORES[task]
         small, _ = decode(draft, prompts, doing("draft"), max_new_tokens=max_new_tokens)
-        metric = {"bleu": "sacreBLEU", "rouge_l": "ROUGE-L"}[score.__name__]
         found["quality"] = {
             "metric": metric,
             "target": score(plain, references),
@@ -209,7 +205,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", min=1)] = 128,
 ) -> None:
     """Measures a pair on held-out data and prints the numbers of its model card."""
-    big, small = jaxspec.load(target), jaxspec.load(draft)
+    big, small = load(target), load(draft)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("rows", total=steps(big, min(rows, 300)))

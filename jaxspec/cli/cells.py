@@ -1,7 +1,9 @@
 """What `jaxspec measure` measures: one cell after the other, each a pair on a task with one way to decode.
 
 A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its costs are timed as in
-`analysis.cost`; its speed is that of whole generations, plain and speculative in turn.
+`analysis.cost`; its speed is that of whole generations, plain and speculative in turn. It is predicted twice: from
+alpha alone, by Theorem 3.8, which takes guesses to be kept independently of each other in an endless text; and from the
+tokens a round that these texts would yield, replayed along them (see `analysis.replay`).
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ from jaxspec.cli import speeds, timing
 from jaxspec.cli.ledger import Ledger
 
 if TYPE_CHECKING:
+    from jaxspec.accept import Rule
     from jaxspec.analysis.cost import Cost
     from jaxspec.analysis.replay import Store
     from jaxspec.base import Model, Prompt
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
+CONTENTS = 2  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+
+
+OF_SPEED = ("c", "v", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
 
 
 class Task(NamedTuple):
@@ -93,7 +100,7 @@ def measure(
     from jaxspec.analysis import cost
 
     machine = cost.environment()
-    shared = {"target": identity(target)}
+    shared = {"target": identity(target), "contents": CONTENTS}
     shared |= {name: getattr(ask, name) for name in ("new_tokens", "rows", "batch", "repeats", "seed", "dtype")}
     shared |= {name: machine[name] for name in ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec")}
     names = [identity(drafter) for drafter in drafters]
@@ -149,16 +156,23 @@ def cell_of(
         return replay.record(where, target, drafter, prompt, max_new_tokens=ask.new_tokens, **asked)
 
     @functools.cache
-    def costs() -> tuple[float, np.ndarray]:
-        return planning.costs(target, drafter, group, MOST, **timed)
+    def costs(sampled: bool) -> tuple[float, np.ndarray]:
+        return planning.costs(target, drafter, group, MOST, sampled=sampled, **timed)
 
     @functools.cache
-    def cost_at(gamma: int) -> Cost:
-        return cost.measure(target, drafter, group, gamma=gamma, **timed)
+    def cost_at(gamma: int, sampled: bool) -> Cost:
+        return cost.measure(target, drafter, group, gamma=gamma, sampled=sampled, **timed)
 
     def planned(temperature: float, share: float, alpha: float) -> int:
         tokens = planning.tokens_by_gamma(texts(temperature), MOST) if share == 1 else None
-        return planning.plan(alpha, *costs(), tokens=tokens).gamma
+        return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
+
+    def replayed(temperature: float, share: float, gamma: int) -> float | None:
+        """Tokens a round; None where they cannot be told from the target's own text."""
+        rule = rule_of(share)
+        if temperature == 0 and rule.reads_soft:
+            return None
+        return replay.evaluate(texts(temperature), rule, gamma=gamma).tokens_per_round.value
 
     def cell(temperature: float, share: float, gamma: int | str) -> dict[str, Any]:
         rate = lenience.alpha(texts(temperature), share)
@@ -167,12 +181,21 @@ def cell_of(
         found: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
         found |= {"positions": int(rate.counts.sum()), "chosen_gamma": chosen}
         if not chosen:
-            return found | dict.fromkeys(("c", "v", "predicted", "tokens_per_round", "speed", "speed_after_prefill"))
-        c, v = cost_at(chosen).c, cost_at(chosen).v
+            return found | dict.fromkeys(OF_SPEED)
+        costs = cost_at(chosen, temperature > 0)
+        c, v, tokens = costs.c, costs.v, replayed(temperature, share, chosen)
         found |= {"c": c, "v": v, "predicted": float(theory.improvement(alpha, chosen, c, v))}
+        found["replayed"] = None if tokens is None else tokens / (chosen * c + v)
         return found | _speed(target, drafter, prompt, ask, temperature, share, chosen)
 
     return cell
+
+
+def rule_of(lenience: float) -> Rule:
+    """The paper's rule, exact at lenience 1."""
+    from jaxspec import accept
+
+    return accept.rejection() if lenience == 1 else accept.lenient(lenience)
 
 
 def _key(ask: Ask, temperature: float) -> Any:
@@ -187,11 +210,10 @@ def _speed(
     """Whole generations, plain and speculative in turn."""
     import jax
 
-    from jaxspec import accept
     from jaxspec.analysis import cost
     from jaxspec.decode import request
 
-    rule, key = accept.rejection() if lenience == 1 else accept.lenient(lenience), _key(ask, temperature)
+    rule, key = rule_of(lenience), _key(ask, temperature)
     jobs = []
     for side in (None, drafter):
         options: dict[str, Any] = dict(drafter=side, gamma=gamma, accept=rule, temperature=temperature)
@@ -201,8 +223,8 @@ def _speed(
             [request.prepare(target, group, key=own, max_new_tokens=ask.new_tokens, **options) for group, own in keyed]
         )
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    seconds = cost.take_turns([functools.partial(timing.run_all, some) for some in jobs], ask.repeats)
-    first = cost.take_turns([functools.partial(timing.start, some[0]) for some in jobs], ask.repeats + 1)[:, 1:]
+    seconds = cost.take_turns([functools.partial(cost.run_all, some) for some in jobs], ask.repeats)
+    first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
     after = seconds - len(jobs[0]) * np.median(first, axis=1, keepdims=True)
     tokens = [sum(int((o.stats.emitted - 1).sum()) for o in some) for some in outcomes]
     found = speeds.against_plain(outcomes[0], outcomes[1], seconds[0], seconds[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +103,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     Raises:
         ValueError: the model has no tokenizer.
     """
+    from jaxspec import vocabulary
     from jaxspec.recipes import family_of
     from jaxspec.weights import orbax
 
@@ -115,8 +115,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     config = dataclasses.replace(model.config, dtype="float32")
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
-    with tempfile.TemporaryDirectory() as words:
-        model.tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
+    with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)
 
 

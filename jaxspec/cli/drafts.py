@@ -13,11 +13,13 @@ from rich.table import Table
 
 from jaxspec.cli import named, tables
 from jaxspec.cli.bench import numbers
-from jaxspec.cli.prompts import heldout, tasks_of
+from jaxspec.cli.prompts import heldout
 from jaxspec.cli.ways import Task, Way, compare
 
 if TYPE_CHECKING:
     from jaxspec.base import Drafter, Model, Policy, Prompt
+
+COSTED = 9  # repeats of what passes cost: policies trust these numbers
 
 
 def drafts(
@@ -45,8 +47,9 @@ def drafts(
 
     Every way takes its turn in each repeat, plain decoding too; ratios are to plain decoding in the same repeat. α is
     the share of kept guesses among those that had a trial; theory is the tokens per round over what its passes cost
-    (Theorem 3.8 with the verify pass at its price); "of best" compares with that drafter's best fixed γ. With several
-    tasks or temperatures a last table is of prompts of all of them.
+    (Theorem 3.8 with the verify pass at its price); "of best" compares with that drafter's best fixed γ. Passes are
+    priced greedily and, where a task is sampled, with a draw. With several tasks or temperatures a last table is of
+    prompts of all of them.
 
         jaxspec drafts --drafters lookup,debian-t5-small --widen 9216
 
@@ -63,22 +66,30 @@ def drafts(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         names = [name for name in drafters.split(",") if name]
-        shown = bar.add_task("costs", total=len(names) * (1 + len(wanted)))
-        example, sized = wanted[0].prompts[0], dict(max_new_tokens=new_tokens)
-        v = cost.verify_costs(big, example, gamma=max(lengths), **sized)
-        exact = {n: cost.measure(big, big, example, gamma=n, **sized).v for n in lengths}
-        ways = [Way(("plain", ""), None, 0)]
-        for name in names:
-            drafter = named.drafter(name, dtype)
-            c = cost_of(drafter, name, dtype, big, example, new_tokens)
-            ways += [Way((name, f"γ = {n}"), drafter, n, None, c, fixed_costs(drafter, n, exact[n])) for n in lengths]
-            ways += [Way((name, kind), drafter, max(lengths), p, c, v) for kind, p in chosen(policies, c, v)]
-            bar.update(shown, advance=1)
-        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen, "v": v.tolist()}
-        found |= {"costs": {way.name[0]: way.c for way in ways[1:]}, "tasks": []}
+        kinds = sorted({task.sampled for task in wanted})
+        shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
+        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen}
+        found |= {"costs": [], "tasks": []}
+        made = {name: named.drafter(name, dtype) for name in names}
+        ways: dict[bool, list[Way]] = {}
+        for sampled in kinds:
+            sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled, repeats=COSTED)
+            example = wanted[0].prompts[0]
+            v = cost.verify_costs(big, example, gamma=max(lengths), **sized)
+            exact = {n: cost.measure(big, big, example, gamma=n, **sized).v for n in lengths}
+            c = {}
+            ways[sampled] = [Way(("plain", ""), None, 0)]
+            for name, drafter in made.items():
+                c[name] = cost_of(drafter, name, dtype, big, example, **sized)
+                fixed = [(n, fixed_costs(drafter, n, exact[n])) for n in lengths]
+                ways[sampled] += [Way((name, f"γ = {n}"), drafter, n, None, c[name], each) for n, each in fixed]
+                free = chosen(policies, c[name], v)
+                ways[sampled] += [Way((name, kind), drafter, max(lengths), p, c[name], v) for kind, p in free]
+                bar.update(shown, advance=1)
+            found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_fixed": exact})
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
-            found["tasks"].append(compare(big, ways, task, new_tokens, repeats))
+            found["tasks"].append(compare(big, ways[task.sampled], task, new_tokens, repeats))
             jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
     if as_json:
         print(json.dumps(found))
@@ -90,24 +101,32 @@ def drafts(
         r for task in found["tasks"] for r in task["results"] if not r["sampled"] and r["same_text"] < r["prompts"]
     ]
     out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
-    costs = ", ".join(f"{exact[n]:.2f} (γ = {n})" for n in lengths)
-    out.print(f"A verify pass over γ + 1 tokens costs, in one-token passes: {costs}.")
-    out.print("A guess costs " + ", ".join(f"{c:.3f} ({name})" for name, c in found["costs"].items()) + ".")
+    for costs in found["costs"]:
+        passes = ", ".join(f"{v:.2f} (γ = {n})" for n, v in costs["v_fixed"].items())
+        guesses = ", ".join(f"{c:.3f} ({name})" for name, c in costs["c"].items())
+        how = "With draws" if costs["sampled"] else "Greedily"
+        out.print(f"{how}, in one-token passes: verifying γ guesses costs {passes}; a guess costs {guesses}.")
 
 
-def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, new_tokens: int) -> float:
-    """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups."""
+def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, **options: Any) -> float:
+    """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups.
+
+    Args:
+        drafter, name, dtype: of it.
+        target, prompt: what it is measured beside.
+        **options: of `analysis.cost.measure`.
+    """
     from jaxspec.analysis import cost
     from jaxspec.base import Model
 
     if "+" in name:
         last = name.rpartition("+")[2]
-        return cost_of(named.drafter(last, dtype), last, dtype, target, prompt, new_tokens)
+        return cost_of(named.drafter(last, dtype), last, dtype, target, prompt, **options)
     if name.startswith("argmax:"):
         drafter = named.drafter(name.removeprefix("argmax:"), dtype)
     if not isinstance(drafter, Model):
         return 0.0
-    return cost.measure(target, drafter, prompt, gamma=1, max_new_tokens=new_tokens).c
+    return cost.measure(target, drafter, prompt, gamma=1, **options).c
 
 
 def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:
@@ -152,6 +171,7 @@ def table_of(found: dict[str, Any]) -> Table:
 
 
 def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
+    from jaxspec.analysis.heldout import tasks_of
     from jaxspec.decode import request
 
     found = []

@@ -33,7 +33,9 @@ def measure(
     draft: Annotated[
         str, typer.Option(help="The models that guess, separated by commas; unigram, bigram and trigram are counted.")
     ] = DRAFT,
-    task: Annotated[str, typer.Option(help="Held-out prompts, separated by commas: translation, synopsis, text.")] = "",
+    task: Annotated[
+        str, typer.Option(help="Held-out prompts, separated by commas: translation, synopsis, edit, text.")
+    ] = "",
     prompts: Annotated[
         Path | None, typer.Option(help="Instead of a --task: a file of prompts, one a line, or .jsonl with inputs.")
     ] = None,
@@ -60,9 +62,10 @@ def measure(
 ) -> None:
     """Measure a pair: α, c and v, and the speed-up as predicted and as it is, by task, temperature and lenience.
 
-    α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v. n-gram
-    drafters are counted on the references of held-out prompts that are not measured on. An interrupted run goes on
-    where it was if it is given the same --resume.
+    α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v, which
+    takes guesses to be independent and texts to be endless; replayed is the same with the tokens a round that these
+    texts would yield. n-gram drafters are counted on the references of held-out prompts that are not measured on. An
+    interrupted run goes on where it was if it is given the same --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -131,15 +134,15 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
     names = {"temperature": "T", "lenience": "l"}
     varied = [name for name in names if len({cell[name] for cell in found}) > 1]
     alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
-    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "meas-\nured"]
-    made = tables.table([*heads, "min..max"], title=", ".join([title, *alike]))
+    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "re-\nplayed"]
+    made = tables.table([*heads, "meas-\nured", "min..max"], title=", ".join([title, *alike]))
     for cell in found:
         half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
         line = [f"{cell[name]:g}" for name in varied]
         line += [f"{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
         if cell["chosen_gamma"]:
             line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
-            line += [f"{cell['predicted']:.2f}"]
+            line += [f"{cell['predicted']:.2f}", "–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"]
             line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
         made.add_row(*line)
     return made
@@ -147,12 +150,12 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
 
 def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
     """What was measured, and on what."""
-    import jax
+    from jaxspec.weights import int8
 
     machine = about["cpu"] if about["device"] == "cpu" else about["device"]
     cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
     how = f"batch {ask.batch}, {ask.new_tokens} new tokens, {ask.dtype}"
-    size = tables.count(sum(x.size for x in jax.tree.leaves(target.params)))
+    size = tables.count(int8.count(target.params))
     return f"{target.name} ({size}) · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
 
 
@@ -160,18 +163,21 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     """How measured speeds compare with predicted ones, and the plan's gamma with the best of a sweep.
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
-    >>> cell |= {"predicted": 2.0, "speed": None, "speed_after_prefill": {"median": 1.9}}
-    >>> summary([cell])
-    'Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95.'
-    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[1]
+    >>> cell |= {"predicted": 2.0, "replayed": 2.5, "speed": None, "speed_after_prefill": {"median": 1.9}}
+    >>> for said in summary([cell]).split(". "):
+    ...     print(said)
+    Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95
+    Measured over replayed: 0.76 in the median of 1 cells, 0.76 to 0.76.
+    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[2]
     "The plan's γ has 0.53 of the best γ's speed in the worst of 1 sweeps; in 1 it is not to speculate."
     """
-    speeds = [cell for cell in found if cell["predicted"] and cell["speed_after_prefill"]]
     said = []
-    if speeds:
-        shares = [cell["speed_after_prefill"]["median"] / cell["predicted"] for cell in speeds]
-        spread = f"{np.median(shares):.2f} in the median of {len(shares)} cells, {min(shares):.2f} to {max(shares):.2f}"
-        said.append(f"Measured over predicted: {spread}.")
+    for how in ("predicted", "replayed"):
+        speeds = [cell for cell in found if cell[how] and cell["speed_after_prefill"]]
+        shares = [cell["speed_after_prefill"]["median"] / cell[how] for cell in speeds]
+        if shares:
+            around = f"{min(shares):.2f} to {max(shares):.2f}"
+            said.append(f"Measured over {how}: {np.median(shares):.2f} in the median of {len(shares)} cells, {around}.")
     shares = plan_shares(found)
     plain = sum(cell["predicted"] is None for cell in found)
     if shares:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import os
 import select
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxspec.base import Model, Prompt
 
-HELDOUT = ("translation", "synopsis", "edit", "text")
 PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
 
 
@@ -90,30 +88,22 @@ def _piped() -> str:
 
 def heldout_for(target: Model, count: int) -> list[str]:
     """Held-out prompts of the kind that a model takes."""
+    from jaxspec.analysis.heldout import tasks_of
+
     return heldout(tasks_of(target)[0], count)
-
-
-def tasks_of(target: Model) -> tuple[str, ...]:
-    """The tasks of the held-out prompts that a model is for: by its name, else by its kind."""
-    if target.name.endswith("-edit"):
-        return ("edit",)
-    return ("text",) if target.lm.start_token is None else ("translation", "synopsis")
 
 
 def heldout(task: str, count: int) -> list[str]:
     """The first prompts of those that come with jaxspec, for a task."""
+    from jaxspec.analysis.heldout import rows
+
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
-    return [row["input"] for row in _heldout(task)[:count]]
+    return [row["input"] for row in rows(task)[:count]]
 
 
 def references(target: Model, skip: int) -> list[str]:
     """What the held-out prompts of the kind that a model takes were taken from, without the first of each task."""
-    return [row["reference"] for task in tasks_of(target) for row in _heldout(task)[skip:]]
+    from jaxspec.analysis.heldout import rows, tasks_of
 
-
-def _heldout(task: str) -> list[dict[str, str]]:
-    if task not in HELDOUT:
-        raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(HELDOUT)}")
-    file = importlib.resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
-    return [json.loads(row) for row in _lines(file.read_text(encoding="utf-8"))]
+    return [row["reference"] for task in tasks_of(target) for row in rows(task)[skip:]]

@@ -105,9 +105,9 @@ def _of_batch(
         for gamma in gammas
     ]
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    runs = [functools.partial(timing.run_all, some) for some in jobs]
+    runs = [functools.partial(cost.run_all, some) for some in jobs]
     seconds = cost.take_turns(runs, ask.repeats)
-    first = cost.take_turns([functools.partial(timing.start, some[0]) for some in jobs], ask.repeats + 1)[:, 1:]
+    first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
     results = []
     for index, gamma in enumerate(gammas):
         tokens = sum(int(outcome.length.sum()) for outcome in outcomes[index])

@@ -22,21 +22,6 @@ def run(job: Job) -> Outcome:
     return jax.tree.map(np.asarray, loop.run(*job))
 
 
-def run_all(jobs: Sequence[Job]) -> None:
-    """Whole generations, left on the device: what is timed."""
-    from jaxspec.decode import loop
-
-    for job in jobs:
-        loop.run(*job).tokens.block_until_ready()
-
-
-def start(job: Job) -> None:
-    """Prefill and the first token, left on the device."""
-    from jaxspec.decode import loop
-
-    loop.start(*job).tokens.block_until_ready()
-
-
 def tokens(outcomes: Sequence[Outcome]) -> list[list[int]]:
     """The new tokens of every row of some generations, without their padding."""
     rows = [(t, n) for o in outcomes for t, n in zip(np.asarray(o.tokens), np.asarray(o.length), strict=True)]

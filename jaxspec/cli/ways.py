@@ -29,6 +29,11 @@ class Task(NamedTuple):
     prompts: list[Prompt]
     temperatures: list[float]
 
+    @property
+    def sampled(self) -> bool:
+        """Whether any of it is."""
+        return any(self.temperatures)
+
 
 class Way(NamedTuple):
     """A way to draft.
@@ -57,7 +62,6 @@ def compare(target: Model, ways: list[Way], task: Task, new_tokens: int, repeats
     from jaxspec.analysis import cost
     from jaxspec.decode import request
 
-    sampled = any(task.temperatures)
     jobs: list[list[Job]] = []
     for way in ways:
         options: dict[str, Any] = dict(drafter=way.drafter, gamma=way.gamma, policy=way.policy)
@@ -66,14 +70,14 @@ def compare(target: Model, ways: list[Way], task: Task, new_tokens: int, repeats
         jobs.append(
             [
                 # As an array, so that greedy and sampled prompts of a task share a program.
-                request.prepare(target, p, temperature=[t] if sampled else 0.0, key=jax.random.key(i), **options)
+                request.prepare(target, p, temperature=[t] if task.sampled else 0.0, key=jax.random.key(i), **options)
                 for i, (p, t) in enumerate(each)
             ]
         )
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    seconds = cost.take_turns([functools.partial(timing.run_all, some) for some in jobs], repeats)
+    seconds = cost.take_turns([functools.partial(cost.run_all, some) for some in jobs], repeats)
     results = [_result(ways[i], outcomes[i], outcomes[0], seconds[i], seconds[0]) for i in range(len(ways))]
-    results = [result | {"sampled": sampled, "prompts": len(task.prompts)} for result in results]
+    results = [result | {"sampled": task.sampled, "prompts": len(task.prompts)} for result in results]
     for result in results:
         fixed = [r["ratio"]["median"] for r in results if r["fixed"] and r["drafter"] == result["drafter"]]
         result["of_best_fixed"] = result["ratio"]["median"] / max(fixed) if fixed else None
@@ -92,7 +96,9 @@ def _result(
     guessed = np.concatenate([o.trace.draft_length[0, : o.stats.rounds[0]] for o in ours])
     accepted = np.concatenate([o.trace.num_accepted[0, : o.stats.rounds[0]] for o in ours])
     trials = int((accepted + (accepted < guessed)).sum())
-    passes = way.v[guessed].sum() + way.c * guessed.sum()
+    # A policy's draft is as long as it says; a fixed one is drawn whole, though what a row can no longer say is cut.
+    drawn = guessed if way.policy is not None else np.where(guessed > 0, way.gamma, 0)
+    passes = way.v[drawn].sum() + way.c * drawn.sum()
     per_round = (tokens - len(ours)) / max(rounds, 1)
     return {
         "drafter": way.name[0],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -168,10 +169,8 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         CheckpointError: there is something at `folder` already, or transformers has no such model.
     """
     folder = Path(folder).expanduser().resolve()
-    if folder.exists() and not overwrite:
-        raise CheckpointError(f"{folder} exists: pass overwrite=True to replace it, or choose another name")
-    if folder.exists() and not is_folder(folder):
-        raise CheckpointError(f"{folder} is no Hugging Face model (it has no {CONFIG}): it will not be overwritten")
+    if complaint := folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG):
+        raise CheckpointError(complaint)
     try:
         family, table = families.describe(model.config)
     except FamilyError as error:
@@ -191,7 +190,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor as PyTorch has it, one at a time."""
-    params = parameters.flat(model.params)
+    params = parameters.flat(model.params, is_leaf=int8.is_quantised)
 
     def read(path: str) -> np.ndarray:
         x = params[path]
@@ -201,7 +200,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         ordered = sorted(parts, key=lambda item: item[1].part)
         whole = np.concatenate([read(path) for path, _ in ordered])
         whole = whole.T if ordered[0][1].transposed else whole
-        yield name, np.ascontiguousarray(whole, parameters.dtype_of(model.config.dtype))
+        yield name, np.ascontiguousarray(whole, jnp.dtype(model.config.dtype))
 
 
 def _write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:

@@ -27,7 +27,7 @@ from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import MANIFEST, some
 from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
-from jaxspec.weights import int8
+from jaxspec.weights import int8, parameters
 
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
@@ -101,7 +101,7 @@ def save(
     params = jax.tree.map(_as_float32, jax.tree.map(np.asarray, int8.dequantise(params)))
     if complaint := _differences(_abstract(config, family), params):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
-    if bad := [path for path, x in _by_path(params).items() if not np.isfinite(x).all()]:
+    if bad := [path for path, x in parameters.flat(params).items() if not np.isfinite(x).all()]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
     with folders.whole(folder) as beside:
         _write_params(beside / "params", cast(params, dtype))
@@ -113,18 +113,19 @@ def save(
     return manifest
 
 
-def restore(folder: str | Path, mesh: Mesh | None = None, dtype: str = "float32") -> tuple[Params, Any, Manifest]:
+def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any, Manifest]:
     """Reads a checkpoint, having checked every file of it.
 
     Args:
         folder: the checkpoint.
-        mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
-            stored, whatever it was saved from. None for the default device.
         dtype: of the matrices: "float32", "bfloat16", or "int8": these are `weights.int8`'s, and those that are stored
             so are taken as they are.
+        mesh: what to place the parameters on, as `jaxspec.sharding` says: each device is sent its own part of what is
+            stored, whatever it was saved from. None for the default device.
 
     Returns:
-        The parameters (other leaves float32, tables integers), the network's configuration, and the manifest.
+        The parameters (other leaves float32, tables integers), the network's configuration, whose dtype is that of the
+        computation, and the manifest.
 
     Raises:
         CheckpointError: there is none, it is damaged, or its parameters are not those of its configuration.
@@ -141,7 +142,8 @@ def restore(folder: str | Path, mesh: Mesh | None = None, dtype: str = "float32"
     del stored  # so that each leaf is let go of when its parameter is made
     made = [_in_memory(*leaves.pop(0), dtype) for _ in range(len(leaves))]
     wanted = jax.eval_shape(lambda params: cast(params, dtype), abstract)
-    return _in_the_shape_of(wanted, jax.tree.unflatten(tree, made)), manifest.model, manifest
+    config = dataclasses.replace(manifest.model, dtype=int8.computation(dtype))
+    return _in_the_shape_of(wanted, jax.tree.unflatten(tree, made)), config, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -160,7 +162,8 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. "
-            "Expected a folder that jaxspec.weights.orbax.save wrote, or a Hugging Face folder, with its config.json"
+            "Expected a folder that jaxspec.weights.orbax.save wrote, a Hugging Face folder, with its config.json, or "
+            "a checkpoint of T5X's"
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -182,7 +185,7 @@ def cast(params: Params, dtype: Any) -> Params:
     """Matrices as `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
 
     >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
-    >>> {name: str(x.dtype) for name, x in _by_path(cast(params, jnp.bfloat16)).items()}
+    >>> {name: str(x.dtype) for name, x in parameters.flat(cast(params, jnp.bfloat16)).items()}
     {'head/weight': 'bfloat16', 'norm/scale': 'float32'}
     """
     return jax.tree_util.tree_map_with_path(lambda path, x: int8.as_dtype(path, x, dtype), params)
@@ -278,28 +281,13 @@ def _as_float32(x: Any) -> Any:
 
 def _in_the_shape_of(abstract: Params, params: Params) -> Params:
     """Orbax gives dicts and lists back; these are the same leaves in the containers of `abstract`."""
-    leaves = _by_path(params)
-    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in _by_path(abstract)])
-
-
-def _by_path(tree: Params) -> dict[str, Any]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in flat}
+    leaves = parameters.flat(params)
+    return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
 
 
 def _differences(expected: Params, got: Params) -> str:
     """What is missing, what is unexpected, what has another shape or type; empty if nothing."""
-    want, have = _by_path(expected), _by_path(got)
-    parts = {
-        "missing": [path for path in want if path not in have],
-        "unexpected": [path for path in have if path not in want],
-        "wrong": [
-            f"{path} is {_shape(have[path])}, expected {_shape(x)}"
-            for path, x in want.items()
-            if path in have and _shape(have[path]) != _shape(x)
-        ],
-    }
-    return "".join(f"\n  {what}: {some(paths)}" for what, paths in parts.items() if paths)
+    return parameters.differences(parameters.flat(expected), parameters.flat(got), _shape)
 
 
 def _shape(x: Any) -> str:

@@ -1,16 +1,16 @@
 """A network's parameters by path ("encoder_0/ff/wi/weight"): their shapes, and putting them in place one by one.
 
-What every format of other libraries needs: names and shapes are compared before any weights are read, and each
-parameter goes straight to where it will be used, so that the host need not hold the model.
+What every format needs: names and shapes are compared before any weights are read. From the formats of other libraries
+each parameter goes straight to where it will be used, so that the host need not hold the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
@@ -45,13 +45,16 @@ def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) 
     Args:
         path: of the parameter.
         x: the parameter, in any of `FLOATS`.
-        config: of the network; its dtype is that of the computation.
+        config: of the network: says which axes are heads.
         mesh: as `jaxspec.sharding` has it; None for the default device.
-        dtype: "int8" makes a matrix entries and scales (`weights.int8`); otherwise a matrix has the config's dtype.
-            All other parameters are float32.
+        dtype: of a matrix: "float32", "bfloat16", or "int8", which makes it entries and scales (`weights.int8`). All
+            other parameters are float32.
+
+    Returns:
+        The parameter; of an int8 matrix, a dict with both.
     """
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
-    x = x.astype(dtype_of(config.dtype if matrix else "float32"), copy=False)
+    x = x.astype(jnp.dtype(int8.computation(dtype) if matrix else "float32"), copy=False)
     if matrix and dtype == "int8":
         made = jax.block_until_ready(int8.quantise_matrix(x))  # waited for, so that one matrix at a time is in float32
         return {kind: _put(f"{path}/{kind}", y, config, mesh) for kind, y in made.items()}
@@ -65,9 +68,9 @@ def _put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -
     return x if isinstance(x, jax.Array) else jnp.array(x)
 
 
-def flat(params: Params) -> dict[str, Any]:
-    """The leaves of a tree by path; an int8 matrix and its scales are one."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
+def flat(params: Params, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """The leaves of a tree by path; `is_leaf` as in `jax.tree.flatten`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
@@ -78,8 +81,14 @@ def nested(by_path: dict[str, Any]) -> Params:
     return traverse_util.unflatten_dict(by_path, sep="/")
 
 
-def differences(want: dict[str, Shape], have: dict[str, Shape]) -> str:
-    """What is missing, what is unexpected, what has another shape, a line each; empty if nothing.
+def differences(
+    want: dict[str, Any], have: dict[str, Any], said: Callable[[Any], str] = lambda shape: str(list(shape))
+) -> str:
+    """What is missing, what is unexpected, what is wrong, a line each; empty if nothing.
+
+    Args:
+        want, have: by name, what is expected and what there is: shapes, or whatever `said` can say.
+        said: a shape in words; two that are said alike are no difference.
 
     >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
     '\\n  missing (1): a\\n  wrong (1): b is [4, 3], expected [3, 4]'
@@ -88,14 +97,9 @@ def differences(want: dict[str, Shape], have: dict[str, Shape]) -> str:
         "missing": [name for name in want if name not in have],
         "unexpected": [name for name in have if name not in want],
         "wrong": [
-            f"{name} is {list(have[name])}, expected {list(shape)}"
-            for name, shape in want.items()
-            if name in have and have[name] != shape
+            f"{name} is {said(have[name])}, expected {said(x)}"
+            for name, x in want.items()
+            if name in have and said(have[name]) != said(x)
         ],
     }
     return "".join(f"\n  {what} ({len(names)}): {some(names)}" for what, names in parts.items() if names)
-
-
-def dtype_of(name: str) -> Any:
-    """NumPy's dtype of that name; it does not know bfloat16 itself."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -28,7 +28,7 @@ from jaxspec.weights.parameters import Shape
 from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
 from jaxspec.weights.t5x_names import Layout, entries, infer
 
-__all__ = ["is_folder", "name_of", "restore", "stored_dtype", "tokenizer"]
+__all__ = ["find", "is_folder", "name_of", "read_config", "restore", "stored_dtype", "tokenizer"]
 
 
 def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, T5Config]:
@@ -69,6 +69,17 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
             if path not in params:
                 params[path] = parameters.place(path, part, config, mesh, dtype)
     return parameters.nested(params), config
+
+
+def read_config(folder: str | Path) -> T5Config:
+    """The network of a checkpoint, or of a run's newest; reads no weights.
+
+    Raises:
+        CheckpointError: as `restore`, of what can be seen without reading weights.
+    """
+    checkpoint = find(Path(folder))
+    config, _, _ = _config(checkpoint, t5x_arrays.arrays(checkpoint))
+    return config
 
 
 def _ours(path: str, x: np.ndarray, shape: Shape) -> np.ndarray:

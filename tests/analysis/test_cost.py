@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import noise
 from jaxspec.analysis import cost
 from jaxspec.analysis.cost import Cost, measure, passes, take_turns
 from jaxspec.base import Forward, LanguageModel, Model, Prompt
@@ -49,6 +50,35 @@ def test_the_loop_makes_every_pass_and_uses_it(inner, step):
     assert cache["length"].tolist() == PROMPT.length.tolist()
     assert tokens.tolist() == [[inner % VOCAB] * step] * 2
     assert ("extend", (2, step)) in seen
+
+
+def test_sampled_passes_draw_from_the_law():
+    """Ids of probability 0 are never drawn; of two that are equally probable, each pass draws its own."""
+    model = counting_model([])
+    half = jnp.where(jnp.arange(VOCAB) < 2, 0.0, -jnp.inf)
+
+    def extend(params, cache, tokens):
+        logits = jnp.broadcast_to(half, (*tokens.shape, VOCAB))
+        cache = cache | {"passes": cache["passes"] + 1}
+        return Forward(logits, logits), cache | {"drawn": cache["drawn"].at[cache["passes"]].set(tokens[:, 0])}
+
+    lm = model.lm._replace(extend=extend)
+    _, cache = model.lm.prefill(model.params, PROMPT, 16)
+    keys = noise.row_keys(jax.random.key(0), 2)
+    cache |= {"drawn": jnp.zeros((33, 2), jnp.int32)}
+    _, cache = passes(lm, model.params, cache, PROMPT.length, jnp.zeros((2, 3), jnp.int32), jnp.asarray(32), keys)
+    drawn = np.asarray(cache["drawn"])[2:]
+    assert set(drawn.flat) == {0, 1}
+    assert (drawn[:, 0] != drawn[:, 1]).any()  # rows have noise of their own
+
+
+def test_sampling_is_timed_where_it_is_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cost, "passes", lambda *a: (seen.append(a[-1]), passes(*a))[1])
+    model = counting_model([])
+    for sampled in (False, True):
+        measure(model, model, PROMPT, gamma=1, repeats=1, inner=1, sampled=sampled)
+    assert [keys is not None for keys in seen] == [False] * 6 + [True] * 6
 
 
 def test_the_number_of_passes_is_traced():

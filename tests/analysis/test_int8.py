@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import typer
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from jaxspec import Model
 from jaxspec.analysis import int8 as script
 from jaxspec.nets import gpt
 from jaxspec.nets.gpt import GPTConfig
+from jaxspec.testing import word_tokenizer
 from jaxspec.weights import orbax
 
 WORDS = ["<pad>", "</s>", "<unk>", "das", "ist", "ein", "haus", "a", "house", "is"]
@@ -23,10 +22,7 @@ TINY = GPTConfig(len(WORDS), dim=32, ff_dim=64, layers=1, heads=2, max_positions
 
 def loaded(name: str, dtype: str) -> Model:
     """As `load` does, of random weights that are rounded by int8."""
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=False, **special)
+    tokenizer = word_tokenizer(WORDS, pad_token="<pad>")
     params = jax.jit(gpt.init, static_argnums=0)(TINY, jax.random.key(len(name)))
     params = jax.tree.map(lambda x: 8 * x if x.ndim == 2 else x, params)  # so that texts differ
     config = dataclasses.replace(TINY, dtype="float32" if dtype == "int8" else dtype)
@@ -37,9 +33,8 @@ def loaded(name: str, dtype: str) -> Model:
 def test_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(script, "load", loaded)
     monkeypatch.setattr(script, "DTYPES", ("float32", "int8"))
-    monkeypatch.setattr(script.report, "HELDOUT", tmp_path)
     rows = [{"input": "das ist", "reference": "ein haus"}, {"input": "a house is", "reference": "a house"}]
-    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    monkeypatch.setattr(script.heldout, "rows", lambda task: {"text": rows}[task])
     app = typer.Typer()
     app.command()(script.main)
     options = ["--new-tokens", "8", "--gamma", "2", "--repeats", "2", "--json", str(tmp_path / "out.json")]

@@ -34,6 +34,8 @@ def test_drafters_and_policies(loading):
         for drafter in ("debian-t5-small", "lookup+debian-t5-small"):
             fixed = [r["of_best_fixed"] for r in rest if r["drafter"] == drafter and r["fixed"]]
             assert len(fixed) == 2 and max(fixed) == 1
+    assert [costs["sampled"] for costs in found["costs"]] == [False, True]
+    assert all(set(costs["c"]) == {"debian-t5-small", "lookup+debian-t5-small"} for costs in found["costs"])
     greedy = found["tasks"][0]["results"]
     assert all(r["same_text"] == 2 and not r["sampled"] for r in greedy)
     assert found["tasks"][1]["results"][0]["sampled"]
@@ -50,6 +52,8 @@ def test_theory_counts_what_passes_cost():
     found = ways._result(way, [outcome], [outcome], np.ones(3), 2 * np.ones(3))
     assert found["predicted"] == pytest.approx(5 / (1.75 + 2.5)) and found["ratio"]["median"] == 2
     assert found["alpha"] == 1 and found["guesses_per_round"] == 1.5
+    fixed = ways._result(way._replace(policy=None), [outcome], [outcome], np.ones(3), 2 * np.ones(3))
+    assert fixed["predicted"] == pytest.approx(5 / (2.5 + 2.5))  # a draft that is cut was drawn whole
 
 
 class _Thing:

@@ -131,7 +131,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--compare", "--gamma", "0"], "--compare"),
         (["a", "--compare", "--draft", "lookup"], "--compare needs a model that drafts"),
         (["a", "--compare", "--policy", "estimated"], "--compare predicts rounds of one length"),
-        (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes of the axes data and model"),
+        (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
         (["a", "--chat"], "debian-t5-base has no chat template. Leave out --chat"),
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of fixed, heuristic"),

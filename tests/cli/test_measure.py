@@ -40,6 +40,7 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
     assert strict["alpha_low"] <= strict["alpha"] <= strict["alpha_high"]
     assert lenient["alpha"] >= strict["alpha"]
     assert strict["same_text"] == strict["texts"] == 1 and lenient["same_text"] is None
+    assert strict["replayed"] > 0 and lenient["replayed"] is None  # lenient text cannot be told from greedy text
     assert strict["predicted"] > 0 and strict["speed"]["median"] > 0 and strict["task"] == "prompts"
 
     monkeypatch.setattr(cells, "cell_of", lambda *arguments: None)  # nothing is measured again

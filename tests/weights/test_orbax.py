@@ -251,8 +251,8 @@ def test_tree_mismatch_lists_all_differences(copy):
         restore(copy)
     intro, missing, unexpected, wrong = str(caught.value).splitlines()
     assert "not those that manifest.toml describes" in intro
-    assert missing.startswith("  missing: decoder_1/attention/key/weight, ") and missing.endswith("more")
-    assert unexpected == "  unexpected: decoder_0/ff/gate/weight, encoder_0/ff/gate/weight"
+    assert missing.startswith("  missing (13): decoder_1/attention/key/weight, ") and missing.endswith("more")
+    assert unexpected == "  unexpected (2): decoder_0/ff/gate/weight, encoder_0/ff/gate/weight"
     assert "embedding/embedding is float32[48, 16], expected float32[50, 16]" in wrong
 
 
@@ -286,7 +286,7 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
     options = {"name": "a", "family": "t5", "dtype": "int8", "about": {}}
     params = params_of("t5")
     headless = {name: tree for name, tree in params.items() if name != "head"}
-    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing: head/weight"):
+    with pytest.raises(CheckpointError, match=r"a: the parameters are not .*:\n  missing \(1\): head/weight"):
         save(tmp_path / "a", headless, T5, tokenizer, **options)
     bad = params | {"head": {"weight": params["head"]["weight"].at[0, 0].set(jnp.nan)}}
     with pytest.raises(CheckpointError, match="NaN or infinity in head/weight: nothing was saved"):

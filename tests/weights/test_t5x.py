@@ -17,16 +17,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
-import transformers
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import sharding
+from jaxspec import sharding, vocabulary
 from jaxspec.cli.main import app
 from jaxspec.families import t5 as family
 from jaxspec.nets.t5 import T5, T5Config
+from jaxspec.testing import word_tokenizer
 from jaxspec.weights import orbax, t5x, t5x_arrays, t5x_names
 from jaxspec.weights.orbax import CheckpointError
 
@@ -621,11 +620,7 @@ def test_weights_of_hugging_face_go_first(run):
 
 
 def words():
-    found = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(found)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+    return word_tokenizer(["<pad>", "</s>", "<unk>", "the", "old", "dog"], pad_token="<pad>")
 
 
 @pytest.mark.parametrize("where", ["", "checkpoint_1000"])
@@ -633,6 +628,14 @@ def test_a_tokenizer_beside(run, where):
     words().save_pretrained(run / where)
     for folder in (run, run / "checkpoint_1000"):
         assert jaxspec.load(folder).tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+        found = vocabulary.load(folder)
+        assert (found.folder.name, found.size, found.start_token) == ("checkpoint_1000", 24, 0)
+        assert found.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+
+
+def test_a_vocabulary_needs_a_tokenizer(run):
+    with pytest.raises(CheckpointError, match=r"checkpoint_1000 has no tokenizer: expected one of tokenizer\.json, "):
+        vocabulary.load(run)
 
 
 @pytest.mark.slow
