@@ -118,23 +118,51 @@ def measure(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
+    options: dict[str, Any] = dict(inner=inner, max_new_tokens=max_new_tokens, sampled=sampled)
+    (found,) = measure_all(target, drafter, prompts, gammas=(gamma,), repeats=repeats, **options)
+    return found
+
+
+def measure_all(
+    target: Model,
+    drafter: Model,
+    prompts: Sequence[str] | str | Prompt,
+    *,
+    gammas: Sequence[int],
+    repeats: int = 5,
+    inner: int = 20,
+    max_new_tokens: int = 64,
+    sampled: bool = False,
+    advance: Callable[[int], object] = lambda gamma: None,
+) -> list[Cost]:
+    """As `measure`, for several gammas, whose passes all take turns: they are compared with each other.
+
+    Args:
+        target, drafter, prompts, repeats, inner, max_new_tokens, sampled: as in `measure`; there is one cache, for the
+            largest gamma.
+        gammas: guesses a round.
+        advance: called with each gamma when its pass is compiled, which takes longest.
+
+    Raises:
+        TypeError, ValueError: as `measure`.
+    """
     if repeats < 1 or inner < 1:
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
-    if gamma < 0:
-        raise ValueError(f"gamma is {gamma}: expected 0 or more guesses a round")
+    if min(gammas) < 0:
+        raise ValueError(f"gamma is {min(gammas)}: expected 0 or more guesses a round")
     greedy: dict[str, Any] = dict(accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None)
     prompt = request.encode(target, prompts)
     job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
-    room = buffers.room(job.max_new_tokens, gamma)
-    loops = [
-        _loop(target, prompt, room, 1, inner, sampled),
-        _loop(target, prompt, room, gamma + 1, inner, sampled),
-        _loop(drafter, prompt, room, 1, inner, sampled),
-    ]
-    samples = take_turns(loops, repeats) / inner * 1e3
-    return Cost(gamma, len(prompt.length), *samples)
+    room = buffers.room(job.max_new_tokens, max(gammas))
+    big, small = (_looping(model, prompt, room, inner, sampled) for model in (target, drafter))
+    loops = [big(1), small(1)]
+    for gamma in gammas:
+        loops.append(big(gamma + 1))
+        advance(gamma)
+    one, draft, *verify = take_turns(loops, repeats) / inner * 1e3
+    return [Cost(gamma, len(prompt.length), one, each, draft) for gamma, each in zip(gammas, verify, strict=True)]
 
 
 def verify_costs(
@@ -156,10 +184,28 @@ def verify_costs(
         >>> v.shape, float(v[0]), bool(v[2] == v[3])
         ((5,), 1.0, True)
     """
-    choices = np.array(widths(gamma, chosen=True, abstains=False))
-    measured = [measure(target, target, prompts, gamma=int(w) - 1, repeats=repeats, **options).v for w in choices[1:]]
-    costs = np.maximum.accumulate(np.array([1.0, *measured]))
-    return costs[np.searchsorted(choices, np.arange(1, gamma + 2))]
+    found = measure_all(target, target, prompts, gammas=judged(gamma), repeats=repeats, **options)
+    return stepped(gamma, {one.gamma: one.v for one in found})
+
+
+def judged(gamma: int) -> tuple[int, ...]:
+    """How many guesses the passes of a policy can judge that makes `gamma` at most, but for none (`decode.verify`).
+
+    >>> judged(7), judged(5)
+    ((1, 3, 7), (1, 3, 5))
+    """
+    return tuple(width - 1 for width in widths(gamma, chosen=True, abstains=False)[1:])
+
+
+def stepped(gamma: int, v: dict[int, float]) -> np.ndarray:
+    """What judging 0, 1, .. gamma guesses costs a policy, from the v of the passes that it has: never falling.
+
+    >>> stepped(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist()
+    [1.0, 1.25, 1.5, 1.5, 1.5, 1.5]
+    """
+    guesses = judged(gamma)
+    costs = np.maximum.accumulate([v[n] for n in guesses])
+    return np.array([1.0, *costs[np.searchsorted(guesses, np.arange(1, gamma + 1))]])
 
 
 def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
@@ -214,21 +260,28 @@ def passes(
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 
 
-def _loop(model: Model, prompt: Prompt, room: int, step: int, inner: int, sampled: bool) -> Callable[[], object]:
-    """A call that makes `inner` passes over `step` tokens and waits for them; warmed up."""
+def _looping(
+    model: Model, prompt: Prompt, room: int, inner: int, sampled: bool
+) -> Callable[[int], Callable[[], object]]:
+    """Of a number of tokens, a call that makes `inner` passes over so many and waits; all such calls share a cache."""
     lm, count = model.lm, jnp.asarray(inner, jnp.int32)
     forward, cache = _prefill(lm, model.params, prompt, buffers.row_width(lm, prompt) + room)
     length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
-    tokens = jnp.repeat(jnp.argmax(forward.logits, axis=-1).astype(jnp.int32), step, axis=1)
+    first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def call() -> None:
-        nonlocal cache
-        last, cache = passes(lm, model.params, cache, length, tokens, count, keys)
-        last.block_until_ready()
+    def loop(step: int) -> Callable[[], object]:
+        tokens = jnp.repeat(first, step, axis=1)
 
-    call()
-    return call
+        def call() -> None:
+            nonlocal cache
+            last, cache = passes(lm, model.params, cache, length, tokens, count, keys)
+            last.block_until_ready()
+
+        call()  # compiles
+        return call
+
+    return loop
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "capacity"))

@@ -23,8 +23,9 @@ from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
 
-# Gammas whose verify pass is timed; v is taken to be linear between them.
-PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps. It is taken
+# to be linear between them.
+PROBES = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
 
 
 class Plan(NamedTuple):
@@ -184,22 +185,19 @@ def costs(
         prompt: the batch that passes are timed on.
         most: the largest gamma.
         repeats, max_new_tokens, sampled: as in `cost.measure`.
-        advance: called with each gamma that has been timed.
+        advance: called with each gamma that can be timed.
     """
-    found = []
-    for gamma in probes(most):
-        options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
-        found.append(cost.measure(target, drafter, prompt, gamma=gamma, **options))
-        advance(gamma)
+    options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
+    found = cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
     v = np.interp(np.arange(most + 1), [0, *probes(most)], [1.0, *(one.v for one in found)])
-    return float(np.median([one.c for one in found])), v
+    return found[0].c, v
 
 
 def probes(most: int) -> tuple[int, ...]:
     """Gammas at which v is timed, up to `most`.
 
     >>> probes(9)
-    (1, 2, 3, 4, 6, 8, 9)
+    (1, 2, 3, 4, 5, 7, 9)
     """
     return (*(gamma for gamma in PROBES if gamma < most), most)
 

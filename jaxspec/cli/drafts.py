@@ -75,8 +75,10 @@ def drafts(
         for sampled in kinds:
             sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled, repeats=COSTED)
             example = wanted[0].prompts[0]
-            v = cost.verify_costs(big, example, gamma=max(lengths), **sized)
-            exact = {n: cost.measure(big, big, example, gamma=n, **sized).v for n in lengths}
+            most = max(lengths)
+            passes = cost.measure_all(big, big, example, gammas=sorted({*lengths, *cost.judged(most)}), **sized)
+            exact = {one.gamma: one.v for one in passes}
+            v = cost.stepped(most, exact)
             c = {}
             ways[sampled] = [Way(("plain", ""), None, 0)]
             for name, drafter in made.items():
@@ -84,7 +86,7 @@ def drafts(
                 fixed = [(n, fixed_costs(drafter, n, exact[n])) for n in lengths]
                 ways[sampled] += [Way((name, f"γ = {n}"), drafter, n, None, c[name], each) for n, each in fixed]
                 free = chosen(policies, c[name], v)
-                ways[sampled] += [Way((name, kind), drafter, max(lengths), p, c[name], v) for kind, p in free]
+                ways[sampled] += [Way((name, kind), drafter, most, p, c[name], v) for kind, p in free]
                 bar.update(shown, advance=1)
             found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_fixed": exact})
         for task in wanted:
