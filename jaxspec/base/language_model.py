@@ -82,6 +82,15 @@ class Rewind(Protocol):
         ...
 
 
+class Head(Protocol):
+    def __call__(self, params: Params, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
+        """The logits that belong to features: for who wants those of some positions only, or has features of its own.
+
+        What `extend` says of a position, up to rounding. Logits that nobody reads are never computed.
+        """
+        ...
+
+
 class LanguageModel(NamedTuple):
     """An autoregressive model as three pure functions; the cache is opaque outside them.
 
@@ -92,6 +101,7 @@ class LanguageModel(NamedTuple):
             with this one token, and the prompt goes to the encoder.
         max_positions: longest row the model can hold, None if nothing limits it.
         max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
+        head: see the protocol; None if logits cannot be had from features, or none need be spared.
     """
 
     prefill: Prefill
@@ -101,6 +111,7 @@ class LanguageModel(NamedTuple):
     start_token: int | None = None
     max_positions: int | None = None
     max_prompt: int | None = None
+    head: Head | None = None
 
 
 class Model(NamedTuple):

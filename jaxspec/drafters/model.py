@@ -101,7 +101,9 @@ def _model(lm: LanguageModel, coupled: bool) -> Drafter:
             cache = state.cache if budget is None else _catch_up(lm, params, state, context, limit > 0, gamma + 1)
             last_two = buffers.window(context.tokens, context.length - 2, 2)
             forward, cache = lm.extend(params, lm.rewind(cache, context.length - 2), _known(lm, last_two))
-            return forward.logits[:, -1:], cache
+            if lm.head is None:
+                return forward.logits[:, -1:], cache
+            return lm.head(params, forward.features[:, -1:]), cache  # half of a small model's pass is its head
 
         def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], guesses: Guesses) -> Guesses:
             law = to_law(logits, guesses.tokens, (jnp.arange(gamma, dtype=jnp.int32) < i)[None, :])

@@ -213,11 +213,13 @@ class Decoder(nn.Module):
     def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         """What the model says where its layers left `x`."""
         x = self.norm(x)
+        return Forward(self.logits(x, training), x)
+
+    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+        """The head."""
         logits = self.embedding.logits(x, training) if self.config.tied_head else self.head(x)
         logits = logits.astype(jnp.float32)
-        if self.config.logits_cap is not None:
-            logits = soft_cap(logits, self.config.logits_cap)
-        return Forward(logits, x)
+        return logits if self.config.logits_cap is None else soft_cap(logits, self.config.logits_cap)
 
 
 def language_model(config: DecoderConfig) -> LanguageModel:

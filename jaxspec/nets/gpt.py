@@ -106,7 +106,11 @@ class GPT(nn.Module):
     def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         """What the model says where its layers left `x`."""
         x = self.norm(x)
-        return Forward(self.embedding.logits(x, training).astype(jnp.float32), x)
+        return Forward(self.logits(x, training), x)
+
+    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+        """The head."""
+        return self.embedding.logits(x, training).astype(jnp.float32)
 
 
 def language_model(config: GPTConfig) -> LanguageModel:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.base import Forward, Head, LanguageModel, Params, Prompt, Tree
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 Store = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
@@ -64,6 +64,15 @@ def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:
     return jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
 
 
+def head_of(module: nn.Module) -> Head:
+    """The `LanguageModel.head` of a network with a method `logits`."""
+
+    def head(params: Params, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        return nn.apply(lambda net: net.logits(features), module)({"params": params})
+
+    return head
+
+
 class Decoder(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
@@ -75,6 +84,10 @@ class Decoder(Protocol):
 
     def forward(self, x: Float[Array, "B T M"]) -> Forward:
         """Norm and head."""
+        ...
+
+    def logits(self, x: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        """The head."""
         ...
 
 
@@ -99,4 +112,4 @@ def decoder_only(
 
         return nn.apply(feed, module)({"params": params})
 
-    return LanguageModel(prefill, extend, kv.rewind, vocab_size, max_positions=max_positions)
+    return LanguageModel(prefill, extend, kv.rewind, vocab_size, max_positions=max_positions, head=head_of(module))

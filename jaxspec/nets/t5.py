@@ -205,11 +205,15 @@ class T5(nn.Module):
 
     def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
         x = self.decoder_norm(x)
+        return Forward(self.logits(x, training), x)
+
+    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+        """The head."""
         if self.config.tied_head:
             logits = self.embedding.logits(x * jnp.asarray(self.config.dim**-0.5, x.dtype), training)
         else:
             logits = self.head(x)
-        return Forward(logits.astype(jnp.float32), x)
+        return logits.astype(jnp.float32)
 
 
 def language_model(config: T5Config) -> LanguageModel:
@@ -248,6 +252,7 @@ def _language_model(config: T5Config) -> LanguageModel:
         config.start_token,
         config.max_positions,
         config.max_positions,
+        stack.head_of(module),
     )
 
 

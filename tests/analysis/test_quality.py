@@ -12,7 +12,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import jaxspec
 from jaxspec.analysis import quality, report
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
@@ -142,7 +141,7 @@ def test_report_as_a_command(found, tokenizer, tmp_path, monkeypatch):
         options["advance"]("translation: target", 2)
         return found
 
-    monkeypatch.setattr(jaxspec, "load", named.get, raising=False)
+    monkeypatch.setattr(report, "load", named.get)
     monkeypatch.setattr(report, "report", reported)
     app = typer.Typer()
     app.command()(report.main)

@@ -1,0 +1,60 @@
+"""A network's head by itself says what its passes say, and a drafter asks it for no more than it needs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.nets import decoder, gpt, t5
+
+SIZES = dict(dim=16, ff_dim=24)
+T5 = t5.T5Config(13, **SIZES, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+DECODER = decoder.DecoderConfig(13, **SIZES, layers=1, heads=2, kv_heads=1, head_dim=8)
+NETS = {
+    "gpt": (gpt, gpt.GPTConfig(13, **SIZES, layers=1, heads=2, max_positions=32)),
+    "t5": (t5, T5),
+    "t5 1.0": (t5, T5.__class__(**vars(T5) | {"tied_head": True})),
+    "decoder": (decoder, DECODER),
+    "capped": (decoder, DECODER.__class__(**vars(DECODER) | {"tied_head": True, "logits_cap": 2.0})),
+}
+PROMPT = jaxspec.Prompt(jnp.array([[3, 1, 4], [1, 5, 0]], jnp.int32), jnp.array([3, 2], jnp.int32))
+
+
+def model(name: str) -> jaxspec.Model:
+    net, config = NETS[name]
+    params = jax.tree.map(lambda x: 4 * x, net.init(config, jax.random.key(1)))
+    return jaxspec.Model(net.language_model(config), params)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_head_says_what_a_pass_says(name):
+    lm, params = model(name)[:2]
+    forward, cache = lm.prefill(params, PROMPT, 8)
+    wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
+    for said in (forward, wide):
+        np.testing.assert_allclose(lm.head(params, said.features), said.logits, rtol=1e-5, atol=1e-5)
+    assert float(jnp.ptp(wide.logits)) > 0.1
+
+
+def test_a_drafter_asks_for_the_logits_of_one_position():
+    """It feeds two tokens to catch up, and guesses what follows the second."""
+    target, asked = model("gpt"), []
+
+    def head(params, features):
+        asked.append(features.shape)
+        return target.lm.head(params, features)
+
+    draft = target._replace(lm=target.lm._replace(head=head))
+    fast = jaxspec.generate(target, PROMPT, drafter=draft, gamma=2, max_new_tokens=9)
+    assert asked == [(2, 1, 16)]
+    np.testing.assert_array_equal(fast.tokens, jaxspec.generate(target, PROMPT, max_new_tokens=9).tokens)
+    assert (np.asarray(fast.stats.acceptance_rate) == 1).all()
+
+
+def test_a_model_without_a_head_of_its_own_drafts_the_same():
+    target = model("gpt")
+    draft = target._replace(lm=target.lm._replace(head=None))
+    options = dict(gamma=3, max_new_tokens=9)
+    with_head, without = (jaxspec.generate(target, PROMPT, drafter=d, **options) for d in (target, draft))
+    np.testing.assert_array_equal(with_head.trace.draft, without.trace.draft)
