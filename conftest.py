@@ -30,6 +30,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"jax{jax.__version__}-py{sys.version_info.major}{sys.version_info.minor}"
     jax.config.update("jax_compilation_cache_dir", str(home / "jaxspec-tests" / version))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")  # of the processes of tests, too
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # The same examples on every run and every machine; no deadline, since the first example of a test compiles.

@@ -32,19 +32,17 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # model that has no smaller sibling; then an acceptance rule of our own, and the proof that it is exact.
 
 # %%
-import json
-import pathlib
-
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from jaxspec.analysis import heldout
 
 # As in quickstart: texts are compared token by token.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 VOCAB = 128  # ASCII
-heldout = pathlib.Path(jaxspec.__file__).parent / "data" / "heldout" / "edit.jsonl"
-texts = [json.loads(line)["reference"] for line in heldout.read_text(encoding="utf-8").splitlines()]
+texts = [row["reference"] for row in heldout.rows("edit")]
 rows = [np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32) for text in texts]
 corpus = np.concatenate(rows)
 

@@ -136,12 +136,10 @@ for name, (alpha, c, check) in cases.items():
 # first rejected guess none gets a trial.)
 
 # %%
-import json
-import pathlib
+from jaxspec.analysis import heldout
 
 target, draft = jaxspec.load("debian-t5-base"), jaxspec.load("debian-t5-small")
-heldout = pathlib.Path(jaxspec.__file__).parent / "data" / "heldout" / "translation.jsonl"
-prompts = [json.loads(line)["input"] for line in heldout.read_text(encoding="utf-8").splitlines()]
+prompts = [row["input"] for row in heldout.rows("translation")]
 prompts = sorted(prompts[:64], key=len)[:16]  # short ones, which are quick
 
 TOKENS = 32

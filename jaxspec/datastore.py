@@ -94,7 +94,11 @@ def build(
     >>> store.tokens.tolist(), store.suffixes.tolist()
     ([2, 1, 2, 0, 1, 2, 0], [4, 1, 5, 2, 0])
     """
-    from pydivsufsort import divsufsort  # an extra: searching a datastore needs no sorter
+    try:
+        from pydivsufsort import divsufsort  # an extra: searching a datastore needs no sorter
+    except ModuleNotFoundError as error:
+        message = f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]" brings it'
+        raise ModuleNotFoundError(message, name=error.name) from error
 
     begin = np.array([] if start_token is None else [start_token], np.int64)
     parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]

@@ -70,13 +70,13 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 def recover(folder: Path) -> None:
     """Puts back what a killed `put_in_place` set aside and had not replaced. Deletes nothing: readers call it, too."""
+    folder = folder.resolve()  # as in writing; and "." has no name
     if not folder.exists() and _set_aside(folder).is_dir():
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(OSError):  # another process was faster; or it is not ours to mend
             _set_aside(folder).rename(folder)
 
 
 def _set_aside(folder: Path) -> Path:
-    folder = folder.absolute()  # "." has no name
     return folder.with_name(f".{folder.name}.jaxspec-old")
 
 

@@ -56,7 +56,8 @@ def load(source: str | Path) -> Vocabulary:
         tokenizer = huggingface.tokenizer(folder)
     if tokenizer is None:
         expected = ", ".join(huggingface.TOKENIZER_FILES)
-        raise CheckpointError(f"{folder} has no tokenizer: expected one of {expected} in it")
+        where = "in it, or in its run's folder" if form == models.T5X else "in it"
+        raise CheckpointError(f"{folder} has no tokenizer: expected one of {expected} {where}")
     if len(tokenizer) > config.vocab_size:
         raise CheckpointError(f"{folder}: the tokenizer has {len(tokenizer)} ids, the model only {config.vocab_size}")
     return Vocabulary(folder, tokenizer, config.vocab_size, getattr(config, "start_token", None))

@@ -124,8 +124,8 @@ def public_names(module: ModuleType) -> list[str]:
 
 @pytest.mark.slow
 def test_pages_build_with_every_public_name(tmp_path: Path):
-    if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip('mkdocs is not installed: pip install -e ".[docs]" brings it')
+    for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(needed, reason='pip install -e ".[docs]" brings it')
     command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path))
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)

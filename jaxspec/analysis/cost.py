@@ -141,7 +141,7 @@ def measure_all(
         target, drafter, prompts, repeats, inner, max_new_tokens, sampled: as in `measure`; there is one cache, for the
             largest gamma.
         gammas: guesses a round.
-        advance: called with each gamma when its pass is compiled, which takes longest.
+        advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
 
     Raises:
         TypeError, ValueError: as `measure`.
@@ -150,6 +150,8 @@ def measure_all(
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
+    if not gammas:
+        return []
     if min(gammas) < 0:
         raise ValueError(f"gamma is {min(gammas)}: expected 0 or more guesses a round")
     greedy: dict[str, Any] = dict(accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None)
@@ -200,8 +202,8 @@ def judged(gamma: int) -> tuple[int, ...]:
 def stepped(gamma: int, v: dict[int, float]) -> np.ndarray:
     """What judging 0, 1, .. gamma guesses costs a policy, from the v of the passes that it has: never falling.
 
-    >>> stepped(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist()
-    [1.0, 1.25, 1.5, 1.5, 1.5, 1.5]
+    >>> stepped(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), stepped(0, {}).tolist()
+    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0])
     """
     guesses = judged(gamma)
     costs = np.maximum.accumulate([v[n] for n in guesses])
@@ -270,7 +272,7 @@ def _looping(
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def loop(step: int) -> Callable[[], object]:
+    def over(step: int) -> Callable[[], object]:
         tokens = jnp.repeat(first, step, axis=1)
 
         def call() -> None:
@@ -281,7 +283,7 @@ def _looping(
         call()  # compiles
         return call
 
-    return loop
+    return over
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "capacity"))

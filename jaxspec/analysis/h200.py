@@ -129,7 +129,8 @@ def speedup(target: Model, draft: Model, prompt: Prompt, setting: Setting, ask: 
     calls = [functools.partial(do, jobs) for do in (cost.run_all, cost.start_all) for jobs in (plain, ours)]
     whole, our_whole, first, our_first = cost.take_turns(_warm(calls), ask.repeats)
     saved = ask.seeds * (ask.new_tokens - 1) / rounds
-    costs = cost.measure(target, draft, prompt, gamma=setting.gamma, repeats=ask.repeats, max_new_tokens=ask.new_tokens)
+    timed: dict[str, Any] = dict(repeats=ask.repeats, max_new_tokens=ask.new_tokens, sampled=setting.temperature > 0)
+    costs = cost.measure(target, draft, prompt, gamma=setting.gamma, **timed)
     return setting._asdict() | {
         "paper": setting.speedup,
         "speedup": spread(whole / our_whole),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jaxspec.training.jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from jaxspec.base import Model
 
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "heldout"
 TASKS = ("translation", "synopsis", "edit", "text")
 
 
@@ -36,6 +38,4 @@ def rows(task: str) -> list[dict[str, str]]:
     """
     if task not in TASKS:
         raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(TASKS)}")
-    file = importlib.resources.files("jaxspec") / "data" / "heldout" / f"{task}.jsonl"
-    # Only line feeds end a line: JSON may hold U+2028, which `splitlines` takes for an end.
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    return list(read_jsonl(FOLDER / f"{task}.jsonl"))

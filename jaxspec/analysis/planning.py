@@ -153,11 +153,12 @@ def of_pair(
         group = prompt._replace(tokens=prompt.tokens[rows], length=prompt.length[rows])
 
         def timed(gamma: int, batch: int = batch) -> None:
-            advance(f"batch {batch}, gamma {gamma}")
+            advance(f"batch {batch}, passes of gamma {gamma}")
 
         timing: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, advance=timed)
         timing["sampled"] = temperature > 0
         c, v = costs(target, drafter, group, most, **timing)
+        advance(f"batch {batch}")
         yield plan(min(alpha, 1.0), c, v, c_hat=ratio, batch=batch, tokens=tokens)
 
 
@@ -185,7 +186,7 @@ def costs(
         prompt: the batch that passes are timed on.
         most: the largest gamma.
         repeats, max_new_tokens, sampled: as in `cost.measure`.
-        advance: called with each gamma that can be timed.
+        advance: called with each gamma when its pass is compiled; timing follows.
     """
     options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
     found = cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
@@ -204,7 +205,7 @@ def probes(most: int) -> tuple[int, ...]:
 
 def steps(batches: Sequence[int], most: int) -> int:
     """How often `of_pair` calls `advance`."""
-    return 1 + len(batches) * len(probes(most))
+    return 1 + len(batches) * (len(probes(most)) + 1)
 
 
 def sentence(found: Plan) -> str:

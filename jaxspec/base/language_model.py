@@ -86,13 +86,13 @@ class Head(Protocol):
     def __call__(self, params: Params, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
         """The logits that belong to features: for who wants those of some positions only, or has features of its own.
 
-        What `extend` says of a position, up to rounding. Logits that nobody reads are never computed.
+        What `extend` says of a position, up to rounding. (Compiled programs do not compute logits that nobody reads.)
         """
         ...
 
 
 class LanguageModel(NamedTuple):
-    """An autoregressive model as three pure functions; the cache is opaque outside them.
+    """An autoregressive model as three pure functions, and perhaps `head`; the cache is opaque outside them.
 
     Attributes:
         prefill, extend, rewind: see the protocols.

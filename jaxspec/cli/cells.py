@@ -3,7 +3,7 @@
 A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its costs are timed as in
 `analysis.cost`; its speed is that of whole generations, plain and speculative in turn. It is predicted twice: from
 alpha alone, by Theorem 3.8, which takes guesses to be kept independently of each other in an endless text; and from the
-tokens a round that these texts would yield, replayed along them (see `analysis.replay`).
+tokens a round that these texts would yield, replayed along them (see `analysis.replay`), if the rule is exact.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MOST = 16  # the largest gamma that a plan considers
 CONTENTS = 2  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
 
 
+COSTED = 9  # repeats of what passes cost, at least: a plan is no better than these
 OF_SPEED = ("c", "v", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
 
 
@@ -147,7 +148,7 @@ def cell_of(
 
     prompt = request.encode(target, task.prompts)
     group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
-    timed: dict[str, Any] = dict(repeats=ask.repeats, max_new_tokens=ask.new_tokens)
+    timed: dict[str, Any] = dict(repeats=max(ask.repeats, COSTED), max_new_tokens=ask.new_tokens)
 
     @functools.cache
     def texts(temperature: float) -> Store:
@@ -167,12 +168,11 @@ def cell_of(
         tokens = planning.tokens_by_gamma(texts(temperature), MOST) if share == 1 else None
         return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
 
-    def replayed(temperature: float, share: float, gamma: int) -> float | None:
-        """Tokens a round; None where they cannot be told from the target's own text."""
-        rule = rule_of(share)
-        if temperature == 0 and rule.reads_soft:
+    def replayed(temperature: float, share: float, costs: Cost) -> float | None:
+        """None where decoding would say something else than these texts, so that its rounds are not known."""
+        if not rule_of(share).exact:
             return None
-        return replay.evaluate(texts(temperature), rule, gamma=gamma).tokens_per_round.value
+        return replay.evaluate(texts(temperature), rule_of(share), gamma=costs.gamma).improvement(costs.c, costs.v)
 
     def cell(temperature: float, share: float, gamma: int | str) -> dict[str, Any]:
         rate = lenience.alpha(texts(temperature), share)
@@ -182,10 +182,10 @@ def cell_of(
         found |= {"positions": int(rate.counts.sum()), "chosen_gamma": chosen}
         if not chosen:
             return found | dict.fromkeys(OF_SPEED)
-        costs = cost_at(chosen, temperature > 0)
-        c, v, tokens = costs.c, costs.v, replayed(temperature, share, chosen)
-        found |= {"c": c, "v": v, "predicted": float(theory.improvement(alpha, chosen, c, v))}
-        found["replayed"] = None if tokens is None else tokens / (chosen * c + v)
+        taken = cost_at(chosen, temperature > 0)
+        found |= {"c": taken.c, "v": taken.v}
+        found["predicted"] = float(theory.improvement(alpha, chosen, taken.c, taken.v))
+        found["replayed"] = replayed(temperature, share, taken)
         return found | _speed(target, drafter, prompt, ask, temperature, share, chosen)
 
     return cell

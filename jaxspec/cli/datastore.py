@@ -54,7 +54,7 @@ def datastore(
                 advance=lambda: bar.advance(sorting),
             )
         except ModuleNotFoundError as error:
-            raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]"') from error
+            raise ValueError(str(error)) from error
     about = {
         "texts": [path.name for path in texts],
         "field": field,

@@ -88,7 +88,7 @@ def drafts(
                 free = chosen(policies, c[name], v)
                 ways[sampled] += [Way((name, kind), drafter, most, p, c[name], v) for kind, p in free]
                 bar.update(shown, advance=1)
-            found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_fixed": exact})
+            found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_by_gamma": exact})
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
             found["tasks"].append(compare(big, ways[task.sampled], task, new_tokens, repeats))
@@ -104,7 +104,7 @@ def drafts(
     ]
     out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
     for costs in found["costs"]:
-        passes = ", ".join(f"{v:.2f} (γ = {n})" for n, v in costs["v_fixed"].items())
+        passes = ", ".join(f"{v:.2f} (γ = {n})" for n, v in costs["v_by_gamma"].items())
         guesses = ", ".join(f"{c:.3f} ({name})" for name, c in costs["c"].items())
         how = "With draws" if costs["sampled"] else "Greedily"
         out.print(f"{how}, in one-token passes: verifying γ guesses costs {passes}; a guess costs {guesses}.")
@@ -133,10 +133,8 @@ def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prom
 
 def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:
     """v of a fixed gamma, by number of guesses: the pass is of one width, but for rounds without a guess."""
-    from jaxspec.base import Drafter
-
     costs = np.full(gamma + 1, v)
-    if isinstance(drafter, Drafter) and drafter.abstains:
+    if getattr(drafter, "abstains", False):  # a Model has none, and always guesses
         costs[0] = 1.0
     return costs
 

@@ -64,8 +64,8 @@ def measure(
 
     α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v, which
     takes guesses to be independent and texts to be endless; replayed is the same with the tokens a round that these
-    texts would yield. n-gram drafters are counted on the references of held-out prompts that are not measured on. An
-    interrupted run goes on where it was if it is given the same --resume.
+    texts would yield (known of exact rules only). n-gram drafters are counted on the references of held-out prompts
+    that are not measured on. An interrupted run goes on where it was if it is given the same --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -223,10 +223,11 @@ def as_csv(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _tasks(target: Model, names: str, file: Path | None, count: int) -> list[cells.Task]:
+    from jaxspec.analysis.heldout import tasks_of
+
     if file is not None:
         return [cells.Task(file.stem, from_file(file, count))]
-    if not names:
-        names = "text" if target.lm.start_token is None else "translation,synopsis"
+    names = names or ",".join(tasks_of(target))
     return [cells.Task(name, heldout(name, count)) for name in _parts(names, "--task")]
 
 

@@ -1,4 +1,4 @@
-"""Jobs as they run: whole, to the first token, and round by round; what they say, and the time they take."""
+"""Jobs as they run: whole, and round by round; what they say, and the time they take."""
 
 from __future__ import annotations
 

@@ -84,6 +84,11 @@ def compare(target: Model, ways: list[Way], task: Task, new_tokens: int, repeats
     return {"task": task.name, "prompts": len(task.prompts), "results": results}
 
 
+def abstains(way: Way) -> bool:
+    """Whether its drafter may have no guess."""
+    return getattr(way.drafter, "abstains", False)
+
+
 def _result(
     way: Way,
     ours: list[Outcome],
@@ -96,8 +101,9 @@ def _result(
     guessed = np.concatenate([o.trace.draft_length[0, : o.stats.rounds[0]] for o in ours])
     accepted = np.concatenate([o.trace.num_accepted[0, : o.stats.rounds[0]] for o in ours])
     trials = int((accepted + (accepted < guessed)).sum())
-    # A policy's draft is as long as it says; a fixed one is drawn whole, though what a row can no longer say is cut.
-    drawn = guessed if way.policy is not None else np.where(guessed > 0, way.gamma, 0)
+    # A policy's draft is as long as it says. Without one it is drawn whole, though what a row can no longer say is cut;
+    # or not at all, by a drafter that knows nothing (of `first_of`, this charges the model where a look-up answered).
+    drawn = guessed if way.policy is not None else np.where(guessed > 0, way.gamma, 0 if abstains(way) else way.gamma)
     passes = way.v[drawn].sum() + way.c * drawn.sum()
     per_round = (tokens - len(ours)) / max(rounds, 1)
     return {

@@ -87,7 +87,11 @@ def read_records(path: str | Path) -> Iterator[Record]:
         with path.open(encoding="utf-8") as lines:
             yield from parse_records(lines)
         return
-    import lz4.frame  # here, so that plain indices need no lz4
+    try:
+        import lz4.frame  # here, so that plain indices need no lz4
+    except ModuleNotFoundError as error:
+        message = f'{error.name} is not installed: pip install "jaxspec-decoding[train]" brings it'
+        raise ModuleNotFoundError(message, name=error.name) from error
 
     with lz4.frame.open(path, "rt", encoding="utf-8") as lines:
         yield from parse_records(lines)

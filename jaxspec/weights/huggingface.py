@@ -149,7 +149,7 @@ def tokenizer(folder: str | Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises anything, ImportError of sentencepiece included
+    except Exception as error:  # transformers raises anything
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 

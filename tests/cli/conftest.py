@@ -61,6 +61,7 @@ def loading(zoo, monkeypatch):
         return zoo[name]
 
     monkeypatch.setattr(model, "load", load)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
     monkeypatch.setattr(model, "shipped", lambda: dict.fromkeys(zoo))
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
 

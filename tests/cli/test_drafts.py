@@ -54,6 +54,10 @@ def test_theory_counts_what_passes_cost():
     assert found["alpha"] == 1 and found["guesses_per_round"] == 1.5
     fixed = ways._result(way._replace(policy=None), [outcome], [outcome], np.ones(3), 2 * np.ones(3))
     assert fixed["predicted"] == pytest.approx(5 / (2.5 + 2.5))  # a draft that is cut was drawn whole
+    outcome.trace.draft_length = np.array([[0, 2]])
+    for drafter, passes in ((_Thing(), 2.5 + 2.5), (_Thing(abstains=True), 1.0 + 2.5)):
+        found = ways._result(way._replace(policy=None, drafter=drafter), [outcome], [outcome], np.ones(3), np.ones(3))
+        assert found["predicted"] == pytest.approx(5 / passes)
 
 
 class _Thing:

@@ -1,6 +1,7 @@
 """Hugging Face folders: every format they come in, what is wrong with some, and folders of our own making."""
 
 import dataclasses
+import io
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import sentencepiece
 import transformers
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -354,6 +356,32 @@ def test_tokenizer_and_chat_template(folder):
     assert found.eos_token_id == 1
     assert found.apply_chat_template([{"role": "user", "content": "the dog"}], tokenize=False) == "user: the dog</s>"
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+
+
+def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
+    """As in the repositories of T5 v1.1, which hold no tokenizer.json."""
+    texts = ["the old dog saw a new cat", "a cat saw the new dog", "an old cat, a new dog", "the cat and the dog"]
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 50),
+        model_writer=made,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    (tmp_path / "spiece.model").write_bytes(made.getvalue())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
+    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    found = huggingface.tokenizer(tmp_path)
+    for text in texts:
+        assert found(text)["input_ids"] == [*pieces.encode(text), 1]
+        assert found.decode(pieces.encode(text)) == text
 
 
 def test_each_end_token_of_a_model_ends_a_row(folder):

@@ -81,9 +81,9 @@ def trade_off(gammas: Sequence[int] = (2, 3, 5, 7, 10), top: float = 8.0) -> Fig
         >>> len(trade_off([1, 3]).axes[0].lines)  # solid and dashed of each, and the line of plain decoding
         5
     """
+    figure, axes = canvas(7.0)
     from matplotlib.lines import Line2D
 
-    figure, axes = canvas(7.0)
     alpha = np.linspace(0, 1, 501)
     key = [Line2D([], [], color="black", label="speed"), Line2D([], [], color="black", ls="--", label="operations")]
     for gamma, colour in zip(gammas, shades(len(gammas)), strict=True):
@@ -116,10 +116,10 @@ def landscape(
         >>> [text.get_text() for text in figure.axes[0].texts if "ours" in text.get_text()]
         ['ours']
     """
+    figure, axes = canvas(6.6, 4.2)
     from matplotlib.colors import LogNorm
     from matplotlib.patheffects import withStroke
 
-    figure, axes = canvas(6.6, 4.2)
     alpha, gammas = np.linspace(0, 1, 401), np.arange(1, most + 1)
     costs = np.array([v(int(gamma)) if callable(v) else v for gamma in gammas])
     speed = theory.improvement(alpha[None, :], gammas[:, None], c, costs[:, None])

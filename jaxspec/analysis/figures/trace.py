@@ -25,9 +25,9 @@ def trace_diagram(rows: Mapping[str, Sequence[Span]]) -> Figure:
         >>> [text.get_text() for text in trace_diagram({"plain": spans}).axes[0].get_yticklabels()]
         ['plain']
     """
+    figure, axes = canvas(9.0, 0.75 * len(rows) + 1.3)
     from matplotlib.patches import Patch
 
-    figure, axes = canvas(9.0, 0.75 * len(rows) + 1.3)
     for index, spans in enumerate(rows.values()):
         bars, colours = [(span.start, span.duration) for span in spans], [COLOURS[span.kind] for span in spans]
         axes.broken_barh(bars, (index - 0.32, 0.64), facecolors=colours, edgecolor="white", linewidth=0.2)
