@@ -29,6 +29,8 @@ from jaxspec.decode import loop, request
 from jaxspec.decode.request import Job
 from jaxspec.decode.verify import widths
 
+REPEATS = 9  # of what passes cost: plans and policies are no better than these numbers
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -83,7 +85,7 @@ def measure(
     prompts: Sequence[str] | str | Prompt,
     *,
     gamma: int,
-    repeats: int = 5,
+    repeats: int = REPEATS,
     inner: int = 20,
     max_new_tokens: int = 64,
     sampled: bool = False,
@@ -129,7 +131,7 @@ def measure_all(
     prompts: Sequence[str] | str | Prompt,
     *,
     gammas: Sequence[int],
-    repeats: int = 5,
+    repeats: int = REPEATS,
     inner: int = 20,
     max_new_tokens: int = 64,
     sampled: bool = False,
@@ -143,8 +145,20 @@ def measure_all(
         gammas: guesses a round.
         advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
 
+    Returns:
+        A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
+
     Raises:
         TypeError, ValueError: as `measure`.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> [cost.gamma for cost in measure_all(model, model, prompt, gammas=(1, 3), repeats=2, inner=3)]
+        [1, 3]
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
     if repeats < 1 or inner < 1:
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
@@ -168,7 +182,7 @@ def measure_all(
 
 
 def verify_costs(
-    target: Model, prompts: Sequence[str] | str | Prompt, *, gamma: int, repeats: int = 5, **options: Any
+    target: Model, prompts: Sequence[str] | str | Prompt, *, gamma: int, repeats: int = REPEATS, **options: Any
 ) -> np.ndarray:
     """What judging 0, 1, .. gamma guesses costs, in one-token passes [gamma + 1]: `policies.estimated` takes it as v.
 
@@ -200,7 +214,11 @@ def judged(gamma: int) -> tuple[int, ...]:
 
 
 def stepped(gamma: int, v: dict[int, float]) -> np.ndarray:
-    """What judging 0, 1, .. gamma guesses costs a policy, from the v of the passes that it has: never falling.
+    """What judging 0, 1, .. gamma guesses costs a policy, in one-token passes [gamma + 1]: never falling.
+
+    Args:
+        gamma: most guesses.
+        v: the cost of the pass that judges n guesses, for each n of `judged(gamma)`.
 
     >>> stepped(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), stepped(1, {1: 0.9}).tolist(), stepped(0, {}).tolist()
     ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0], [1.0])

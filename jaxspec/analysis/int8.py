@@ -119,7 +119,8 @@ def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
     """What the table says of a dtype: by section, by line."""
     memory = {f"{side}, MB": f"{size / 1e6:.2f}" for side, size in about["bytes"].items()}
     memory |= {f"{what} of the program, MB": f"{size / 1e6:.2f}" for what, size in about["program"].items()}
-    found = {"memory": memory, "speed": {way: f"{times['median']:.2f}" for way, times in about["speed"].items()}}
+    speed = {way: f"{x['median']:.2f} ({x['min']:.2f}..{x['max']:.2f})" for way, x in about["speed"].items()}
+    found = {"memory": memory, "speed": speed}
     for task, got in about["tasks"].items():
         cells = {f"α, temperature {heat}": f"{alpha:.3f}" for heat, alpha in got["alpha"].items()}
         cells |= {"overlap": f"{got['overlap']:.4f}"}

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
 CONTENTS = 2  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
-
-
-COSTED = 9  # repeats of what passes cost, at least: a plan is no better than these
 OF_SPEED = ("c", "v", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
 
 
@@ -148,7 +145,7 @@ def cell_of(
 
     prompt = request.encode(target, task.prompts)
     group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
-    timed: dict[str, Any] = dict(repeats=max(ask.repeats, COSTED), max_new_tokens=ask.new_tokens)
+    timed: dict[str, Any] = dict(repeats=max(ask.repeats, cost.REPEATS), max_new_tokens=ask.new_tokens)
 
     @functools.cache
     def texts(temperature: float) -> Store:

@@ -19,8 +19,6 @@ from jaxspec.cli.ways import Task, Way, compare
 if TYPE_CHECKING:
     from jaxspec.base import Drafter, Model, Policy, Prompt
 
-COSTED = 9  # repeats of what passes cost: policies trust these numbers
-
 
 def drafts(
     target: Annotated[str, typer.Option(help="The model to decode from.")] = "debian-t5-base",
@@ -73,7 +71,7 @@ def drafts(
         made = {name: named.drafter(name, dtype) for name in names}
         ways: dict[bool, list[Way]] = {}
         for sampled in kinds:
-            sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled, repeats=COSTED)
+            sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled)
             example = wanted[0].prompts[0]
             most = max(lengths)
             passes = cost.measure_all(big, big, example, gammas=sorted({*lengths, *cost.judged(most)}), **sized)

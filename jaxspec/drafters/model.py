@@ -103,7 +103,7 @@ def _model(lm: LanguageModel, coupled: bool) -> Drafter:
             forward, cache = lm.extend(params, lm.rewind(cache, context.length - 2), _known(lm, last_two))
             if lm.head is None:
                 return forward.logits[:, -1:], cache
-            return lm.head(params, forward.features[:, -1:]), cache  # half of a small model's pass is its head
+            return lm.head(params, forward.features[:, -1:]), cache  # the first one's logits are never computed
 
         def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], guesses: Guesses) -> Guesses:
             law = to_law(logits, guesses.tokens, (jnp.arange(gamma, dtype=jnp.int32) < i)[None, :])
