@@ -239,6 +239,15 @@ def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarra
     return seconds
 
 
+def decode_in_turn(ways: Sequence[Sequence[Job]], repeats: int) -> np.ndarray:
+    """Seconds of several ways to decode [ways, repeats], each of whole generations, as many as the others have.
+
+    The ways take turns generation by generation: a stretch in which the machine is busy falls on all of them alike.
+    """
+    calls = [functools.partial(run_all, (job,)) for group in zip(*ways, strict=True) for job in group]
+    return take_turns(calls, repeats).reshape(len(ways[0]), len(ways), repeats).sum(axis=0)
+
+
 def run_all(jobs: Iterable[Job]) -> None:
     """Whole generations, one after the other, left on the device: what is timed."""
     for job in jobs:

@@ -190,8 +190,17 @@ def costs(
     """
     options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
     found = cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
-    v = np.interp(np.arange(most + 1), [0, *probes(most)], [1.0, *(one.v for one in found)])
-    return found[0].c, v
+    return found[0].c, between({one.gamma: one.v for one in found}, most)
+
+
+def between(v: dict[int, float], most: int) -> np.ndarray:
+    """v(gamma) at index gamma = 0, 1, ..., most: as it was timed at some gammas, linear between them.
+
+    >>> between({1: 1.5, 3: 2.0}, 4).tolist()
+    [1.0, 1.5, 1.75, 2.0, 2.0]
+    """
+    timed = sorted(v)
+    return np.interp(np.arange(most + 1), [0, *timed], [1.0, *(v[gamma] for gamma in timed)])
 
 
 def probes(most: int) -> tuple[int, ...]:

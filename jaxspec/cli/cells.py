@@ -1,9 +1,10 @@
 """What `jaxspec measure` measures: one cell after the other, each a pair on a task with one way to decode.
 
 A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its costs are timed as in
-`analysis.cost`; its speed is that of whole generations, plain and speculative in turn. It is predicted twice: from
-alpha alone, by Theorem 3.8, which takes guesses to be kept independently of each other in an endless text; and from the
-tokens a round that these texts would yield, replayed along them (see `analysis.replay`), if the rule is exact.
+`analysis.cost`; its speed is that of whole generations, plain decoding and all gammas of a setting in turn. It is
+predicted three times. By Theorem 3.8, from alpha alone: guesses are kept independently of each other in an endless text
+("theorem"). The same in texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a
+round that these very texts would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from jaxspec.cli.ledger import Ledger
 
 if TYPE_CHECKING:
     from jaxspec.accept import Rule
-    from jaxspec.analysis.cost import Cost
     from jaxspec.analysis.replay import Store
     from jaxspec.base import Model, Prompt
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 2  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
-OF_SPEED = ("c", "v", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
+CONTENTS = 3  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+OF_SPEED = ("c", "v", "theorem", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
+
+Gamma = int | str  # a number of guesses, or `PLANNED`
 
 
 class Task(NamedTuple):
@@ -57,7 +59,7 @@ class Ask(NamedTuple):
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     leniences: tuple[float, ...] = (1.0,)
-    gammas: tuple[int | str, ...] = (PLANNED,)
+    gammas: tuple[Gamma, ...] = (PLANNED,)
     new_tokens: int = 64
     rows: int = 8
     batch: int = 1
@@ -106,15 +108,19 @@ def measure(
         prompts = hashlib.sha256(json.dumps(task.prompts).encode()).hexdigest()[:16]
         pair = {"task": task.name, "prompts": prompts, "prompt_count": len(task.prompts), "draft": name}
         with tempfile.TemporaryDirectory() as folder:
-            cell = cell_of(target, drafter, task, ask, Path(folder))
-            for temperature, lenience, gamma in itertools.product(ask.temperatures, ask.leniences, ask.gammas):
-                settings = shared | pair | {"temperature": temperature, "lenience": lenience, "gamma": gamma}
-                result = ledger.get(settings)
-                if result is None:
-                    doing(f"{task.name}, {drafter.name}, T = {temperature:g}, l = {lenience:g}, γ = {gamma}")
-                    result = cell(temperature, lenience, gamma)
-                    ledger.put(settings, result, cost.environment())
-                yield {"draft_name": drafter.name, **settings, **result}
+            cells = cells_of(target, drafter, task, ask, Path(folder))
+            for temperature, lenience in itertools.product(ask.temperatures, ask.leniences):
+                setting = shared | pair | {"temperature": temperature, "lenience": lenience}
+                known = {gamma: ledger.get(setting | {"gamma": gamma}) for gamma in ask.gammas}
+                missing = [gamma for gamma, result in known.items() if result is None]
+                if missing:
+                    doing(f"{task.name}, {drafter.name}, T = {temperature:g}, l = {lenience:g}")
+                    for gamma, result in cells(temperature, lenience, missing).items():
+                        known[gamma] = result
+                        ledger.put(setting | {"gamma": gamma}, result, cost.environment())
+                for gamma, result in known.items():
+                    assert result is not None
+                    yield {"draft_name": drafter.name, **setting, "gamma": gamma, **result}
         jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
 
 
@@ -128,24 +134,25 @@ def identity(model: Model) -> str:
     return f"{model.name} {digest.hexdigest()[:12]}"
 
 
-def cell_of(
+def cells_of(
     target: Model, drafter: Model, task: Task, ask: Ask, folder: Path
-) -> Callable[[float, float, int | str], dict[str, Any]]:
-    """What measures a cell of a pair on a task; texts and costs are made when first asked for, and kept.
+) -> Callable[[float, float, Sequence[Gamma]], dict[Gamma, dict[str, Any]]]:
+    """What measures cells of a pair on a task; texts and costs are made when first asked for, and kept.
 
     Args:
         target, drafter, task, ask: as in `measure`.
         folder: for the texts' logits; the caller deletes it.
 
     Returns:
-        (temperature, lenience, gamma) -> what was found. Without a speed, if the plan says not to speculate.
+        (temperature, lenience, gammas) -> what was found with each. Without a speed, if the plan says not to speculate.
     """
     from jaxspec.analysis import cost, lenience, planning, replay, theory
     from jaxspec.decode import request
 
     prompt = request.encode(target, task.prompts)
     group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
-    timed: dict[str, Any] = dict(repeats=max(ask.repeats, cost.REPEATS), max_new_tokens=ask.new_tokens)
+    given = {gamma for gamma in ask.gammas if isinstance(gamma, int)}
+    probed = given | set(planning.probes(MOST)) if PLANNED in ask.gammas else given
 
     @functools.cache
     def texts(temperature: float) -> Store:
@@ -154,38 +161,49 @@ def cell_of(
         return replay.record(where, target, drafter, prompt, max_new_tokens=ask.new_tokens, **asked)
 
     @functools.cache
-    def costs(sampled: bool) -> tuple[float, np.ndarray]:
-        return planning.costs(target, drafter, group, MOST, sampled=sampled, **timed)
+    def costs(sampled: bool) -> tuple[float, dict[int, float]]:
+        """c, and v by gamma."""
+        timed: dict[str, Any] = dict(repeats=max(ask.repeats, cost.REPEATS), max_new_tokens=ask.new_tokens)
+        found = cost.measure_all(target, drafter, group, gammas=sorted(probed), sampled=sampled, **timed)
+        return found[0].c, {one.gamma: one.v for one in found}
 
-    @functools.cache
-    def cost_at(gamma: int, sampled: bool) -> Cost:
-        return cost.measure(target, drafter, group, gamma=gamma, sampled=sampled, **timed)
+    def tokens_per_round(temperature: float, alpha: float, gamma: int) -> float:
+        """Of guesses that are kept independently of each other, in texts of these lengths."""
+        later = texts(temperature).counts - 1
+        return later.sum() / max(theory.expected_rounds(alpha, gamma, later).sum(), 1)
 
     def planned(temperature: float, share: float, alpha: float) -> int:
-        tokens = planning.tokens_by_gamma(texts(temperature), MOST) if share == 1 else None
-        return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
+        if share == 1:
+            tokens = planning.tokens_by_gamma(texts(temperature), MOST)
+        else:
+            tokens = [tokens_per_round(temperature, alpha, gamma) for gamma in range(MOST + 1)]
+        c, v = costs(temperature > 0)
+        return planning.plan(alpha, c, planning.between(v, MOST), tokens=tokens).gamma
 
-    def replayed(temperature: float, share: float, costs: Cost) -> float | None:
-        """None where decoding would say something else than these texts, so that its rounds are not known."""
-        if not rule_of(share).exact:
-            return None
-        return replay.evaluate(texts(temperature), rule_of(share), gamma=costs.gamma).improvement(costs.c, costs.v)
+    def cell(temperature: float, share: float, alpha: float, gamma: int) -> dict[str, Any]:
+        """A cell's costs and what they predict."""
+        c, v = costs(temperature > 0)
+        v = float(planning.between(v, max(*v, gamma))[gamma])
+        found: dict[str, Any] = {"c": c, "v": v, "theorem": float(theory.improvement(alpha, gamma, c, v))}
+        found["predicted"] = float(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
+        rule, found["replayed"] = rule_of(share), None
+        if rule.exact:  # otherwise decoding says something else than these texts, and its rounds are not known
+            found["replayed"] = replay.evaluate(texts(temperature), rule, gamma=gamma).improvement(c, v)
+        return found
 
-    def cell(temperature: float, share: float, gamma: int | str) -> dict[str, Any]:
+    def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:
         rate = lenience.alpha(texts(temperature), share)
         (low, high), alpha = rate.interval, min(rate.value, 1.0)
-        chosen = gamma if isinstance(gamma, int) else planned(temperature, share, alpha)
-        found: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
-        found |= {"positions": int(rate.counts.sum()), "chosen_gamma": chosen}
-        if not chosen:
-            return found | dict.fromkeys(OF_SPEED)
-        taken = cost_at(chosen, temperature > 0)
-        found |= {"c": taken.c, "v": taken.v}
-        found["predicted"] = float(theory.improvement(alpha, chosen, taken.c, taken.v))
-        found["replayed"] = replayed(temperature, share, taken)
-        return found | _speed(target, drafter, prompt, ask, temperature, share, chosen)
+        both: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
+        both["positions"] = int(rate.counts.sum())
+        chosen = {g: g if isinstance(g, int) else planned(temperature, share, alpha) for g in gammas}
+        used = sorted({gamma for gamma in chosen.values() if gamma})
+        speed = dict(zip(used, _speeds(target, drafter, prompt, ask, temperature, share, used), strict=True))
+        found = {gamma: cell(temperature, share, alpha, gamma) | speed[gamma] for gamma in used}
+        plain: dict[str, Any] = dict.fromkeys(OF_SPEED)
+        return {asked: both | {"chosen_gamma": gamma} | found.get(gamma, plain) for asked, gamma in chosen.items()}
 
-    return cell
+    return cells
 
 
 def rule_of(lenience: float) -> Rule:
@@ -201,34 +219,40 @@ def _key(ask: Ask, temperature: float) -> Any:
     return jax.random.key(ask.seed) if temperature else None
 
 
-def _speed(
-    target: Model, drafter: Model, prompt: Prompt, ask: Ask, temperature: float, lenience: float, gamma: int
-) -> dict[str, Any]:
-    """Whole generations, plain and speculative in turn."""
+def _speeds(
+    target: Model, drafter: Model, prompt: Prompt, ask: Ask, temperature: float, lenience: float, gammas: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Whole generations with each gamma, in turn, plain decoding among them."""
     import jax
 
     from jaxspec.analysis import cost
     from jaxspec.decode import request
 
+    if not gammas:
+        return []
     rule, key = rule_of(lenience), _key(ask, temperature)
     jobs = []
-    for side in (None, drafter):
-        options: dict[str, Any] = dict(drafter=side, gamma=gamma, accept=rule, temperature=temperature)
+    for gamma in (0, *gammas):
+        options: dict[str, Any] = dict(drafter=drafter if gamma else None, gamma=gamma, accept=rule)
+        options |= dict(temperature=temperature, max_new_tokens=ask.new_tokens)
         groups = enumerate(speeds.groups_of(prompt, ask.batch, ask.rows))
         keyed = [(group, None if key is None else jax.random.fold_in(key, index)) for index, group in groups]
-        jobs.append(
-            [request.prepare(target, group, key=own, max_new_tokens=ask.new_tokens, **options) for group, own in keyed]
-        )
+        jobs.append([request.prepare(target, group, key=own, **options) for group, own in keyed])
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    seconds = cost.take_turns([functools.partial(cost.run_all, some) for some in jobs], ask.repeats)
+    seconds = cost.decode_in_turn(jobs, ask.repeats)
     first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
     after = seconds - len(jobs[0]) * np.median(first, axis=1, keepdims=True)
     tokens = [sum(int((o.stats.emitted - 1).sum()) for o in some) for some in outcomes]
-    found = speeds.against_plain(outcomes[0], outcomes[1], seconds[0], seconds[1])
-    return {
-        "tokens_per_round": found["tokens_per_round"],
-        "speed": found["ratio"],
-        "speed_after_prefill": speeds.ratio(after[0], after[1], tokens[1] / max(tokens[0], 1)),
-        "same_text": found["same_text"] if temperature == 0 and rule.exact else None,
-        "texts": sum(len(o.length) for o in outcomes[0]),
-    }
+    results = []
+    for way in range(1, len(jobs)):
+        found = speeds.against_plain(outcomes[0], outcomes[way], seconds[0], seconds[way])
+        results.append(
+            {
+                "tokens_per_round": found["tokens_per_round"],
+                "speed": found["ratio"],
+                "speed_after_prefill": speeds.ratio(after[0], after[way], tokens[way] / max(tokens[0], 1)),
+                "same_text": found["same_text"] if temperature == 0 and rule.exact else None,
+                "texts": sum(len(o.length) for o in outcomes[0]),
+            }
+        )
+    return results

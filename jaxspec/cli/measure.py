@@ -63,9 +63,10 @@ def measure(
     """Measure a pair: α, c and v, and the speed-up as predicted and as it is, by task, temperature and lenience.
 
     α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v, which
-    takes guesses to be independent and texts to be endless; replayed is the same with the tokens a round that these
-    texts would yield (known of exact rules only). n-gram drafters are counted on the references of held-out prompts
-    that are not measured on. An interrupted run goes on where it was if it is given the same --resume.
+    takes guesses to be independent, in texts as long as these; replayed is the same with the tokens a round that these
+    texts would yield (known of exact rules only). Plain decoding and all γ of a setting take turns, so that
+    --gamma plan,1,2,3,5,7 compares the plan with a sweep. n-gram drafters are counted on the references of held-out
+    prompts that are not measured on. An interrupted run goes on where it was if it is given the same --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -163,18 +164,20 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     """How measured speeds compare with predicted ones, and the plan's gamma with the best of a sweep.
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
-    >>> cell |= {"predicted": 2.0, "replayed": 2.5, "speed": None, "speed_after_prefill": {"median": 1.9}}
+    >>> cell |= {"theorem": 2.5, "predicted": 2.0, "replayed": 1.9, "speed_after_prefill": {"median": 1.9}}
     >>> for said in summary([cell]).split(". "):
     ...     print(said)
     Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95
-    Measured over replayed: 0.76 in the median of 1 cells, 0.76 to 0.76.
-    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[2]
+    Measured over replayed: 1.00 in the median of 1 cells, 1.00 to 1.00
+    Measured over Theorem 3.8 in endless texts: 0.76 in the median of 1 cells, 0.76 to 0.76.
+    >>> summary([cell, cell | {"gamma": "plan", "predicted": None, "speed_after_prefill": None}]).split(". ")[3]
     "The plan's γ has 0.53 of the best γ's speed in the worst of 1 sweeps; in 1 it is not to speculate."
     """
     said = []
-    for how in ("predicted", "replayed"):
-        speeds = [cell for cell in found if cell[how] and cell["speed_after_prefill"]]
-        shares = [cell["speed_after_prefill"]["median"] / cell[how] for cell in speeds]
+    hows = {"predicted": "predicted", "replayed": "replayed", "theorem": "Theorem 3.8 in endless texts"}
+    for name, how in hows.items():
+        speeds = [cell for cell in found if cell[name] and cell["speed_after_prefill"]]
+        shares = [cell["speed_after_prefill"]["median"] / cell[name] for cell in speeds]
         if shares:
             around = f"{min(shares):.2f} to {max(shares):.2f}"
             said.append(f"Measured over {how}: {np.median(shares):.2f} in the median of {len(shares)} cells, {around}.")

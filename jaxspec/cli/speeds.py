@@ -105,8 +105,7 @@ def _of_batch(
         for gamma in gammas
     ]
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    runs = [functools.partial(cost.run_all, some) for some in jobs]
-    seconds = cost.take_turns(runs, ask.repeats)
+    seconds = cost.decode_in_turn(jobs, ask.repeats)
     first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
     results = []
     for index, gamma in enumerate(gammas):

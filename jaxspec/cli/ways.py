@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -75,7 +74,7 @@ def compare(target: Model, ways: list[Way], task: Task, new_tokens: int, repeats
             ]
         )
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    seconds = cost.take_turns([functools.partial(cost.run_all, some) for some in jobs], repeats)
+    seconds = cost.decode_in_turn(jobs, repeats)
     results = [_result(ways[i], outcomes[i], outcomes[0], seconds[i], seconds[0]) for i in range(len(ways))]
     results = [result | {"sampled": task.sampled, "prompts": len(task.prompts)} for result in results]
     for result in results:

@@ -130,6 +130,14 @@ def test_calls_take_turns():
     assert seconds.shape == (2, 3) and (seconds >= 0).all()
 
 
+def test_ways_to_decode_take_turns_generation_by_generation(monkeypatch):
+    order = []
+    monkeypatch.setattr(cost, "run_all", order.extend)
+    seconds = cost.decode_in_turn([["a1", "a2"], ["b1", "b2"]], repeats=2)  # type: ignore[arg-type]
+    assert order == ["a1", "b1", "a2", "b2"] * 2
+    assert seconds.shape == (2, 2) and (seconds > 0).all()
+
+
 def test_bad_arguments():
     model = table_model(jax.random.key(1), VOCAB)
     with pytest.raises(ValueError, match="repeats is 0"):

@@ -41,9 +41,10 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
     assert lenient["alpha"] >= strict["alpha"]
     assert strict["same_text"] == strict["texts"] == 1 and lenient["same_text"] is None
     assert strict["replayed"] > 0 and lenient["replayed"] is None  # lenient text cannot be told from greedy text
-    assert strict["predicted"] > 0 and strict["speed"]["median"] > 0 and strict["task"] == "prompts"
+    assert strict["theorem"] >= strict["predicted"] > 0 and strict["task"] == "prompts"
+    assert strict["speed"]["median"] > 0
 
-    monkeypatch.setattr(cells, "cell_of", lambda *arguments: None)  # nothing is measured again
+    monkeypatch.setattr(cells, "cells_of", lambda *arguments: None)  # nothing is measured again
     again = run(*asked, "--temperature", "0", "--csv", str(table))
     assert again.exit_code == 0, again.output
     assert "prompts, debian-t5-small, T = 0" in again.stdout
@@ -58,6 +59,24 @@ def test_counted_drafters_and_planned_gammas(run):
     assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
     assert cell["chosen_gamma"] in (0, 1, 2)
     assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
+
+
+@pytest.mark.slow
+def test_all_gammas_of_a_setting_take_turns_and_one_can_be_added(run, tmp_path, monkeypatch):
+    ways, really = [], cells._speeds
+
+    def count(*arguments):
+        ways.append(arguments[-1])
+        return really(*arguments)
+
+    monkeypatch.setattr(cells, "_speeds", count)
+    asked = ["--draft", "debian-t5-small", "--temperature", "0", "--json", "--resume", str(tmp_path / "cells.jsonl")]
+    planned, one = report(run(*asked, few=[*FEW[:-1], "plan,1"]))
+    assert [planned["gamma"], one["gamma"]] == ["plan", 1] and planned["chosen_gamma"] in (0, 1, 2)
+    assert ways == [sorted({1, planned["chosen_gamma"]} - {0})]
+    *known, two = report(run(*asked, few=[*FEW[:-1], "plan,1,2"]))
+    assert known == [planned, one] and ways[1:] == [[2]]
+    assert two["chosen_gamma"] == 2 and two["predicted"] > 0
 
 
 def test_references_are_not_those_measured_on(zoo):
