@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import hashlib
 import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.toml"
+STALE = 24 * 3600  # seconds after which an unfinished folder that nobody has touched is a killed process's
 LISTED = 8  # of many similar complaints, as many are printed
 
 
@@ -35,6 +38,7 @@ def whole(folder: Path) -> Iterator[Path]:
     (['new'], 'text')
     """
     folder = folder.resolve()
+    _sweep(folder)
     beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
     beside.mkdir(parents=True)
     try:
@@ -74,6 +78,14 @@ def recover(folder: Path) -> None:
     if not folder.exists() and _set_aside(folder).is_dir():
         with contextlib.suppress(OSError):  # another process was faster; or it is not ours to mend
             _set_aside(folder).rename(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes what killed processes left unfinished beside a folder; not what another one may be writing just now."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        with contextlib.suppress(OSError):  # another process was faster
+            if time.time() - max(path.stat().st_mtime for path in (left, *left.rglob("*"))) > STALE:
+                shutil.rmtree(left)
 
 
 def _set_aside(folder: Path) -> Path:

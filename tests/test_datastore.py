@@ -34,6 +34,12 @@ def test_what_is_saved_is_loaded_as_memory_maps(tmp_path):
     assert (manifest.documents, manifest.tokens, manifest.about) == (4, 12, {"texts": ["a.txt"]})
 
 
+def test_building_tells_its_two_steps():
+    steps = []
+    datastore.build(ROWS, vocab_size=301, advance=lambda: steps.append(1))
+    assert steps == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

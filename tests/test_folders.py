@@ -1,6 +1,7 @@
 """Folders are written whole or not at all; checkpoints' tests cover what reading them refuses."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path, how):
         assert not (folder.parent / ".kept.jaxspec-old").exists()
     assert step > 4 and found == "new"
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_what_a_kill_left_unfinished_goes_when_it_is_a_day_old(tmp_path):
+    """The next write sweeps it; what may be another process's work stays."""
+    old, young, other = (tmp_path / f".{name}.partial" for name in ("st[o]re.1", "st[o]re.2", "else.1"))
+    for left in (old, young, other):
+        left.mkdir()
+        (left / "file").touch()
+    for path in (old, old / "file", young, other, other / "file"):
+        os.utime(path, (0, 0))
+    with folders.whole(tmp_path / "st[o]re") as beside:
+        (beside / "file").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"st[o]re", young.name, other.name}
 
 
 def test_readers_find_what_a_kill_left_aside(tmp_path):

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxspec.cli import named, tables
+from jaxspec.cli import named, speeds, tables
 from jaxspec.cli.bench import numbers
 from jaxspec.cli.prompts import heldout
-from jaxspec.cli.ways import Task, Way, compare
+from jaxspec.cli.ways import Task, Way, compare, together
 
 if TYPE_CHECKING:
     from jaxspec.base import Drafter, Model, Policy, Prompt
@@ -33,7 +33,8 @@ def drafts(
         str, typer.Option(help="Policies with at most the largest gamma; or 'none'.")
     ] = "heuristic,confidence,entropy,estimated",
     temperatures: Annotated[str, typer.Option(help="Each task at each of these; separated by commas.")] = "0",
-    rows: Annotated[int, typer.Option(help="Prompts per task, one at a time.", min=1)] = 12,
+    rows: Annotated[int, typer.Option(help="Prompts per task.", min=1)] = 12,
+    batch: Annotated[int, typer.Option(help="Prompts at a time.", min=1)] = 1,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="Measurements, in turn.", min=1)] = 5,
     widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
@@ -41,13 +42,13 @@ def drafts(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Compare drafters and draft-length policies on held-out prompts, at batch 1.
+    """Compare drafters and draft-length policies on held-out prompts.
 
     Every way takes its turn in each repeat, plain decoding too; ratios are to plain decoding in the same repeat. α is
     the share of kept guesses among those that had a trial; theory is the tokens per round over what its passes cost
     (Theorem 3.8 with the verify pass at its price); "of best" compares with that drafter's best fixed γ. Passes are
     priced greedily and, where a task is sampled, with a draw. With several tasks or temperatures a last table is of
-    prompts of all of them.
+    all of them as one workload. In a batch a round is as long as its longest draft.
 
         jaxspec drafts --drafters lookup,debian-t5-small --widen 9216
 
@@ -65,14 +66,14 @@ def drafts(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         names = [name for name in drafters.split(",") if name]
         kinds = sorted({task.sampled for task in wanted})
+        example = speeds.groups_of(wanted[0].prompt, batch, batch)[0]
         shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
-        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen}
+        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen, "batch": batch}
         found |= {"costs": [], "tasks": []}
         made = {name: named.drafter(name, dtype) for name in names}
         ways: dict[bool, list[Way]] = {}
         for sampled in kinds:
             sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled)
-            example = wanted[0].prompts[0]
             most = max(lengths)
             passes = cost.measure_all(big, big, example, gammas=sorted({*lengths, *cost.judged(most)}), **sized)
             exact = {one.gamma: one.v for one in passes}
@@ -89,8 +90,11 @@ def drafts(
             found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_by_gamma": exact})
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
-            found["tasks"].append(compare(big, ways[task.sampled], task, new_tokens, repeats))
+            sized = dict(batch=batch, new_tokens=new_tokens, repeats=repeats)
+            found["tasks"].append(compare(big, ways[task.sampled], task, **sized))
             jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
+    if len(wanted) > 1:
+        found["tasks"].append(together(found["tasks"]))
     if as_json:
         print(json.dumps(found))
         return
@@ -148,7 +152,8 @@ def table_of(found: dict[str, Any]) -> Table:
     plain, *results = found["results"]
     speed = plain["tokens_per_second"]
     title = f"{found['task']}, {found['prompts']} prompts; plain {speed['median']:.1f} tokens/s"
-    view = tables.table(("× plain", "spread", "theory", "of best", "α", "tokens\nper round"), first="", title=title)
+    heads = ("× plain", "spread", "theory", "of best", "α", "tokens\nper round", "guesses", "in the\nlongest")
+    view = tables.table(heads, first="", title=title)
     last = ""
     for result in results:
         if result["drafter"] != last:
@@ -164,6 +169,8 @@ def table_of(found: dict[str, Any]) -> Table:
             "–" if result["of_best_fixed"] is None else f"{result['of_best_fixed']:.2f}",
             "–" if alpha is None else f"{alpha:.2f}",
             f"{result['tokens_per_round']:.2f}",
+            f"{result['guesses_per_round']:.2f}",
+            f"{result['longest_per_round']:.2f}",
         )
     return view
 
@@ -172,21 +179,10 @@ def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> l
     from jaxspec.analysis.heldout import tasks_of
     from jaxspec.decode import request
 
-    found = []
-    for name in names.split(",") if names else tasks_of(target):
-        whole = request.encode(target, heldout(name, rows))
-        each = [whole._replace(tokens=whole.tokens[i : i + 1], length=whole.length[i : i + 1]) for i in range(rows)]
-        found += [Task(f"{name}, T = {t:g}", each, [t] * rows) for t in temperatures]
-    if len(found) > 1:
-        width = max(p.tokens.shape[1] for task in found for p in task.prompts)
-        every = [_padded(p, width) for task in found for p in task.prompts[: max(1, rows // len(found))]]
-        heat = [t for task in found for t in task.temperatures[: max(1, rows // len(found))]]
-        found.append(Task("all together", every, heat))
-    return found
-
-
-def _padded(prompt: Prompt, width: int) -> Prompt:
-    return prompt._replace(tokens=np.pad(np.asarray(prompt.tokens), ((0, 0), (0, width - prompt.tokens.shape[1]))))
+    prompts = {
+        name: request.encode(target, heldout(name, rows)) for name in (names.split(",") if names else tasks_of(target))
+    }
+    return [Task(f"{name}, T = {t:g}", prompt, t) for name, prompt in prompts.items() for t in temperatures]
 
 
 def _temperatures(text: str) -> list[float]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +30,7 @@ from jaxspec.cli import (
     verify,
 )
 
-INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; input that cannot be used
+INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
 
 
 class Command(TyperCommand):
@@ -103,6 +106,8 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _start(environment: Mapping[str, str]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what is half written is cleared away
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import jax

@@ -1,14 +1,17 @@
 """`jaxspec datastore`: from texts to a folder that `drafters.retrieval` drafts from."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import datastore, drafters, model
+from jaxspec import datastore, drafters, folders, model
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
@@ -46,6 +49,31 @@ def test_texts_become_a_datastore_that_is_drafted_from(project):
     assert (out.tokens == jaxspec.generate(target, "the old", max_new_tokens=6).tokens).all()
     about = datastore.read_manifest("store").about
     assert about == {"texts": ["texts.txt"], "field": "text", "tasks": [], "tokenizer": "target"}
+
+
+@pytest.mark.parametrize("where", ["build", "save"])
+def test_an_interrupted_build_leaves_nothing(project, monkeypatch, where):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    before = set(project.iterdir())
+    monkeypatch.setattr(*(datastore, "build") if where == "build" else (folders, "put_in_place"), interrupt)
+    assert call("texts.txt", "--tokenizer", "target", "--out", "store").exit_code == 130
+    assert set(project.iterdir()) == before
+
+
+def test_a_terminated_build_leaves_nothing(project):
+    """By SIGTERM, as a scheduler ends what it started: the process clears away what it has written."""
+    before = set(project.iterdir())
+    code = (
+        "import os, signal; from jaxspec import folders; from jaxspec.cli.main import app\n"
+        "folders.put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "app(['datastore', 'texts.txt', '--tokenizer', 'target', '--out', 'store'])"
+    )
+    environment = {"PYTHONPATH": str(Path(datastore.__file__).parents[1])}
+    ended = subprocess.run([sys.executable, "-c", code], env=os.environ | environment, check=False)
+    assert ended.returncode == 143
+    assert set(project.iterdir()) == before
 
 
 def test_a_field_of_one_task(project):

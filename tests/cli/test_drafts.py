@@ -46,18 +46,32 @@ def test_drafters_and_policies(loading):
 def test_theory_counts_what_passes_cost():
     """Two rounds of 1 and 2 guesses with v = 1, 1.5, 2 and c = 0.25: 5 tokens for 1.75 + 2.5 passes."""
     trace = dict(draft_length=np.array([[1, 2]]), num_accepted=np.array([[1, 2]]))
-    stats = dict(rounds=np.array([2]))
-    outcome = _Thing(length=np.array([6]), tokens=np.arange(6)[None], trace=_Thing(**trace), stats=_Thing(**stats))
+    said = dict(length=np.array([6]), tokens=np.arange(6)[None])
+    outcome = _Thing(**said, trace=_Thing(**trace), stats=_Thing(rounds=np.array([2])))
+    plain = _Thing(**said, trace=None, stats=_Thing(rounds=np.array([5])))
     way = ways.Way(("a", "b"), object(), 2, policy=object(), c=0.25, v=np.array([1.0, 1.5, 2.0]))
-    found = ways._result(way, [outcome], [outcome], np.ones(3), 2 * np.ones(3))
+    found = ways._result(way, [outcome], [plain], np.ones(3), 2 * np.ones(3))
     assert found["predicted"] == pytest.approx(5 / (1.75 + 2.5)) and found["ratio"]["median"] == 2
     assert found["alpha"] == 1 and found["guesses_per_round"] == 1.5
-    fixed = ways._result(way._replace(policy=None), [outcome], [outcome], np.ones(3), 2 * np.ones(3))
+    fixed = ways._result(way._replace(policy=None), [outcome], [plain], np.ones(3), 2 * np.ones(3))
     assert fixed["predicted"] == pytest.approx(5 / (2.5 + 2.5))  # a draft that is cut was drawn whole
     outcome.trace.draft_length = np.array([[0, 2]])
     for drafter, passes in ((_Thing(), 2.5 + 2.5), (_Thing(abstains=True), 1.0 + 2.5)):
-        found = ways._result(way._replace(policy=None, drafter=drafter), [outcome], [outcome], np.ones(3), np.ones(3))
+        found = ways._result(way._replace(policy=None, drafter=drafter), [outcome], [plain], np.ones(3), np.ones(3))
         assert found["predicted"] == pytest.approx(5 / passes)
+
+
+def test_in_a_batch_a_round_is_as_long_as_its_longest_draft():
+    """Rows of two rounds and of one: 2 guesses beside 1, then 1 guess, with v = 1, 1.5, 2 and c = 0.25."""
+    trace = _Thing(draft_length=np.array([[1, 1], [2, 0]]), num_accepted=np.array([[1, 0], [2, 0]]))
+    said = dict(length=np.array([4, 4]), tokens=np.arange(8).reshape(2, 4))
+    outcome = _Thing(**said, trace=trace, stats=_Thing(rounds=np.array([2, 1])))
+    plain = _Thing(**said, trace=None, stats=_Thing(rounds=np.array([3, 3])))
+    way = ways.Way(("a", "b"), object(), 2, policy=object(), c=0.25, v=np.array([1.0, 1.5, 2.0]))
+    found = ways._result(way, [outcome], [plain], np.ones(3), np.ones(3))
+    assert found["longest_per_round"] == 1.5 and found["guesses_per_round"] == pytest.approx(4 / 3)
+    assert found["predicted"] == pytest.approx(3 / (2.5 + 1.75)) and found["tokens_per_round"] == 2
+    assert found["alpha"] == 0.75
 
 
 class _Thing:
