@@ -1,10 +1,11 @@
 """What `jaxspec measure` measures: one cell after the other, each a pair on a task with one way to decode.
 
-A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its costs are timed as in
-`analysis.cost`; its speed is that of whole generations, plain decoding and all gammas of a setting in turn. It is
-predicted three times. By Theorem 3.8, from alpha alone: guesses are kept independently of each other in an endless text
-("theorem"). The same in texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a
-round that these very texts would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
+A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its speed is that of whole
+generations, plain decoding and all gammas of a setting in turn; between the repeats its costs are timed, as in
+`analysis.cost`, so that speeds and predictions are of one machine at one time. A cell is predicted three times. By
+Theorem 3.8, from alpha alone: guesses are kept independently of each other in an endless text ("theorem"). The same in
+texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a round that these very texts
+would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 3  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+CONTENTS = 4  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
 OF_SPEED = ("c", "v", "theorem", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
 
 Gamma = int | str  # a number of guesses, or `PLANNED`
@@ -151,8 +152,6 @@ def cells_of(
 
     prompt = request.encode(target, task.prompts)
     group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
-    given = {gamma for gamma in ask.gammas if isinstance(gamma, int)}
-    probed = given | set(planning.probes(MOST)) if PLANNED in ask.gammas else given
 
     @functools.cache
     def texts(temperature: float) -> Store:
@@ -161,11 +160,9 @@ def cells_of(
         return replay.record(where, target, drafter, prompt, max_new_tokens=ask.new_tokens, **asked)
 
     @functools.cache
-    def costs(sampled: bool) -> tuple[float, dict[int, float]]:
-        """c, and v by gamma."""
+    def costs(sampled: bool) -> tuple[float, np.ndarray]:
         timed: dict[str, Any] = dict(repeats=max(ask.repeats, cost.REPEATS), max_new_tokens=ask.new_tokens)
-        found = cost.measure_all(target, drafter, group, gammas=sorted(probed), sampled=sampled, **timed)
-        return found[0].c, {one.gamma: one.v for one in found}
+        return planning.costs(target, drafter, group, MOST, sampled=sampled, **timed)
 
     def tokens_per_round(temperature: float, alpha: float, gamma: int) -> float:
         """Of guesses that are kept independently of each other, in texts of these lengths."""
@@ -177,14 +174,10 @@ def cells_of(
             tokens = planning.tokens_by_gamma(texts(temperature), MOST)
         else:
             tokens = [tokens_per_round(temperature, alpha, gamma) for gamma in range(MOST + 1)]
-        c, v = costs(temperature > 0)
-        return planning.plan(alpha, c, planning.between(v, MOST), tokens=tokens).gamma
+        return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
 
-    def cell(temperature: float, share: float, alpha: float, gamma: int) -> dict[str, Any]:
-        """A cell's costs and what they predict."""
-        c, v = costs(temperature > 0)
-        v = float(planning.between(v, max(*v, gamma))[gamma])
-        found: dict[str, Any] = {"c": c, "v": v, "theorem": float(theory.improvement(alpha, gamma, c, v))}
+    def foretold(temperature: float, share: float, alpha: float, gamma: int, c: float, v: float) -> dict[str, Any]:
+        found: dict[str, Any] = {"theorem": float(theory.improvement(alpha, gamma, c, v))}
         found["predicted"] = float(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
         rule, found["replayed"] = rule_of(share), None
         if rule.exact:  # otherwise decoding says something else than these texts, and its rounds are not known
@@ -198,8 +191,9 @@ def cells_of(
         both["positions"] = int(rate.counts.sum())
         chosen = {g: g if isinstance(g, int) else planned(temperature, share, alpha) for g in gammas}
         used = sorted({gamma for gamma in chosen.values() if gamma})
-        speed = dict(zip(used, _speeds(target, drafter, prompt, ask, temperature, share, used), strict=True))
-        found = {gamma: cell(temperature, share, alpha, gamma) | speed[gamma] for gamma in used}
+        found: dict[int, dict[str, Any]] = {}
+        for gamma, timed in zip(used, _speeds(target, drafter, prompt, ask, temperature, share, used), strict=True):
+            found[gamma] = timed | foretold(temperature, share, alpha, gamma, timed["c"], timed["v"])
         plain: dict[str, Any] = dict.fromkeys(OF_SPEED)
         return {asked: both | {"chosen_gamma": gamma} | found.get(gamma, plain) for asked, gamma in chosen.items()}
 
@@ -222,7 +216,7 @@ def _key(ask: Ask, temperature: float) -> Any:
 def _speeds(
     target: Model, drafter: Model, prompt: Prompt, ask: Ask, temperature: float, lenience: float, gammas: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Whole generations with each gamma, in turn, plain decoding among them."""
+    """Costs, and whole generations with each gamma, in turn, plain decoding among them."""
     import jax
 
     from jaxspec.analysis import cost
@@ -231,16 +225,22 @@ def _speeds(
     if not gammas:
         return []
     rule, key = rule_of(lenience), _key(ask, temperature)
-    jobs = []
+    groups, jobs = speeds.groups_of(prompt, ask.batch, ask.rows), []
     for gamma in (0, *gammas):
         options: dict[str, Any] = dict(drafter=drafter if gamma else None, gamma=gamma, accept=rule)
         options |= dict(temperature=temperature, max_new_tokens=ask.new_tokens)
-        groups = enumerate(speeds.groups_of(prompt, ask.batch, ask.rows))
-        keyed = [(group, None if key is None else jax.random.fold_in(key, index)) for index, group in groups]
+        keyed = [(group, None if key is None else jax.random.fold_in(key, i)) for i, group in enumerate(groups)]
         jobs.append([request.prepare(target, group, key=own, **options) for group, own in keyed])
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
-    seconds = cost.decode_in_turn(jobs, ask.repeats)
-    first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
+    starts = [functools.partial(cost.start_all, some[:1]) for some in jobs]
+    cost.take_turns(starts, 1)  # compiles
+    timed: dict[str, Any] = dict(gammas=gammas, repeats=3, sampled=temperature > 0, max_new_tokens=ask.new_tokens)
+    whole, begun, passes = [], [], []
+    for _ in range(ask.repeats):
+        whole.append(cost.decode_in_turn(jobs, 1))
+        begun.append(cost.take_turns(starts, 1))
+        passes.append(cost.measure_all(target, drafter, groups[0], **timed))
+    seconds, first = np.concatenate(whole, axis=1), np.concatenate(begun, axis=1)
     after = seconds - len(jobs[0]) * np.median(first, axis=1, keepdims=True)
     tokens = [sum(int((o.stats.emitted - 1).sum()) for o in some) for some in outcomes]
     results = []
@@ -248,6 +248,8 @@ def _speeds(
         found = speeds.against_plain(outcomes[0], outcomes[way], seconds[0], seconds[way])
         results.append(
             {
+                "c": float(np.median([one[way - 1].c for one in passes])),
+                "v": float(np.median([one[way - 1].v for one in passes])),
                 "tokens_per_round": found["tokens_per_round"],
                 "speed": found["ratio"],
                 "speed_after_prefill": speeds.ratio(after[0], after[way], tokens[way] / max(tokens[0], 1)),
