@@ -24,12 +24,16 @@ class Values(NamedTuple):
     pause: Any
 
 
+LONGEST = 16  # the longest pause, in first ones
+
+
 class Memory(NamedTuple):
-    """Guesses that were kept and guesses that had a trial, both discounted; rounds since the last guess."""
+    """Guesses that were kept and guesses that had a trial, both discounted; rounds since the last guess; the pause."""
 
     kept: Float[Array, " B"]
     tried: Float[Array, " B"]
     idle: Int[Array, " B"]
+    pause: Int[Array, " B"]
 
 
 def estimated(
@@ -37,24 +41,25 @@ def estimated(
     v: Any = 0.06,
     *,
     alpha: Any = 0.6,
-    weight: Any = 2.0,
-    forget: Any = 0.02,
-    pause: Any = 16,
+    weight: Any = 3.0,
+    forget: Any = 0.2,
+    pause: Any = 4,
 ) -> Policy:
     """The number of guesses n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
     That is Theorem 3.8 with the verify pass at its real cost. a is the share of kept guesses among those that had a
     trial (guesses behind a rejected one had none), where older rounds count less. Where even one guess does not pay,
-    none is made for `pause` rounds, and then one, to see whether things have changed: a hopeless drafter costs a pass
-    in `pause` rounds, and a drafter that costs nothing is used as soon as it is right.
+    none is made for `pause` rounds, and then one, to see whether things have changed. If it is not kept, the next pause
+    is twice as long, up to 16 times the first: a lull is over soon, and a hopeless drafter costs next to nothing.
 
     Args:
         c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... guesses, as
             `jaxspec.analysis.cost.verify_costs` measures them; or one number, what each guess adds to 1.
         alpha, weight: what is believed at the start, and how many trials that is worth.
-        forget: share of the evidence that a round loses.
-        pause: rounds.
+        forget: share of the evidence that a round with guesses loses. The default looks back some five rounds: right
+            guesses cluster in text, and an estimate that follows them gains more than one that is sure.
+        pause: rounds, at first.
 
     Raises:
         ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
@@ -85,21 +90,26 @@ def _estimated() -> Policy:
     def init(params: Values, prompt: Prompt) -> Memory:
         rows = prompt.length.shape
         kept, tried = jnp.broadcast_to(params.alpha * params.weight, rows), jnp.broadcast_to(params.weight, rows)
-        return Memory(kept, tried, jnp.zeros_like(prompt.length))
+        pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
+        return Memory(kept, tried, jnp.zeros_like(prompt.length), pause)
 
     def limit(params: Values, state: Memory, gamma: int) -> Int[Array, " B"]:
         best = best_length(state.kept / state.tried, params.c, params.verify, gamma)
-        return jnp.where(jnp.logical_and(best == 0, state.idle >= params.pause), 1, best)
+        return jnp.where(jnp.logical_and(best == 0, state.idle >= state.pause), 1, best)
 
     def update(params: Values, state: Memory, draft: Draft, verdict: Verdict, kept: Int[Array, " B"]) -> Memory:
         del kept
-        accepted, left = verdict.num_accepted.astype(jnp.float32), 1.0 - params.forget
+        made, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
+        left = jnp.where(made, 1.0 - params.forget, 1.0)
         trials = accepted + (verdict.num_accepted < draft.length).astype(jnp.float32)
+        longer = jnp.minimum(2 * state.pause, LONGEST * params.pause).astype(state.pause.dtype)
+        in_vain = jnp.where(jnp.logical_and(made, state.idle > 0), longer, state.pause)
         # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
         return Memory(
-            left * state.kept + params.forget * params.alpha * params.weight + accepted,
-            left * state.tried + params.forget * params.weight + trials,
-            jnp.where(draft.length > 0, 0, state.idle + 1),
+            left * state.kept + (1.0 - left) * params.alpha * params.weight + accepted,
+            left * state.tried + (1.0 - left) * params.weight + trials,
+            jnp.where(made, 0, state.idle + 1),
+            jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
         )
 
     return Policy(init, limit, update)

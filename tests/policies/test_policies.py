@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, drafters, policies
-from jaxspec.base import Policy, Prompt
+from jaxspec.base import Draft, Policy, Prompt, Verdict
 from jaxspec.decode import loop
 from jaxspec.drafters import lookup
 from jaxspec.testing import certify, table_model, table_model_from
@@ -160,11 +160,26 @@ def test_another_value_compiles_nothing():
 
 
 def test_estimated_leaves_a_hopeless_drafter_alone():
-    """After a few rejections it makes a guess in every `pause` + 1 rounds at most."""
+    """After a few rejections it makes one guess at a time, and waits twice as long for the next."""
     wrong = table_model_from(-TARGET.params)
-    out = decode(policies.estimated(0.3, 0.1, pause=7), wrong, max_new_tokens=100)
-    late = out.trace.draft_length[:, 20:99]
-    assert late.max() == 1 and (late.sum(axis=1) <= 10).all() and (late.sum(axis=1) >= 8).all()
+    out = decode(policies.estimated(0.3, 0.1, pause=3), wrong, max_new_tokens=200)
+    for made, kept in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
+        guesses, ahead = made[:199], np.flatnonzero(made[:199])
+        assert guesses[6:].max() == 1 and kept.sum() == 0
+        assert np.diff(ahead)[-5:].tolist() == [13, 25, 49, 49, 49]  # the longest pause is 16 times the first
+
+
+def test_estimated_tries_again_soon_where_guesses_have_been_kept():
+    """The pause is as short as at first once a guess has been kept."""
+    policy = policies.estimated(0.3, 0.1, pause=3)
+    memory = policy.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
+    none, one = (Draft(jnp.zeros((1, 1), jnp.int32), None, jnp.array([n])) for n in (0, 1))
+    pauses = []
+    for draft, kept in ((one, 0), (none, 0), (one, 0), (none, 0), (one, 0), (none, 0), (one, 1)):
+        verdict = Verdict(jnp.array([kept]), jnp.array([0]))
+        memory = policy.update(policy.params, memory, draft, verdict, jnp.array([kept + 1]))
+        pauses.append(int(memory.pause[0]))
+    assert pauses == [3, 3, 6, 6, 12, 12, 3]
 
 
 def test_estimated_drafts_far_where_all_is_accepted():
