@@ -1,9 +1,10 @@
 """The acceptance rate alpha = E[sum_x min(p(x), q(x))] of a pair, measured on text that the target generates.
 
 Not the share of guesses that a run of speculative decoding accepted: within a round, guesses after the first
-rejection never get their trial, so that share is censored. Here every position counts, and counts once.
+rejection never get their trial, so that share is censored. In `measure` every position counts, and counts once.
+`censored` is the other rate, by its name: of the guesses of a run that had a trial, how many were kept.
 
-Shapes: B batch, P prompt, N new tokens, V vocabulary.
+Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jaxspec import buffers, noise
 from jaxspec import warp as warps
 from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prefix, Prompt, Warp
-from jaxspec.decode import generate, request, rounds
+from jaxspec.decode import generate, loop, request, rounds
 from jaxspec.decode.warping import Warping, plan
 
 
@@ -31,31 +32,89 @@ class Acceptance:
     """The acceptance rate of a pair.
 
     Attributes:
-        sums: sum over each row's positions of sum_x min(p(x), q(x)) [rows].
+        overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is behind its end is 0.
         counts: how many positions each row has [rows].
 
-    >>> measured = Acceptance(np.array([3.0, 1.0]), np.array([4, 2]))
+    >>> measured = Acceptance(np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0]]), np.array([4, 2]))
     >>> round(measured.alpha, 3), round(measured.stderr, 3), measured.positions
     (0.667, 0.111, 6)
+    >>> [round(end, 3) for end in measured.interval], [each.value for each in measured.by_position]
+    ([0.449, 0.884], [0.75, 0.5, 0.5, 1.0])
     """
 
-    sums: np.ndarray
-    counts: np.ndarray
+    overlaps: Float[np.ndarray, "rows N"]
+    counts: Int[np.ndarray, " rows"]
+
+    @property
+    def sums(self) -> Float[np.ndarray, " rows"]:
+        """The overlaps of each row together."""
+        return self.overlaps.sum(axis=1)
+
+    @property
+    def rate(self) -> Ratio:
+        """Alpha and its error: rows are independent, positions in one are not."""
+        return Ratio(self.sums, self.counts)
 
     @property
     def alpha(self) -> float:
         """The mean over all positions: 4 of 6 is 0.667."""
-        return Ratio(self.sums, self.counts).value
+        return self.rate.value
 
     @property
     def stderr(self) -> float:
-        """Standard error of alpha: rows are independent, positions in one are not. NaN for a single row."""
-        return Ratio(self.sums, self.counts).stderr
+        """Standard error of alpha, over prompts; NaN for a single row."""
+        return self.rate.stderr
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of alpha, over prompts; NaN for a single row."""
+        return self.rate.interval
+
+    @property
+    def by_position(self) -> list[Ratio]:
+        """Alpha at each position of the text, over the rows that reach it."""
+        reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
+        return [Ratio(some, np.ones(len(some))) for some in reached]
 
     @property
     def positions(self) -> int:
         """Positions measured, over all rows."""
         return int(self.counts.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Censored:
+    """How often guesses were kept that had a trial: those before them in their round were kept, and no text had ended.
+
+    Nothing follows a round's first rejection, so of the later guesses only those of the better rounds are here.
+
+    Attributes:
+        kept: how many were kept, by row and place in the round [rows, gamma].
+        tried: how many had a trial.
+
+    Two texts with two guesses a round. The first keeps 2 of 2, then none; the second keeps the first of 2:
+
+    >>> found = Censored(kept=np.array([[1, 1], [1, 0]]), tried=np.array([[2, 1], [1, 1]]))
+    >>> found.overall.value, [round(each.value, 2) for each in found.by_guess]
+    (0.6, [0.67, 0.5])
+    """
+
+    kept: Int[np.ndarray, "rows G"]
+    tried: Int[np.ndarray, "rows G"]
+
+    @property
+    def overall(self) -> Ratio:
+        """Kept over tried; its interval is over prompts."""
+        return Ratio(self.kept.sum(axis=1), self.tried.sum(axis=1))
+
+    @property
+    def by_guess(self) -> list[Ratio]:
+        """How often the first guess of a round is kept, the second if the first was, and so on; NaN if never tried."""
+        return [Ratio(kept, tried) for kept, tried in zip(self.kept.T, self.tried.T, strict=True)]
+
+    def first(self, rows: int) -> Censored:
+        """Of the first rows alone: those behind may be of the same prompts, and intervals want independent texts."""
+        return Censored(self.kept[:rows], self.tried[:rows])
 
 
 class Group(NamedTuple):
@@ -125,16 +184,49 @@ def measure(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
     """
-    sums, counts = [], []
+    overlaps, counts = [], []
     options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, key=key, batch=batch)
     for text in texts(target, drafter, prompts, **options, **warping):
         parties = (target.lm, drafter.lm, text.warp, target.params, drafter.params)
         shared = np.asarray(overlap(*parties, text.controls, text.group.prompt, text.tokens), np.float64)
         real = np.arange(shared.shape[1])[None, :] < text.lengths[:, None]
-        sums.append((shared * real).sum(axis=1)[: text.group.real])
+        room = (0, max_new_tokens - shared.shape[1])  # a batch is as wide as its longest text
+        overlaps.append(np.pad(shared * real, ((0, 0), room))[: text.group.real])
         counts.append(text.lengths[: text.group.real])
         advance(text.group.real)
-    return Acceptance(np.concatenate(sums), np.concatenate(counts))
+    return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
+
+
+def censored(*traces: loop.Trace) -> Censored:
+    """What became of the guesses of a run that had a trial, in the order of their rounds.
+
+    Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts guesses behind a rejection as well. At
+    gamma = 1 this estimates alpha; beyond, it differs from alpha where right guesses cluster. Of rules that judge
+    a round's guesses together it says how far rounds get.
+
+    Args:
+        *traces: `Generation.trace` of one run or several, all with one gamma; their rows are put one after the other.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+        >>> options = dict(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0))
+        >>> out = generate(target, prompt, drafter=draft, **options)
+        >>> found = censored(out.trace)
+        >>> int(found.kept.sum()) == int(out.stats.accepted.sum()), len(found.by_guess)
+        (True, 3)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1: the guesses before n + 1 are kept.
+    """
+    kept, tried = [], []
+    for trace in traces:
+        place = np.arange(trace.draft.shape[2])
+        length, accepted, emitted = (np.asarray(x)[..., None] for x in trace[1:])
+        # A round emits what was kept and one token more, unless it is cut: what is behind its end is not text.
+        kept.append((place < np.minimum(accepted, emitted)).sum(axis=1))
+        tried.append((place < np.minimum(length, emitted)).sum(axis=1))
+    return Censored(np.concatenate(kept), np.concatenate(tried))
 
 
 def texts(

@@ -46,6 +46,16 @@ class Ratio:
         """The 95% confidence interval: 0.667 with an error of 0.111 is (0.449, 0.884)."""
         return self.value - NORMAL * self.stderr, self.value + NORMAL * self.stderr
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Value, error and interval, for JSON, which has no NaN: None is what a single row, or nothing, does not say.
+
+        >>> Ratio(np.array([3.0]), np.array([4])).to_dict()
+        {'value': 0.75, 'stderr': None, 'low': None, 'high': None}
+        """
+        low, high = self.interval
+        numbers = {"value": self.value, "stderr": self.stderr, "low": low, "high": high}
+        return {name: None if np.isnan(number) else number for name, number in numbers.items()}
+
 
 def spread(values: np.ndarray) -> dict[str, float]:
     """Median, least and largest.

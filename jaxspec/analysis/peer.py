@@ -3,6 +3,7 @@
     python -m jaxspec.analysis.peer --target debian-t5-base --draft debian-t5-small --gamma 4,7
     python -m jaxspec.analysis.peer --target debian-gpt-base --draft debian-gpt-small --widen 16384 --json > gpt.json
 
+`--widen` and `--widen-draft` make a small pair cost what one of other sizes would, with the same text (`nets.widen`).
 The pair is exported with `jaxspec.weights.huggingface.save`, and decoded on the CPU, greedily, in float32, by
 `jaxspec.generate` and by transformers' `generate`: plainly, speculatively, and (decoder-only models) with guesses
 looked up in the context. A call's time is from token ids to token ids, with all that either library does on the host.
@@ -29,6 +30,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.analysis import cost, heldout, peer_tables, peer_transformers
 from jaxspec.analysis.estimate import spread
+from jaxspec.analysis.options import numbers
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import generate, request
 from jaxspec.nets import widen as wider
@@ -226,19 +228,13 @@ def _describe(model: Model) -> dict[str, Any]:
     return {"name": model.name, "parameters": int8.count(model.params)}
 
 
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    numbers = tuple(dict.fromkeys(int(part) if part.strip().isdecimal() else 0 for part in text.split(",")))
-    if min(numbers) < 1:
-        raise typer.BadParameter(f"got {text!r}, expected positive integers separated by commas", param_hint=option)
-    return numbers
-
-
 def main(
     target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
     draft: Annotated[str, typer.Option(help="The smaller model.")],
     gamma: Annotated[str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas.")] = "4",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1",
     widen: Annotated[int, typer.Option(help="Widen the target's feed-forward blocks to this: same text.")] = 0,
+    widen_draft: Annotated[int, typer.Option(help="The same for the drafter: same guesses, the cost of a size.")] = 0,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.", min=1)] = 64,
     rows: Annotated[int, typer.Option(help="Prompts that one timed turn decodes.", min=1)] = 8,
     repeats: Annotated[int, typer.Option(help="Timed turns of each way to decode.", min=1)] = 5,
@@ -249,15 +245,14 @@ def main(
 ) -> None:
     """Compares jaxspec with transformers on the CPU; ends with status 1 if any text differs."""
     peer_transformers.check()
-    gammas, batches = _numbers(gamma, "--gamma"), _numbers(batch, "--batch")
+    gammas, batches = numbers(gamma, "--gamma"), numbers(batch, "--batch")
     big, small = jaxspec.load(target), jaxspec.load(draft)
     lines = heldout.rows(heldout.tasks_of(big)[0]) if prompts is None else read_jsonl(prompts)
     texts = [line["input"] for line in itertools.islice(lines, max(rows, *batches))]
-    if widen:
-        big = wider.widen(big, widen)
+    big, small = (wider.widen(m, width) if width else m for m, width in ((big, widen), (small, widen_draft)))
     ask = Ask(gammas, batches, new_tokens, repeats, ends, threads)
     found = compare(big, small, request.encode(big, texts), ask)
-    found["target"]["widened_to"] = widen or None
+    found["target"]["widened_to"], found["draft"]["widened_to"] = widen or None, widen_draft or None
     if as_json:
         print(json.dumps(found))
     else:

@@ -73,8 +73,8 @@ def worth(
             else:
                 tokens = _decoded(target, prompts, batch, drafter=drafter, gamma=gamma, accept=rule, **options)
             row: dict[str, Any] = {"rule": rule.name, "exact": rule.exact, "gamma": gamma, "temperature": temperature}
-            row["alpha"] = None if found is None else _numbers(found.alpha)
-            rows.append(row | {"tokens_per_round": _numbers(tokens)})
+            row["alpha"] = None if found is None else found.alpha.to_dict()
+            rows.append(row | {"tokens_per_round": tokens.to_dict()})
     return rows
 
 
@@ -111,11 +111,6 @@ def costs(
 def of_pass(target: Model, prompt: Prompt, *, gamma: int, repeats: int) -> cost.Cost:
     """What a pass of the target costs at the batch of the prompt (its own drafter, so draft and target are one)."""
     return cost.measure(target, target, prompt, gamma=gamma, repeats=repeats, inner=2)
-
-
-def _numbers(ratio: Ratio) -> dict[str, float]:
-    low, high = ratio.interval
-    return {"value": ratio.value, "stderr": ratio.stderr, "low": low, "high": high}
 
 
 def _decoded(target: Model, prompts: Sequence[str] | str | Prompt, batch: int, key: Any, **options: Any) -> Ratio:

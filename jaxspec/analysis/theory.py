@@ -87,8 +87,10 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
     Raises:
         ValueError: an argument out of range.
 
-    Example, Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0), then Corollary 3.9,
-    which is the case gamma = 1, (1 + alpha) / (1 + c):
+    Example, the speeds of Table 1; Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); then
+    Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c):
+        >>> improvement([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
+        [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
         >>> improvement([0.75, 0.80, 0.82], 7, [0.02, 0.04, 0.11]).round(1).tolist()
         [3.2, 3.3, 2.5]
         >>> round(float(improvement(0.6, 1, 0.25)), 2)
@@ -108,7 +110,7 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     Raises:
         ValueError: an argument out of range.
 
-    Example, Table 1:
+    Example, the operations of Table 1:
         >>> operations([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
         [1.53, 1.58, 1.23, 1.63, 1.11, 1.6]
     """

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jaxspec.analysis.options import numbers
 from jaxspec.analysis.shapes import random_model, random_prompt
 from jaxspec.cli import memory, named, results, speeds
 from jaxspec.cli.prompts import from_file, heldout_for
@@ -105,18 +106,3 @@ def _prompts(target: Model, file: Path | None, rows: int) -> Prompt:
 
     texts = heldout_for(target, rows) if file is None else from_file(file, rows)
     return request.encode(target, texts)
-
-
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    """Positive integers separated by commas, each once.
-
-    >>> numbers("1,4, 7,4", "--gamma")
-    (1, 4, 7)
-    """
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise ValueError(f"{option} is {text!r}: expected positive integers separated by commas")
-    return found

@@ -6,6 +6,7 @@ generations, plain decoding and all gammas of a setting in turn; between the rep
 Theorem 3.8, from alpha alone: guesses are kept independently of each other in an endless text ("theorem"). The same in
 texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a round that these very texts
 would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
+Beside alpha, and not to be taken for it, stands the censored rate of the timed runs' own rounds: kept over tried.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from jaxspec.cli.ledger import Ledger
 
 if TYPE_CHECKING:
     from jaxspec.accept import Rule
+    from jaxspec.analysis.estimate import Ratio
     from jaxspec.analysis.replay import Store
     from jaxspec.base import Model, Prompt
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 4  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+CONTENTS = 5  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
 OF_SPEED = ("c", "v", "theorem", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
+OF_SPEED += ("censored", "censored_by_guess")
 
 Gamma = int | str  # a number of guesses, or `PLANNED`
 
@@ -200,6 +203,11 @@ def cells_of(
     return cells
 
 
+def stated(rate: Ratio) -> dict[str, float | None]:
+    """A censored rate with its interval, and how many guesses were tried."""
+    return rate.to_dict() | {"tried": int(rate.counts.sum())}
+
+
 def rule_of(lenience: float) -> Rule:
     """The paper's rule, exact at lenience 1."""
     from jaxspec import accept
@@ -219,7 +227,7 @@ def _speeds(
     """Costs, and whole generations with each gamma, in turn, plain decoding among them."""
     import jax
 
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import acceptance, cost
     from jaxspec.decode import request
 
     if not gammas:
@@ -246,6 +254,7 @@ def _speeds(
     results = []
     for way in range(1, len(jobs)):
         found = speeds.against_plain(outcomes[0], outcomes[way], seconds[0], seconds[way])
+        tried = acceptance.censored(*(outcome.trace for outcome in outcomes[way])).first(len(prompt.length))
         results.append(
             {
                 "c": float(np.median([one[way - 1].c for one in passes])),
@@ -255,6 +264,8 @@ def _speeds(
                 "speed_after_prefill": speeds.ratio(after[0], after[way], tokens[way] / max(tokens[0], 1)),
                 "same_text": found["same_text"] if temperature == 0 and rule.exact else None,
                 "texts": sum(len(o.length) for o in outcomes[0]),
+                "censored": stated(tried.overall),
+                "censored_by_guess": [stated(rate) for rate in tried.by_guess],
             }
         )
     return results

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -11,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxspec.cli import named, speeds, tables
-from jaxspec.cli.bench import numbers
+from jaxspec.analysis.options import numbers
+from jaxspec.cli import kept, named, speeds, tables
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.ways import Task, Way, compare, together
 
@@ -39,6 +41,9 @@ def drafts(
     repeats: Annotated[int, typer.Option(help="Measurements, in turn.", min=1)] = 5,
     widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
+    no_speed: Annotated[
+        bool, typer.Option("--no-speed", help="Only α and tokens a round, in batches, nothing timed: no policies.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -53,6 +58,8 @@ def drafts(
         jaxspec drafts --drafters lookup,debian-t5-small --widen 9216
 
         jaxspec drafts --policies none --gammas 2,4
+
+        jaxspec drafts --no-speed --gammas 3 --rows 64 --temperatures 0,1
     """
     import jax
 
@@ -60,11 +67,22 @@ def drafts(
     from jaxspec.analysis import cost
 
     big = named.widened(model.load(target, dtype=dtype), widen)
-    lengths = numbers(gammas, "--gammas")
-    wanted = _tasks(big, tasks, _temperatures(temperatures), rows)
+    lengths, heat = numbers(gammas, "--gammas"), _temperatures(temperatures)
+    names = [name for name in drafters.split(",") if name]
+    if no_speed:
+        made = {name: named.drafter(name, dtype) for name in names}
+        found = {"environment": cost.environment(), "target": target, "rows": rows, "new_tokens": new_tokens}
+        found["results"] = _without_speed(big, made, _names(big, tasks), heat, lengths, rows, new_tokens)
+        if as_json:
+            print(json.dumps(found))
+            return
+        out = Console(highlight=False, width=200 if markdown else None)
+        for index in range(len(lengths)):
+            tables.show(out, kept.table(found["results"], index), markdown)
+        return
+    wanted = _tasks(big, tasks, heat, rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        names = [name for name in drafters.split(",") if name]
         kinds = sorted({task.sampled for task in wanted})
         example = speeds.groups_of(wanted[0].prompt, batch, batch)[0]
         shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
@@ -102,7 +120,10 @@ def drafts(
     for table in map(table_of, found["tasks"]):
         tables.show(out, table, markdown)
     differ = [
-        r for task in found["tasks"] for r in task["results"] if not r["sampled"] and r["same_text"] < r["prompts"]
+        r
+        for task in found["tasks"][: len(wanted)]
+        for r in task["results"]
+        if not r["sampled"] and r["same_text"] < r["prompts"]
     ]
     out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
     for costs in found["costs"]:
@@ -110,6 +131,30 @@ def drafts(
         guesses = ", ".join(f"{c:.3f} ({name})" for name, c in costs["c"].items())
         how = "With draws" if costs["sampled"] else "Greedily"
         out.print(f"{how}, in one-token passes: verifying γ guesses costs {passes}; a guess costs {guesses}.")
+
+
+def _without_speed(
+    target: Model,
+    drafters: dict[str, Model | Drafter],
+    tasks: Sequence[str],
+    temperatures: Sequence[float],
+    gammas: Sequence[int],
+    rows: int,
+    new_tokens: int,
+) -> list[dict[str, Any]]:
+    """What each drafter's guesses are worth, by task and temperature."""
+    import jax
+
+    found = []
+    with Console(stderr=True).status("starting") as status:
+        for task, temperature in itertools.product(tasks, temperatures):
+            asked: dict[str, Any] = dict(gammas=gammas, temperature=temperature, new_tokens=new_tokens)
+            for name, drafter in drafters.items():
+                status.update(f"{task}, T = {temperature:g}, {name}")
+                about = {"drafter": name, "task": task, "temperature": temperature}
+                found.append(about | kept.measure(target, drafter, heldout(task, rows), **asked))
+            jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
+    return found
 
 
 def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, **options: Any) -> float:
@@ -175,13 +220,17 @@ def table_of(found: dict[str, Any]) -> Table:
     return view
 
 
-def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
+def _names(target: Model, tasks: str) -> Sequence[str]:
+    """The tasks that were asked for, or those that the target is for."""
     from jaxspec.analysis.heldout import tasks_of
+
+    return tasks.split(",") if tasks else tasks_of(target)
+
+
+def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
     from jaxspec.decode import request
 
-    prompts = {
-        name: request.encode(target, heldout(name, rows)) for name in (names.split(",") if names else tasks_of(target))
-    }
+    prompts = {name: request.encode(target, heldout(name, rows)) for name in _names(target, names)}
     return [Task(f"{name}, T = {t:g}", prompt, t) for name, prompt in prompts.items() for t in temperatures]
 
 

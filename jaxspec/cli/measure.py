@@ -62,11 +62,12 @@ def measure(
 ) -> None:
     """Measure a pair: α, c and v, and the speed-up as predicted and as it is, by task, temperature and lenience.
 
-    α is over all positions of the target's own text, with 95% intervals; the prediction is Theorem 3.8 with v, which
-    takes guesses to be independent, in texts as long as these; replayed is the same with the tokens a round that these
-    texts would yield (known of exact rules only). Plain decoding and all γ of a setting take turns, so that
-    --gamma plan,1,2,3,5,7 compares the plan with a sweep. n-gram drafters are counted on the references of held-out
-    prompts that are not measured on. An interrupted run goes on where it was if it is given the same --resume.
+    α is over all positions of the target's own text, with 95% intervals; --json and --csv add how many of the guesses
+    that had a trial were kept, over all and by their place in the round ("censored"). The prediction is Theorem 3.8
+    with v, which takes guesses to be independent, in texts as long as these; replayed is the same with the tokens a
+    round that these texts would yield (known of exact rules only). Plain decoding and all γ of a setting take turns,
+    so that --gamma plan,1,2,3,5,7 compares the plan with a sweep. n-gram drafters are counted on the references of
+    held-out prompts that are not measured on. An interrupted run goes on where it was if given the same --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -204,25 +205,29 @@ def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def as_csv(found: Sequence[dict[str, Any]]) -> str:
-    """All cells as comma-separated values; a spread is three columns.
+    """All cells as comma-separated values; a spread is three columns, and a list as many as it is long.
 
-    >>> print(as_csv([{"task": "text", "speed": {"median": 1.5, "min": 1.0, "max": 2.0}, "c": None}]), end="")
-    task,speed_median,speed_min,speed_max,c
-    text,1.5,1.0,2.0,
+    >>> cell = {"task": "text", "speed": {"median": 1.5, "min": 1.0, "max": 2.0}, "c": None, "kept": [{"low": 0.5}, 9]}
+    >>> print(as_csv([cell, {"task": "edit", "c": 0.1}]), end="")
+    task,speed_median,speed_min,speed_max,c,kept_1_low,kept_2
+    text,1.5,1.0,2.0,,0.5,9
+    edit,,,,0.1,,
     """
-    lines = []
-    for cell in found:
-        line: dict[str, Any] = {}
-        for name, value in cell.items():
-            parts = value.items() if isinstance(value, dict) else ()
-            line |= {f"{name}_{part}": number for part, number in parts} or {name: value}
-        lines.append(line)
+    lines = [{head: value for name, of in cell.items() for head, value in _columns(name, of)} for cell in found]
     heads = list(dict.fromkeys(head for line in lines for head in line))
     out = io.StringIO()
     writer = csv.DictWriter(out, heads, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return out.getvalue()
+
+
+def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What is within a value, each by a name of its own; an empty list, or dict, has nothing."""
+    if not isinstance(value, dict | list):
+        return [(name, value)]
+    parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
+    return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]
 
 
 def _tasks(target: Model, names: str, file: Path | None, count: int) -> list[cells.Task]:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from jaxspec.analysis.options import numbers
 from jaxspec.cli import tables
-from jaxspec.cli.bench import numbers
 from jaxspec.cli.prompts import from_file, heldout_for
 from jaxspec.cli.session import DRAFT, TARGET
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.analysis.estimate import spread
+from jaxspec.analysis.options import numbers
 from jaxspec.analysis.shapes import random_model, random_prompt
 from jaxspec.cli import tables
-from jaxspec.cli.bench import numbers
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.cli.verify import rules as every_rule
 

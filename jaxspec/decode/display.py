@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from jaxspec import trace
+from jaxspec.decode import loop
 from jaxspec.trace.html import SIGNS
 
 if TYPE_CHECKING:
@@ -17,6 +20,42 @@ CHARACTERS = 4000
 BOX = "border-left:3px solid #0059b3;padding:0.2em 0.8em;margin:0.6em 0"
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere"
 SHOWN = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}  # which a text may lay itself out with
+
+
+class ShownTrace(loop.Trace):
+    """The arrays of a `loop.Trace`, with what a notebook needs to show them: the text that they made, and its spelling.
+
+    A trace that was made from one (`jax.tree.map`, `_replace`) has its arrays alone, and is shown as those.
+    """
+
+    _tokens: np.ndarray | None = None
+    _lengths: np.ndarray | None = None
+    _tokenizer: Any = None
+
+    @classmethod
+    def of(cls, arrays: loop.Trace, tokens: np.ndarray, lengths: np.ndarray, tokenizer: Any) -> Self:
+        """A trace that shows itself.
+
+        Args:
+            arrays: the trace.
+            tokens, lengths: the new tokens, as a `Generation` has them.
+            tokenizer: spells them; without one they are shown as ids.
+        """
+        made = cls(*arrays)
+        made._tokens, made._lengths, made._tokenizer = tokens, lengths, tokenizer
+        return made
+
+    def _repr_html_(self) -> str | None:
+        if self._tokens is None or self._lengths is None:
+            return None
+        parts, batch = [], len(self._lengths)
+        for row in range(min(batch, ROWS)):
+            figure = _figure(self._tokens[row, : self._lengths[row]].tolist(), self, row, self._tokenizer)
+            parts.append(f'<div style="{BOX}"><div>row {row}</div>{figure}</div>')
+        if batch > ROWS:
+            more = _count(batch - ROWS, "more row")
+            parts.append(f"<div>… and {more}: <code>jaxspec.trace.of_row</code> has them all.</div>")
+        return "<div>" + "\n".join(parts) + "</div>"
 
 
 def page(out: Generation) -> str:
@@ -57,13 +96,17 @@ def _row(out: Generation, row: int) -> str:
     shown = html.escape(text[:CHARACTERS].translate(SHOWN)) + (f" … {_count(cut, 'more character')}" if cut > 0 else "")
     lines = [f'<div dir="auto" style="{TEXT}">{shown}</div>', f'<div style="color:#666">{_counts(out, row)}</div>']
     if out.trace.draft.shape[2]:
-        steps = trace.of_row(tokens, out.trace, row)
-        figure = trace.html(steps[:ROUNDS], out._tokenizer)
-        if len(steps) > ROUNDS:
-            figure += f"<div>… and {_count(len(steps) - ROUNDS, 'more round')}</div>"
-        unfolded = " open" if len(out.lengths) == 1 else ""
-        lines.append(f"<details{unfolded}><summary>{_count(len(steps) - 1, 'round')}</summary>{figure}</details>")
+        figure, unfolded = _figure(tokens, out.trace, row, out._tokenizer), " open" if len(out.lengths) == 1 else ""
+        head = _count(int(out.stats.rounds[row]), "round")
+        lines.append(f"<details{unfolded}><summary>{head}</summary>{figure}</details>")
     return f'<div style="{BOX}">' + "".join(lines) + "</div>"
+
+
+def _figure(tokens: list[int], arrays: loop.Trace, row: int, tokenizer: Any) -> str:
+    """The first rounds of a row, as in the paper's Figure 1."""
+    steps = trace.of_row(tokens, arrays, row)
+    more = f"<div>… and {_count(len(steps) - ROUNDS, 'more round')}</div>" if len(steps) > ROUNDS else ""
+    return trace.html(steps[:ROUNDS], tokenizer) + more
 
 
 def _counts(out: Generation, row: int) -> str:

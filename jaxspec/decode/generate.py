@@ -24,7 +24,7 @@ class Generation:
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
         stats: counts per row; see `base.Stats`.
-        trace: what each round drafted and kept; see `loop.Trace`.
+        trace: what each round drafted and kept; see `loop.Trace`. A notebook shows its rounds.
         exact: whether the text has the target's law: it was decoded plainly, or by a rule that says it is exact.
 
     Example:
@@ -165,7 +165,8 @@ def generate(
     tokens = np.where(real, outcome.tokens[:, :width], 0)
     texts = _texts(target, tokens, outcome.length, strings)
     exact = job.decoder.gamma == 0 or accept is None or getattr(accept, "exact", False)
-    return Generation(texts, tokens, outcome.length, outcome.stats, outcome.trace, exact, target.tokenizer)
+    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, target.tokenizer)
+    return Generation(texts, tokens, outcome.length, outcome.stats, trace, exact, target.tokenizer)
 
 
 def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:

@@ -177,23 +177,28 @@ def drafter_lms(drafter: Model | Drafter) -> list[LanguageModel]:
 
 
 def _check_pair(target: Model, draft: Model) -> None:
+    ours, theirs = _called("the target", target), _called("the drafter", draft)
     if (target.lm.start_token is None) != (draft.lm.start_token is None):
         kinds = ["an encoder-decoder" if m.lm.start_token is not None else "decoder-only" for m in (target, draft)]
-        raise ValueError(f"the target is {kinds[0]} and the drafter {kinds[1]}: both must be of one kind")
+        raise ValueError(f"{ours} is {kinds[0]} and {theirs} {kinds[1]}: both must be of one kind")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.lm.vocab_size != draft.lm.vocab_size:
             raise ValueError(
-                f"the target has {target.lm.vocab_size} token ids and the drafter {draft.lm.vocab_size}, and without "
+                f"{ours} has {target.lm.vocab_size} token ids and {theirs} {draft.lm.vocab_size}, and without "
                 "two tokenizers there is no telling whether the ids they share mean the same"
             )
         return
     first = first_difference(target.tokenizer, draft.tokenizer)
     if first is not None:
-        index, ours, theirs = first
+        index, word, other = first
         raise ValueError(
-            f"target and drafter have different tokenizers: id {index} is {ours!r} for the target and {theirs!r} for "
+            f"{ours} and {theirs} have different tokenizers: id {index} is {word!r} for the target and {other!r} for "
             "the drafter. A drafter must share its target's vocabulary"
         )
+
+
+def _called(who: str, model: Model) -> str:
+    return f"{who} ({model.name})" if model.name else who
 
 
 @functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` asks

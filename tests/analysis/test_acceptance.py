@@ -8,8 +8,9 @@ import pytest
 import jaxspec
 from jaxspec import warp as warps
 from jaxspec.analysis import acceptance
-from jaxspec.analysis.acceptance import Acceptance, measure
+from jaxspec.analysis.acceptance import Acceptance, censored, measure
 from jaxspec.base import Model, Prompt
+from jaxspec.decode import loop
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -75,6 +76,8 @@ def test_alpha_is_the_mean_overlap_of_the_two_laws(temperature, top_k):
     np.testing.assert_allclose(measured.sums, sums, rtol=1e-5)
     assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
     assert 0.05 < measured.alpha < 0.95
+    low, high = measured.interval
+    assert low < measured.alpha < high and high - low == pytest.approx(2 * 1.96 * measured.stderr)
 
 
 def test_one_token_is_measured_on_prefill_alone():
@@ -195,18 +198,84 @@ def test_networks(net, config):
 
 
 def test_standard_error_against_the_spread_of_repetitions():
-    random, rows, alphas, errors = np.random.default_rng(0), 50, [], []
+    random, rows, alphas, errors, covered = np.random.default_rng(0), 50, [], [], 0
     for _ in range(400):
         counts = random.integers(1, 40, rows)
-        sums = counts * random.beta(4, 2, rows)  # positions of a row go together
-        measured = Acceptance(sums, counts)
+        overlaps = np.where(np.arange(40) < counts[:, None], random.beta(4, 2, rows)[:, None], 0.0)
+        measured = Acceptance(overlaps, counts)  # positions of a row go together
         alphas.append(measured.alpha)
         errors.append(measured.stderr)
+        covered += measured.interval[0] <= 4 / (4 + 2) <= measured.interval[1]
     assert np.mean(errors) == pytest.approx(np.std(alphas), rel=0.1)
+    assert 0.91 < covered / 400 < 0.98  # of 95% intervals
 
 
 def test_standard_error_of_a_single_row_is_unknown():
-    assert np.isnan(Acceptance(np.array([3.0]), np.array([4])).stderr)
+    one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
+    assert np.isnan(one.stderr) and np.isnan(one.interval).all()
+    assert one.rate.to_dict() == {"value": 0.75, "stderr": None, "low": None, "high": None}
+
+
+def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
+    target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
+    measured = measure(target, draft, PROMPT, temperature=1.0, max_new_tokens=16, key=jax.random.key(7), batch=1)
+    assert len(set(measured.counts.tolist())) > 1  # rows end at different positions, and batches have other widths
+    assert len(measured.by_position) == measured.counts.max() and measured.overlaps.shape == (3, 16)
+    assert [len(each.sums) for each in measured.by_position] == [
+        (measured.counts > t).sum() for t in range(measured.counts.max())
+    ]
+    assert sum(each.sums.sum() for each in measured.by_position) == pytest.approx(measured.sums.sum())
+    real, rows = slice(0, VOCAB - 2), [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())]
+    laws = [[law_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
+    first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in laws]
+    assert measured.by_position[0].value == pytest.approx(np.mean(first), rel=1e-5)
+
+
+# Guesses are judged with their real laws, and a text has one law at every position: by hand, 0.2 + 0.3 + 0.2.
+ALIKE = [table_model_from(jnp.log(jnp.array(law))) for law in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])]
+
+
+def test_censored_by_guess_is_alpha_where_guesses_are_independent():
+    rows = 256
+    prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32))
+    options = dict(gamma=4, temperature=1.0, max_new_tokens=32, key=jax.random.key(3))
+    out = jaxspec.generate(ALIKE[0], prompt, drafter=ALIKE[1], **options)
+    found = censored(out.trace)
+    assert len(found.by_guess) == 4
+    for rate in (found.overall, *found.by_guess):
+        assert abs(rate.value - 0.7) < 4 * rate.stderr < 0.1
+    share = out.stats.accepted.sum() / out.stats.drafted.sum()
+    assert share < 0.55  # guesses behind a rejection count as drafted, and were never tried
+    tried = found.tried.sum(axis=0)
+    assert (np.diff(tried) < 0).all() and found.kept[:, :3].sum(axis=0) == pytest.approx(tried[1:], rel=0.05)
+
+
+def test_censored_counts_what_each_round_tried_and_no_guess_behind_the_end_of_a_text():
+    """Row 0 rejects the second of 3, keeps all 3, and ends at the first of 2 kept ones; row 1 drafts none, then 1."""
+    draft = np.zeros((2, 4, 3), np.int32)
+    length = np.array([[3, 3, 3, 0], [0, 1, 0, 0]])
+    accepted, emitted = np.array([[1, 3, 2, 0], [0, 0, 0, 0]]), np.array([[2, 4, 1, 0], [1, 1, 0, 0]])
+    found = censored(loop.Trace(draft, length, accepted, emitted))
+    assert found.tried.tolist() == [[3, 2, 1], [1, 0, 0]] and found.kept.tolist() == [[3, 1, 1], [0, 0, 0]]
+    assert found.overall.value == 5 / 7 and [rate.value for rate in found.by_guess] == [3 / 4, 1 / 2, 1.0]
+    twice = censored(*[loop.Trace(draft, length, accepted, emitted)] * 2)
+    assert twice.first(2).tried.tolist() == found.tried.tolist() and len(twice.tried) == 4
+
+
+def test_censored_of_texts_that_end():
+    target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
+    options = dict(gamma=3, temperature=1.0, max_new_tokens=32, key=jax.random.key(7))
+    out = jaxspec.generate(target, PROMPT, drafter=draft, **options)
+    found = censored(out.trace)
+    assert found.kept.sum(axis=1).tolist() == out.stats.accepted.tolist()
+    rounds = [jaxspec.trace.of_row(out.tokens[row, :n], out.trace, row) for row, n in enumerate(out.lengths)]
+    rejected = [sum(len(jaxspec.trace.judge(step).rejected) for step in steps) for steps in rounds]
+    assert (found.tried - found.kept).sum(axis=1).tolist() == rejected
+
+
+def test_censored_of_no_guesses():
+    out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=3)
+    assert censored(out.trace).by_guess == [] and np.isnan(censored(out.trace).overall.value)
 
 
 def test_bad_arguments():
@@ -216,5 +285,5 @@ def test_bad_arguments():
         measure(TARGET, DRAFT, PROMPT, temperature=1.0)
     with pytest.raises(ValueError, match="batch is 0"):
         measure(TARGET, DRAFT, PROMPT, batch=0)
-    with pytest.raises(ValueError, match="6 token ids and the drafter 5"):
+    with pytest.raises(ValueError, match=r"6 token ids and the drafter \(table-5\) 5"):
         measure(TARGET, table_model(jax.random.key(0), 5), PROMPT)

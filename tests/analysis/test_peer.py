@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.analysis import peer, peer_tables, peer_transformers
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.nets.widen import widen
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0], [7, 7, 7, 0]]), jnp.array([4, 2, 3]))
 DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder
@@ -21,7 +23,12 @@ GPTS = [GPTConfig(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) fo
 
 
 def random(net, config, seed):
-    return jaxspec.Model(net.language_model(config), net.init(config, jax.random.key(seed)), config=config, name="tiny")
+    return jaxspec.Model(
+        net.language_model(config),
+        jax.jit(net.init, static_argnums=0)(config, jax.random.key(seed)),
+        config=config,
+        name="tiny",
+    )
 
 
 @pytest.fixture
@@ -32,7 +39,7 @@ def measured(request):
     threads = torch.get_num_threads()
     net, (target, draft) = request.param
     ask = peer.Ask(gammas=(3,), batches=(1, 2), new_tokens=9, repeats=2, threads=1)
-    yield peer.compare(random(net, target, 0), random(net, draft, 1), PROMPT, ask)
+    yield peer.compare(random(net, target, 0), widen(random(net, draft, 1), 24), PROMPT, ask)
     torch.set_num_threads(threads)
 
 
@@ -96,8 +103,41 @@ def test_differences_and_a_busy_machine_are_said_aloud():
     assert peer_tables.busy({"environment": {"load": None, "cpus": 2}}) is None
 
 
-@pytest.mark.parametrize("text", ["", "4,", "0", "4,x", "-1"])
-def test_numbers_are_positive_integers(text):
-    assert peer._numbers("4, 7,4", "--gamma") == (4, 7)
-    with pytest.raises(typer.BadParameter, match="expected positive integers"):
-        peer._numbers(text, "--gamma")
+def test_the_table_shows_the_passes_of_both_libraries_and_the_headline_their_versions():
+    way = dict(how="speculative", gamma=4, same_text=8, tokens_per_second=dict(median=9.0, min=8.0, max=9.5))
+    ways = [way | {"library": peer.OURS, "target_passes": 211}, way | {"library": peer.THEIRS, "target_passes": 223}]
+    about = dict(
+        jaxspec="0.1", jax="0.10", transformers="5.23.1", torch="2.9.0+cpu", cpu="Z80", cpus=2, torch_threads=2
+    )
+    size = {"name": "tiny", "parameters": 2_900_000}
+    found = {"environment": about | {"load": 0.1}, "target": size, "draft": size, "new_tokens": 64}
+    found["batches"] = [{"batch": 1, "prompts": 8, "ways": ways, "ratios": []}]
+    speeds, _ = peer_tables.tables(found)
+    names, passes = (list(speeds.columns[i].cells) for i in (1, 4))
+    assert dict(zip(names, passes, strict=True)) == {
+        "jaxspec speculative, γ = 4": "211",
+        "transformers speculative, γ = 4": "223",
+    }
+    assert speeds.columns[4].header == "target\npasses"
+    assert "transformers 5.23.1, torch 2.9.0+cpu" in peer_tables.headline(found)
+
+
+def test_both_models_of_a_pair_can_be_widened(monkeypatch):
+    asked = []
+
+    def compare(target, draft, prompt, ask):
+        asked.extend([target, draft])
+        return {"environment": {"load": None, "cpus": 2}, "target": {}, "draft": {}, "batches": []}
+
+    pair = {"big": random(gpt, GPTS[0], 0), "small": random(gpt, GPTS[1], 1)}
+    monkeypatch.setattr(peer_transformers, "check", lambda: None)
+    monkeypatch.setattr(jaxspec, "load", pair.get)
+    monkeypatch.setattr(peer.request, "encode", lambda target, texts: PROMPT)
+    monkeypatch.setattr(peer, "compare", compare)
+    app = typer.Typer()
+    app.command()(peer.main)
+    options = ["--target", "big", "--draft", "small", "--widen", "48", "--widen-draft", "24", "--json"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    assert [json.loads(result.stdout)[side]["widened_to"] for side in ("target", "draft")] == [48, 24]
+    assert [model.config.ff_dim for model in asked] == [48, 24]

@@ -1,5 +1,8 @@
 """Simulated verdicts keep as many guesses as alpha says, and are reached by nobody who does not ask for them."""
 
+import ast
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,3 +64,19 @@ def test_what_it_decodes_is_called_inexact_and_no_public_name_leads_to_it():
 def test_alpha_is_a_probability(alpha):
     with pytest.raises(ValueError, match="expected a probability"):
         random_verdicts_for_benchmarks(alpha)
+
+
+def test_only_the_benchmark_that_needs_it_imports_it():
+    """No command, rule or name of the front door leads to it; a new user of it belongs in this list, or nowhere."""
+    package = Path(jaxspec.__file__).parent
+    names = ("simulated", "random_verdicts")
+    users = [file.relative_to(package) for file in sorted(package.rglob("*.py")) if imports(file, names)]
+    assert [user.as_posix() for user in users] == ["analysis/h200.py"]
+
+
+def imports(file: Path, names: tuple[str, ...]) -> bool:
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names]
+    return any(name in one for one in found for name in names)

@@ -93,7 +93,7 @@ def test_prompts_from_files(tmp_path):
         (["--shape", "tiny-t4", "--plain-only"], "did you mean 'tiny-t5'"),
         (["--shape", "tiny-t5", "--plain-only", "--dtype", "int4"], "dtype is 'int4'"),
         (["--shape", "tiny-t5", "--plain-only", "--widen", "4"], "ff_dim is 4"),
-        (["--shape", "tiny-t5", "--draft-shape", "tiny-gpt"], "both must be of one kind"),
+        (["--shape", "tiny-t5", "--draft-shape", "tiny-gpt"], "drafter (random tiny-gpt) decoder-only"),
     ],
 )
 def test_bad_arguments(run, arguments, message):

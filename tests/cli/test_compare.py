@@ -14,7 +14,7 @@ def costs(monkeypatch):
 
     def alpha(target, drafter, prompts, *, max_new_tokens, key, **warping):
         assert (target.name, drafter.name, len(prompts.length)) == ("debian-t5-base", "debian-t5-small", 2)
-        return acceptance.Acceptance(np.array([3.0, 5.0]), np.array([5, 5]))
+        return acceptance.Acceptance(np.array([[1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 5]), np.array([5, 5]))
 
     def passes(target, drafter, prompts, *, gamma, repeats, max_new_tokens, sampled):
         rows.append(len(prompts.length))

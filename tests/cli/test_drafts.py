@@ -2,12 +2,16 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.cli import drafts, ways
+import jaxspec
+from jaxspec.analysis import acceptance
+from jaxspec.cli import drafts, kept, ways
 from jaxspec.cli.main import app
+from jaxspec.cli.prompts import heldout
 
 SMALL = ("--rows", "2", "--new-tokens", "8", "--repeats", "2", "--gammas", "1,2", "--tasks", "translation")
 
@@ -90,3 +94,37 @@ class _Thing:
 def test_errors(loading, option, message):
     result = CliRunner().invoke(app, ["drafts", *SMALL, *option])
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.slow
+def test_without_speed_it_is_table_3(loading, zoo):
+    """A model's alpha is over all positions; a look-up has kept over tried, and the share of rounds with a guess."""
+    options = ("--no-speed", "--tasks", "translation", "--temperatures", "0,1", "--gammas", "3", "--rows", "3")
+    names = ("--drafters", "debian-t5-small,lookup", "--new-tokens", "12", "--policies", "none")
+    result = CliRunner().invoke(app, ["drafts", *options, *names, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["rows"] == 3 and found["environment"]["jax"] and not {"costs", "tasks"} & set(found)
+    small, copied, sampled, _ = found["results"]
+    assert [(r["drafter"], r["temperature"]) for r in found["results"]] == [
+        (name, heat) for heat in (0, 1) for name in ("debian-t5-small", "lookup")
+    ]
+    prompts = heldout("translation", 3)
+    pair = zoo["debian-t5-base"], zoo["debian-t5-small"]
+    for row, heat in ((small, 0.0), (sampled, 1.0)):
+        options = dict(temperature=heat, max_new_tokens=12, key=jax.random.key(0))
+        measured = acceptance.measure(*pair, prompts, **options)
+        assert row["alpha"]["value"] == pytest.approx(measured.alpha)
+        assert row["alpha"]["low"] == pytest.approx(measured.interval[0])
+        (run,) = row["by_gamma"]
+        out = jaxspec.generate(pair[0], prompts, drafter=pair[1], gamma=3, **options)
+        rounds = out.stats.rounds.sum()
+        assert run["gamma"] == len(run["censored_by_guess"]) == 3
+        assert run["tokens_per_round"]["value"] == pytest.approx((out.stats.emitted - 1).sum() / rounds)
+        assert run["censored"]["value"] == pytest.approx(acceptance.censored(out.trace).overall.value)
+        assert run["guessed"]["value"] == pytest.approx((out.trace.draft_length > 0).sum() / rounds)
+    assert copied["alpha"] is None and 0 <= copied["by_gamma"][0]["guessed"]["value"] < 1
+    table = kept.table(found["results"], 0)
+    assert table.title.startswith("γ = 3") and table.row_count == 2
+    assert [column.header for column in table.columns] == ["drafter", "translation, T = 0", "translation, T = 1"]
+    assert next(table.columns[2].cells) == kept.cell(sampled["alpha"], sampled["by_gamma"][0])

@@ -43,6 +43,13 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
     assert strict["replayed"] > 0 and lenient["replayed"] is None  # lenient text cannot be told from greedy text
     assert strict["theorem"] >= strict["predicted"] > 0 and strict["task"] == "prompts"
     assert strict["speed"]["median"] > 0
+    for cell in (strict, lenient):
+        assert len(cell["censored_by_guess"]) == 2
+        tried = [rate["tried"] for rate in cell["censored_by_guess"]]
+        kept = sum(rate["value"] * rate["tried"] for rate in cell["censored_by_guess"] if rate["tried"])
+        assert cell["censored"]["tried"] == sum(tried) and tried[1] <= tried[0]
+        assert cell["censored"]["value"] == pytest.approx(kept / sum(tried))
+        assert cell["censored"]["low"] is None  # of a single text
 
     monkeypatch.setattr(cells, "cells_of", lambda *arguments: None)  # nothing is measured again
     again = run(*asked, "--temperature", "0", "--csv", str(table))
@@ -51,6 +58,7 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert [float(row["alpha"]) for row in rows] == [strict["alpha"], lenient["alpha"]]
     assert float(rows[0]["speed_median"]) == strict["speed"]["median"]
+    assert float(rows[1]["censored_by_guess_1_value"]) == lenient["censored_by_guess"][0]["value"]
 
 
 @pytest.mark.slow
@@ -59,6 +67,7 @@ def test_counted_drafters_and_planned_gammas(run):
     assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
     assert cell["chosen_gamma"] in (0, 1, 2)
     assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
+    assert (cell["censored"] is None) == (cell["chosen_gamma"] == 0)
 
 
 @pytest.mark.slow

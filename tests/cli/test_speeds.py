@@ -81,3 +81,16 @@ def test_texts_that_disagree_are_noticed():
 def _outcome(tokens, length):
     length = np.array(length)
     return Outcome(np.array(tokens), length, length > 9, Stats(length - 1, length, length, length), None)
+
+
+@pytest.mark.slow
+def test_batches_of_64_rows_of_fewer_prompts():
+    """Largest of the batch sizes that are measured: rows begin again with the first prompt, and each is counted."""
+    ask = speeds.Ask(gammas=(2,), batches=(64,), new_tokens=6, rows=8, repeats=1)
+    plain, fast = speeds.collect(TARGET, DRAFT, PROMPT, ask)["results"]
+    assert [row["batch"] for row in (plain, fast)] == [64, 64]
+    assert plain["prompts"] == fast["prompts"] == fast["same_text"] == 64
+    assert plain["tokens"] == fast["tokens"] == 64 * 6
+    assert fast["memory"]["caches"] > plain["memory"]["caches"] > 0
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=6)
+    assert fast["passes_saved"] == pytest.approx(5 / out.stats.rounds.max())  # the slowest row's, as in a batch of 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.decode import Generation, display
+from jaxspec.decode import Generation, display, loop
 from jaxspec.testing import table_model
 
 TARGET, DRAFT = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
@@ -110,3 +110,41 @@ def test_the_rounds_of_a_single_row_are_unfolded(out):
     alone = jaxspec.generate(TARGET, prompt, drafter=DRAFT, gamma=3, max_new_tokens=9)
     assert alone._repr_html_().count("<details open>") == 1
     assert out._repr_html_().count("<details>") == 2
+
+
+def test_a_trace_shows_its_own_rounds(out, read):
+    markup, reader = out.trace._repr_html_(), read(out.trace._repr_html_())
+    for row in range(2):
+        tokens = out.tokens[row, : out.lengths[row]].tolist()
+        assert jaxspec.trace.html(jaxspec.trace.of_row(tokens, out.trace, row), Letters()) in markup
+        assert f"row {row}" in reader.said
+    assert "&lt;" in markup and reader.tags.count("details") == 0
+    again = pickle.loads(pickle.dumps(out))
+    assert again.trace._repr_html_() == markup
+
+
+def test_a_trace_without_a_tokenizer_shows_ids(read):
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=9)
+    shown = [text for text, _ in read(out.trace._repr_html_()).spans]
+    first = jaxspec.trace.of_row(out.tokens[0], out.trace, 0)[1]
+    for part in filter(None, jaxspec.trace.judge(first)):
+        assert "".join(f" {token}" for token in part) in shown
+    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=4)
+    assert f" {plain.tokens[0, 3]}" in [text for text, _ in read(plain.trace._repr_html_()).spans]
+
+
+def test_a_trace_is_still_its_arrays_and_a_copy_of_them_is_shown_as_such(out):
+    draft, length, accepted, kept = out.trace
+    assert out.trace._fields == ("draft", "draft_length", "num_accepted", "kept")
+    assert (draft is out.trace.draft) and length.shape == accepted.shape == kept.shape
+    assert jax.tree.map(np.asarray, out.trace)._repr_html_() is None
+
+
+def test_a_long_trace_makes_a_small_page(read):
+    rows, rounds = 1000, 1000
+    ones = np.ones((rows, rounds), np.int32)
+    arrays = loop.Trace(np.ones((rows, rounds, 1), np.int32), ones, ones, 2 * ones)
+    tokens, lengths = np.ones((rows, 2 * rounds + 1), np.int32), np.full(rows, 2 * rounds + 1)
+    markup = display.ShownTrace.of(arrays, tokens, lengths, None)._repr_html_()
+    assert markup is not None and len(markup) < 200_000
+    assert f"{rows - display.ROWS} more rows" in markup and f"{1 + rounds - display.ROUNDS} more rounds" in markup

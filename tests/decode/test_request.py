@@ -106,12 +106,18 @@ def test_different_tokenizers_are_named_by_their_first_difference():
     other = model(1, words=["<end>", "the", "dog", "sat", "on", "mat"])
     with pytest.raises(ValueError, match="id 2 is 'cat' for the target and 'dog' for the drafter"):
         jaxspec.generate(TARGET, "the cat", drafter=other)
+    with pytest.raises(ValueError, match=r"the target \(table-6\) and the drafter \(small\) have different tokenizers"):
+        jaxspec.generate(TARGET, "the cat", drafter=other._replace(name="small"))
 
 
 def test_encoder_decoder_needs_its_kind():
     other = table_model(jax.random.key(1), 6, encoder=True)._replace(tokenizer=tokenizer())
-    with pytest.raises(ValueError, match="the target is decoder-only and the drafter an encoder-decoder"):
-        jaxspec.generate(TARGET, "the cat", drafter=other)
+    said = "the target is decoder-only and the drafter an encoder-decoder: both must be of one kind"
+    with pytest.raises(ValueError, match=said):
+        jaxspec.generate(TARGET._replace(name=""), "the cat", drafter=other._replace(name=""))
+    said = r"the target \(big\) is decoder-only and the drafter \(small\) an encoder-decoder"
+    with pytest.raises(ValueError, match=said):
+        jaxspec.generate(TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small"))
 
 
 def test_prompt_longer_than_the_positions():
@@ -179,7 +185,7 @@ def test_the_drafters_temperature_is_its_own_where_the_target_samples():
 
 
 def test_unknown_sizes_without_tokenizers_raise():
-    with pytest.raises(ValueError, match="6 token ids and the drafter 8"):
+    with pytest.raises(ValueError, match=r"6 token ids and the drafter \(table-8\) 8"):
         jaxspec.generate(TARGET._replace(tokenizer=None), ONE, drafter=table_model(jax.random.key(0), 8))
 
 
