@@ -92,7 +92,7 @@ def together(tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         texts = [task["results"][0]["tokens"] for task in tasks]
         plain = sum(np.array(task["results"][0]["seconds"]) for task in tasks)
         parts = [text * np.array(r["seconds"]) / r["tokens"] for text, r in zip(texts, each, strict=True)]
-        foretold = [text / r["predicted"] if r["predicted"] else None for text, r in zip(texts, each, strict=True)]
+        foretold = [text / r["predicted"] for text, r in zip(texts, each, strict=True) if r["predicted"]]
         means = ("tokens_per_round", "guesses_per_round", "longest_per_round")
         found.append(
             {name: each[0][name] for name in ("drafter", "way", "fixed")}
@@ -104,7 +104,7 @@ def together(tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "seconds": np.sum(parts, axis=0).tolist(),
                 "tokens_per_second": spread(sum(texts) / np.sum(parts, axis=0)),
                 "ratio": spread(plain / np.sum(parts, axis=0)),
-                "predicted": None if None in foretold else sum(texts) / sum(foretold),
+                "predicted": sum(texts) / sum(foretold) if len(foretold) == len(texts) else None,
             }
         )
     return {"task": "all together", "prompts": sum(task["prompts"] for task in tasks), "results": _ranked(found)}
@@ -158,7 +158,7 @@ def _result(
 
 def _rounds(outcome: Outcome) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Guesses, and kept ones, of each row's rounds; and the most guesses that a row had in each round of the batch."""
-    rounds, made = outcome.stats.rounds, outcome.trace.draft_length
+    rounds, made, kept = map(np.asarray, (outcome.stats.rounds, outcome.trace.draft_length, outcome.trace.num_accepted))
     live = np.arange(made.shape[1])[None, :] < rounds[:, None]
     longest = np.where(live, made, 0).max(axis=0)[: rounds.max()]
-    return made[live], outcome.trace.num_accepted[live], longest
+    return made[live], kept[live], longest
