@@ -32,7 +32,7 @@ class Rule(NamedTuple):
         exact: whether the text has the target's law whatever the drafter does; if not, the docstring of the rule's
             factory says what is guaranteed instead.
         plain_noise: whether guesses drawn with plain sampling's own noise are accepted more often.
-        reads_soft: whether it reads `Law.soft` of a greedy law.
+        reads_soft: whether it reads `Law.soft`, and so must be given it.
         kept_ratio: of each token x of a text, the probability that x is guessed and kept, over p(x), so that products
             of it say how many guesses are kept (see `analysis.replay`); None where that is not known. Under a rule
             that judges guesses together their probabilities multiply before they are cut.

@@ -24,8 +24,9 @@ def lenient(lenience: float) -> Rule:
     Temperature 0: keep guess x if p(x) >= l max(p), with p as it is before all its mass moves to the argmax; the next
     token is the argmax. (The paper prints <=, with which l = 1 would not be exact match.)
     Guarantee: no token is emitted whose probability is below l times the likeliest token's.
-    For this the target's law must say what p is (`Law.soft`, see `warp.greedy`). Where it does not, and for rows at
-    temperature 0 in a program that samples, a certain law has no room for lenience: the rule is exact match.
+    For this the target's law must say what p is (`Law.soft`), as it does in `jaxspec.generate`; a row at temperature 0
+    is judged alike, whatever the temperatures of the others. Under a warp without (see `warp.greedy` and
+    `warp.sampling`) a certain law has no room for lenience: the rule is exact match.
 
     With l = 1 the rule is `rejection`, and exact.
 
@@ -34,8 +35,8 @@ def lenient(lenience: float) -> Rule:
 
     Returns:
         A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
-        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V], or target.tokens
-        [B, G + 1] and perhaps target.soft [B, G + 1, V].
+        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
+        [B, G + 1], perhaps target.soft [B, G + 1, V], and beside target.log_probs then target.greedy [B].
 
     Raises:
         ValueError: a lenience outside (0, 1].
@@ -59,13 +60,16 @@ def lenient(lenience: float) -> Rule:
             return Verdict(count, pick(target.tokens, count))
         assert target.log_probs is not None
         scaled = coins(keys, position, draft) * (lenience * probs_of(draft))
-        count = count_accepted(scaled < probs_at(target.log_probs[:, :-1], draft.tokens), draft.length)
+        accepted = scaled < probs_at(target.log_probs[:, :-1], draft.tokens)
+        if target.soft is not None and target.greedy is not None and lenience < 1:
+            accepted = jnp.where(target.greedy[:, None], near_best(target.soft[:, :-1], draft.tokens), accepted)
+        count = count_accepted(accepted, draft.length)
         return Verdict(count, after(keys, position, draft, target, count))
 
-    def near_best(log_probs: Float[Array, "B G V"], tokens: Int[Array, "B G"]):
-        """p(x) >= l max(p); in logarithms, where small probabilities are no zeros."""
-        guess = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
-        return guess >= jnp.max(log_probs, axis=-1) + math.log(lenience)
+    def near_best(soft: Float[Array, "B G V"], tokens: Int[Array, "B G"]):
+        """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
+        guess = jnp.take_along_axis(soft, tokens[..., None], axis=-1)[..., 0]
+        return guess >= jnp.max(soft, axis=-1) + math.log(lenience)
 
     def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """min(p / l, q) / p."""

@@ -17,13 +17,16 @@ class Law(NamedTuple):
     Attributes:
         log_probs: log probabilities, float32, normalised; -inf where the probability is 0.
         tokens: the certain token, where the law is a point mass; -1 where no token is allowed (log_probs are then NaN).
-        soft: beside tokens, for a rule that asks how far a guess is from the best: the log probabilities before all
-            mass moved to the certain token. Not what is sampled from.
+        soft: beside either, for a rule that asks how far a guess is from the best: what is sampled from, but where
+            the temperature is 0 as it was before all mass moved to the likeliest token. Log probabilities up to a
+            constant, so logits will do; None unless asked for (`warp.greedy(soft=True)`, `warp.sampling(soft=True)`).
+        greedy: beside log_probs and soft: the rows at temperature 0.
     """
 
     log_probs: Float[Array, "batch step vocab"] | None = None
     tokens: Int[Array, "batch step"] | None = None
     soft: Float[Array, "batch step vocab"] | None = None
+    greedy: Bool[Array, " batch"] | None = None
 
 
 class Prefix(NamedTuple):

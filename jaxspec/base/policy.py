@@ -51,7 +51,7 @@ class Policy(NamedTuple):
         params: traced values: numbers, or arrays with a row for each prompt or one row for all (`Request.policy` has a
             row for each).
             Decoders are made from a policy without them, so that another threshold compiles nothing.
-        reads_soft: whether `signal` reads `Law.soft` of a greedy law.
+        reads_soft: whether `signal` reads `Law.soft`, and so must be given it.
     """
 
     init: PolicyInit

@@ -65,7 +65,7 @@ def plan(
     Args:
         target: whose law it is; ids past its tokenizer's are never said.
         batch: number of prompts.
-        soft: whether a greedy law must say what is second best; see `warp.greedy`.
+        soft: whether laws at temperature 0 must say what is second best; see `Law.soft`.
 
     Raises:
         ValueError: an option out of range; every token ruled out.
@@ -89,7 +89,7 @@ def plan(
         end = warp.greedy(soft=True) if soft else warp.greedy()
     else:
         bound = None if top_k is None else min(vocab, 1 << (int(ks.max()) - 1).bit_length())
-        end = warp.sampling(bound, top_p is not None, min_p is not None)
+        end = warp.sampling(bound, top_p is not None, min_p is not None, soft)
     whole = warp.chain(*_stages(controls), to=end)
     if ids < vocab:
         whole = warp.only(whole, ids)

@@ -52,7 +52,8 @@ def _argmax(lm: LanguageModel) -> Drafter:
             law = to_law(logits, guesses, seen)
             if law.log_probs is None:
                 return law
-            return Law(tokens=noise.first_largest(law.log_probs), soft=law.log_probs)
+            soft = law.log_probs if law.soft is None else law.soft
+            return Law(tokens=noise.first_largest(law.log_probs), soft=soft)
 
         return drafter.propose(keys, params, state, context, gamma, certain, budget)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -41,11 +42,12 @@ def unmoved(params: Params, state: Any, draft: Draft, verdict: Verdict, kept: In
 
 
 def log_probs(law: Law) -> Float[Array, "B V"]:
-    """The law of one position; of a greedy one, what it was at temperature 1."""
-    found = law.soft if law.log_probs is None else law.log_probs
-    if found is None:
+    """The law of one position; where the temperature is 0, what it was at 1."""
+    if law.soft is not None:
+        return jax.nn.log_softmax(law.soft[:, 0], axis=-1)
+    if law.log_probs is None:
         raise ValueError("this policy reads probabilities: make the warp greedy(soft=True), as jaxspec.generate does")
-    return found[:, 0]
+    return law.log_probs[:, 0]
 
 
 def as_length(guesses: Float[Array, " B"]) -> Int[Array, " B"]:

@@ -19,8 +19,7 @@ def greedy(soft: bool = False) -> Warp:
     """The law at temperature 0: a point mass on the largest logit, without a softmax.
 
     Args:
-        soft: whether the law also says what the probabilities are at temperature 1 (`Law.soft`), which costs a
-            softmax; `accept.lenient` reads them.
+        soft: whether the law also hands on the logits (`Law.soft`); `accept.lenient` reads them.
 
     >>> greedy()(None, jnp.array([[[1.0, 3.0, 3.0]]])).tokens.tolist()
     [[1]]
@@ -28,20 +27,21 @@ def greedy(soft: bool = False) -> Warp:
 
     def warp(controls, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Law:
         del controls, prefix
-        before = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) if soft else None
-        best = noise.first_largest(logits)
-        return Law(tokens=jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, best, -1), soft=before)
+        best = jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, noise.first_largest(logits), -1)
+        return Law(tokens=best, soft=logits.astype(jnp.float32) if soft else None)
 
     return warp
 
 
 @functools.cache
-def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False) -> Warp:
+def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False, soft: bool = False) -> Warp:
     """The law at any temperature, 0 included: temperature, then top-k, then top-p, then min-p.
 
     Args:
         top_k: an upper bound of every row's top_k, or None for a program without that stage.
         top_p, min_p: whether the program has these stages.
+        soft: whether the law also hands on the logits of rows at temperature 0 (`Law.soft`), and says which rows
+            these are (`Law.greedy`); `accept.lenient` reads both.
 
     >>> one = Controls(jnp.ones(1), jnp.array([2]), jnp.ones(1))
     >>> law = sampling(top_k=2)(one, jnp.log(jnp.array([[[0.3, 0.6, 0.1]]])))
@@ -51,7 +51,8 @@ def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False)
 
     def warp(controls: Controls, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Law:
         del prefix
-        logits = cool(logits.astype(jnp.float32), controls.temperature)
+        before = logits.astype(jnp.float32)
+        logits = cool(before, controls.temperature)
         bound = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
         if top_k is not None or top_p:
             largest = jax.lax.top_k(logits, bound)[0]
@@ -62,7 +63,11 @@ def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False)
         if min_p:
             assert controls.min_p is not None
             logits = keep_min_p(logits, controls.min_p)
-        return Law(log_probs=jax.nn.log_softmax(logits, axis=-1))
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        if not soft:
+            return Law(log_probs)
+        cold = controls.temperature <= 0
+        return Law(log_probs, soft=jnp.where(cold[:, None, None], before, log_probs), greedy=cold)
 
     return warp
 

@@ -13,7 +13,7 @@ from jaxspec.base import Draft, Policy, Prompt, Verdict
 from jaxspec.decode import loop
 from jaxspec.drafters import lookup
 from jaxspec.testing import certify, table_model, table_model_from
-from jaxspec.warp import greedy
+from jaxspec.warp import Controls, greedy, sampling
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
 GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
@@ -243,3 +243,15 @@ def test_a_law_without_probabilities_is_refused():
     law = greedy()(None, jnp.zeros((1, 1, 3)))
     with pytest.raises(ValueError, match=r"greedy\(soft=True\)"):
         POLICIES["confidence"].signal(law)
+
+
+@pytest.mark.parametrize("name", ["confidence", "entropy"])
+def test_a_law_at_temperature_0_is_read_alike_in_any_company(name):
+    """As it was at temperature 1; and another row's law as it is."""
+    logits = jax.random.normal(jax.random.key(3), (3, 1, 7))
+    controls = Controls(jnp.array([0.0, 1.0, 0.5]), jnp.full(3, 7), jnp.ones(3))
+    signal = POLICIES[name].signal
+    mixed, alone = signal(sampling(soft=True)(controls, logits)), signal(greedy(soft=True)(None, logits))
+    assert mixed[0] == alone[0]
+    np.testing.assert_allclose(mixed[1:], signal(sampling()(controls, logits))[1:], rtol=1e-5)
+    np.testing.assert_allclose(mixed[1], alone[1], rtol=1e-5)
