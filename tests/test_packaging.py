@@ -52,6 +52,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
+    "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
     *("base", "noise", "loops", "cache", "buffers", "warp", "sharding", "folders", "corpus", "datastore"),

@@ -173,7 +173,7 @@ def measure_all(
     prompt = request.encode(target, prompts)
     job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
     room = buffers.room(job.max_new_tokens, max(gammas))
-    big, small = (_looping(model, prompt, room, inner, sampled) for model in (target, drafter))
+    big, small = (looping(model, prompt, room, inner, sampled) for model in (target, drafter))
     loops = [big(1), small(1)]
     for gamma in gammas:
         loops.append(big(gamma + 1))
@@ -290,7 +290,7 @@ def passes(
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 
 
-def _looping(
+def looping(
     model: Model, prompt: Prompt, room: int, inner: int, sampled: bool
 ) -> Callable[[int], Callable[[], object]]:
     """Of a number of tokens, a call that makes `inner` passes over so many and waits; all such calls share a cache."""

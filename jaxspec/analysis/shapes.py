@@ -19,6 +19,7 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
     """
     import jax
 
+    from jaxspec.analysis.random_weights import random_params
     from jaxspec.base import Model
     from jaxspec.families import FAMILIES
     from jaxspec.model import DTYPES
@@ -31,13 +32,8 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     config = dataclasses.replace(sizes[shape], dtype=int8.computation(dtype))
-    net = net_of(config)
-
-    @jax.jit
-    def init(key):
-        return orbax.cast(net.init(config, key), dtype)
-
-    return Model(net.language_model(config), init(jax.random.key(seed)), config=config, name=f"random {shape}")
+    params = random_params(config, dtype, jax.random.key(seed))
+    return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
 
 
 def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:

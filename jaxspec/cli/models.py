@@ -62,7 +62,7 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     >>> from jaxspec.nets.gpt import SIZES
     >>> row = describe("gpt-6m", SIZES["gpt-6m"])
     >>> row["parameters"], row["cache_bytes_per_token"]["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
-    (3939328, 4096)
+    (6036480, 4096)
     """
     import jax
 

@@ -8,6 +8,8 @@ from jaxspec.families.common import Family, Tensor, activation, need, only
 from jaxspec.nets.gpt import SIZES as PAPER
 from jaxspec.nets.gpt import GPTConfig
 
+HEAD = "lm_head.weight"
+
 
 def read(table: dict) -> GPTConfig:
     """The network of a config.json."""
@@ -17,7 +19,6 @@ def read(table: dict) -> GPTConfig:
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         add_cross_attention=False,
-        tie_word_embeddings=True,
     )
     only({"activation_function": activation(table.get("activation_function", "gelu_new"))}, activation_function="gelu")
     return GPTConfig(
@@ -27,6 +28,7 @@ def read(table: dict) -> GPTConfig:
         need(table, "n_layer"),
         need(table, "n_head"),
         need(table, "n_positions"),
+        tied_head=bool(table.get("tie_word_embeddings", True)),
     )
 
 
@@ -43,7 +45,7 @@ def write(config: GPTConfig) -> dict[str, Any]:
         "n_positions": config.max_positions,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tied_head,
     }
 
 
@@ -55,6 +57,8 @@ def names(config: GPTConfig) -> dict[str, Tensor]:
         "norm/scale": Tensor("transformer.ln_f.weight"),
         "norm/bias": Tensor("transformer.ln_f.bias"),
     }
+    if not config.tied_head:
+        found["head/weight"] = Tensor(HEAD)
     for i in range(config.layers):
         ours, theirs = f"layers_{i}", f"transformer.h.{i}"
         for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
@@ -81,7 +85,9 @@ def canonical(config: GPTConfig, name: str) -> str | None:
     'transformer.h.0.ln_1.weight'
     >>> canonical(PAPER["gpt-6m"], "h.0.attn.bias")
     """
-    if name == "lm_head.weight" or name.endswith((".attn.bias", ".attn.masked_bias")):
+    if name == HEAD:
+        return None if config.tied_head else HEAD
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return f"transformer.{name.removeprefix('transformer.')}"
 

@@ -1,4 +1,6 @@
-"""The paper's GPT-like decoder (arXiv 2211.17192, section 4): pre-norm, GELU, learned positions, tied head.
+"""The paper's GPT-like decoder (arXiv 2211.17192, section 4): pre-norm, GELU, learned positions.
+
+The paper's has a head of its own, by the sizes that it gives; GPT-2's is the embedding.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -17,6 +19,7 @@ from jaxspec import cache as kv
 from jaxspec.base import Forward, LanguageModel, Params, Tree
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, LayerNorm
+from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 
 
@@ -28,6 +31,7 @@ class GPTConfig:
         vocab_size, dim, ff_dim, layers, heads: as they say; a head has dim / heads dimensions.
         max_positions: rows of the position table: the longest row it can hold.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+        tied_head: whether the head is the embedding.
     """
 
     vocab_size: int
@@ -37,6 +41,7 @@ class GPTConfig:
     heads: int
     max_positions: int = 1024
     dtype: str = "float32"
+    tied_head: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -44,9 +49,9 @@ class GPTConfig:
         return self.dim // self.heads
 
 
-SIZES = {  # section 4.1 of the paper, trained on lm1b with 8k tokens
-    "gpt-97m": GPTConfig(8192, 768, 3072, 12, 12),
-    "gpt-6m": GPTConfig(8192, 256, 1024, 2, 4),
+SIZES = {  # section 4.1 of the paper, trained on lm1b with 8k tokens; its counts have no biases and no positions
+    "gpt-97m": GPTConfig(8192, 768, 3072, 12, 12, tied_head=False),
+    "gpt-6m": GPTConfig(8192, 256, 1024, 2, 4, tied_head=False),
 }
 
 
@@ -82,6 +87,8 @@ class GPT(nn.Module):
         self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
         self.layers = [GPTLayer(c) for _ in range(c.layers)]
         self.norm = LayerNorm(dtype=dtype)
+        if not c.tied_head:
+            self.head = Dense(c.vocab_size, dtype=dtype, weight_init=init)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each position of whole rows."""
@@ -110,7 +117,8 @@ class GPT(nn.Module):
 
     def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
         """The head."""
-        return self.embedding.logits(x, training).astype(jnp.float32)
+        logits = self.embedding.logits(x, training) if self.config.tied_head else self.head(x)
+        return logits.astype(jnp.float32)
 
 
 def language_model(config: GPTConfig) -> LanguageModel:

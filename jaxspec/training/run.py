@@ -31,7 +31,7 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
 
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
     """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
-    teacher = load(distil.teacher)
+    teacher = load(distil.teacher, dtype=recipe.model.dtype)
     likelihood = cross_entropy(recipe.model)
     loss = distillation(recipe.model, teacher, distil.weight) if distil.weight else likelihood  # saves a pass
     if not distil.answers:

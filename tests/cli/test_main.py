@@ -19,6 +19,14 @@ def test_version():
     assert (result.exit_code, result.stdout) == (0, f"jaxspec {jaxspec.__version__}\n")
 
 
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "jaxspec", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"jaxspec {jaxspec.__version__}\n"
+    done = subprocess.run([*command[:-1], "nothing"], capture_output=True, text=True)
+    assert done.returncode == 2 and "Usage: jaxspec " in done.stderr
+
+
 def test_no_arguments_print_help():
     result = runner.invoke(main.app, [])
     for command in ("generate", "train", "models", "convert", "bench"):

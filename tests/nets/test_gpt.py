@@ -1,5 +1,7 @@
 """The GPT against transformers' GPT-2, and its cache against its own full pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import jaxspec
 from jaxspec.base import Prompt, Tree
 from jaxspec.nets import gpt
+from jaxspec.weights import huggingface
 
 CONFIG = gpt.GPTConfig(61, dim=32, ff_dim=64, layers=2, heads=4, max_positions=16)
 TOKENS = jax.random.randint(jax.random.key(1), (2, 9), 0, 61)
@@ -53,24 +56,32 @@ def test_bfloat16_gives_float32_logits(compiled):
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "published"), [("gpt-97m", 92_133_888, 97.6e6), ("gpt-6m", 3_939_328, 5.8e6)]
+    ("name", "count", "published"), [("gpt-97m", 98_425_344, 97.6e6), ("gpt-6m", 6_036_480, 5.8e6)]
 )
 def test_the_papers_sizes(name, count, published):
-    """With 8k tokens; the paper's counts have a head of its own, where ours is the embedding, and no positions."""
+    """With 8k tokens; the paper's counts have no positions."""
     shapes = jax.eval_shape(lambda key: gpt.init(gpt.SIZES[name], key), jax.random.key(0))
     sizes = {module: sum(x.size for x in jax.tree.leaves(shape)) for module, shape in shapes.items()}
     assert sum(sizes.values()) == count
-    assert count + sizes["embedding"] - sizes["position"] == pytest.approx(published, rel=0.01)
+    assert count - sizes["position"] == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.slow
-def test_parity_with_transformers(tmp_path):
-    """Our GPT is GPT-2: float32 logits with the same weights."""
+@pytest.mark.parametrize("tied", [True, False])
+def test_parity_with_transformers(tmp_path, tied):
+    """Our GPT is GPT-2: float32 logits with the same weights, which are written as they were read."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peer = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=61, n_embd=32, n_inner=64, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0
+            vocab_size=61,
+            n_embd=32,
+            n_inner=64,
+            n_layer=2,
+            n_head=4,
+            n_positions=16,
+            resid_pdrop=0.0,
+            tie_word_embeddings=tied,
         )
     ).eval()
     with torch.no_grad():
@@ -78,8 +89,11 @@ def test_parity_with_transformers(tmp_path):
             parameter.normal_(0.0, 0.2)
     peer.save_pretrained(tmp_path)
     loaded = jaxspec.load(tmp_path)
-    assert loaded.config == CONFIG
-    ours = jax.jit(gpt.GPT(CONFIG).apply)({"params": loaded.params}, TOKENS)
+    assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied)
+    ours = jax.jit(gpt.GPT(loaded.config).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
         theirs = peer(torch.tensor(np.array(TOKENS))).logits.numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+    again = jaxspec.load(huggingface.save(loaded, tmp_path / "again"))
+    assert again.config == loaded.config
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)

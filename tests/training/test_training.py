@@ -119,7 +119,7 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
 
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
-    monkeypatch.setattr(run_recipe, "load", lambda name: teacher)
+    monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
     made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", "", ((8, 6),)), Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
     _, learnt = run_recipe.teach(made, recipes.Distil("teacher", 1.0, (3, 0)), tasks, tmp_path, progress=False)

@@ -1,0 +1,165 @@
+"""Loading a large model: how much host memory a fresh process takes, against the largest file of the folder.
+
+`write` saves random weights as a Hugging Face folder, in files of at most 5 GB; `load` reads it with `jaxspec.load`.
+Both sum up the bits of every parameter as it is stored, on the device, so that it is known that the same came back.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+import jaxspec
+from jaxspec.analysis import cost, shapes
+from jaxspec.weights import huggingface
+
+STATUS = Path("/proc/self/status")
+SPARE = 2 * 10**9  # bytes of the disk to leave
+
+
+def write(shape: str, dtype: str, folder: Path) -> dict[str, Any]:
+    """Saves a model of random weights, unless the folder is there.
+
+    Raises:
+        OSError: the disk is too small.
+    """
+    model = shapes.random_model(shape, dtype, seed=0)
+    size = sum(x.nbytes for x in jax.tree.leaves(model.params))
+    start = time.perf_counter()
+    if not huggingface.is_folder(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < size + SPARE:
+            raise OSError(
+                f"{folder.parent} has {free / 1e9:.0f} GB left, but {shape} takes {size / 1e9:.0f}: give another --work"
+            )
+        huggingface.save(model, folder)
+    files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+    return {
+        "parameters_bytes": size,
+        "files": files,
+        "seconds": time.perf_counter() - start,
+        "bits": bits(model.params, model.config.dtype),
+    }
+
+
+def load(dtype: str, folder: Path) -> dict[str, Any]:
+    """Loads such a folder, and measures. To be called in a process that has done nothing else.
+
+    Raises:
+        FileNotFoundError: there is no folder.
+    """
+    if not huggingface.is_folder(folder):
+        raise FileNotFoundError(f"no folder at {folder}: run the stage write before")
+    bits(
+        jax.random.normal(jax.random.key(0), (4,)), "float32"
+    )  # the device's libraries are no part of what is measured
+    files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+    with Peak() as peak:
+        start = time.perf_counter()
+        model = jaxspec.load(folder, dtype=dtype)
+        jax.block_until_ready(model.params)
+        seconds = time.perf_counter() - start
+    on_host = jax.devices()[0].platform == "cpu"
+    size = sum(x.nbytes for x in jax.tree.leaves(model.params))
+    extra = peak.bytes - peak.before - (size if on_host else 0)  # a CPU's memory holds the model, too
+    return {
+        "environment": cost.environment(),
+        "files": len(files),
+        "largest_file_bytes": max(files.values()),
+        "parameters_bytes": size,
+        "before_bytes": peak.before,
+        "peak_bytes": peak.bytes,
+        "measured_by": peak.how,
+        "extra_bytes": extra,
+        "extra_over_largest_file": extra / max(files.values()),
+        "seconds": seconds,
+        "bits": bits(model.params, model.config.dtype),
+    }
+
+
+class Peak:
+    """The most memory of this process inside a `with` block, in bytes, and how much it had before.
+
+    Attributes:
+        before, bytes: resident memory when the block began, and its peak inside.
+        how: what says so: the kernel's high-water mark, or samples of resident memory where it has none.
+
+    >>> with Peak() as peak:
+    ...     _ = b"x" * (1 << 24)
+    >>> peak.bytes - peak.before > 1 << 23
+    True
+    """
+
+    before = bytes = 0
+    how = ""
+
+    def __enter__(self) -> Peak:
+        self._over, self._most = threading.Event(), 0
+        _reset_peak()
+        self.before = memory("VmRSS") or 0
+        self._mark = memory("VmHWM")
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        peak = memory("VmHWM")
+        if peak is not None and self._mark is not None and peak > self._mark:
+            self.bytes, self.how = peak, "VmHWM"
+        elif self._most:
+            self.bytes, self.how = self._most, "samples of VmRSS"
+        else:
+            scale = 1 if sys.platform == "darwin" else 1024
+            self.bytes, self.how = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale, "ru_maxrss"
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.005):
+            self._most = max(self._most, memory("VmRSS") or 0)
+
+
+def memory(name: str) -> int | None:
+    """Bytes that /proc/self/status has under a name; None where it has none."""
+    if not STATUS.is_file():
+        return None
+    for line in STATUS.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _reset_peak() -> None:
+    """Sets the high-water mark to what is resident now, where the kernel lets one."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        pass
+
+
+def bits(params: Any, dtype: str) -> int:
+    """The sum of all parameters' bits as integers, floats in the dtype of the file (norms are float32 in memory).
+
+    >>> bits({"a": jnp.ones(2)}, "bfloat16") == 2 * 0x3F80
+    True
+    """
+    return sum(int(_bits(x, dtype)) for x in jax.tree.leaves(params))
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _bits(x: Array, dtype: str) -> UInt32[Array, ""]:
+    kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+    x = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return jnp.sum(jax.lax.bitcast_convert_type(x, kinds[x.dtype.itemsize]).astype(jnp.uint32), dtype=jnp.uint32)

@@ -1,0 +1,234 @@
+"""Why a drafter's pass takes as long as it does: jax's profiler, read in the process, and what follows from it.
+
+A pass of a small model over one token is a few hundred kernels of some microseconds. Its time is that of its weights,
+read once, plus what the kernels take beyond that, plus the gaps between them in which the device waits for the host.
+Each asks for something else, so these three are told apart. Where no trace can be had (containers may refuse it), the
+instructions of the compiled loop are still counted.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec import buffers, noise
+from jaxspec.analysis import cost
+from jaxspec.base import Model, Prompt
+
+INNER = 20  # passes of a profile
+LARGEST = 8  # kernels that are listed
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")  # instructions that no kernel runs
+WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
+NEAR = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
+
+
+class Kernel(NamedTuple):
+    """One kernel, or one copy, as it ran; in nanoseconds."""
+
+    name: str
+    start: float
+    duration: float
+
+
+def passes(
+    model: Model, prompt: Prompt, new_tokens: int, *, sampled: bool, folder: Path | None = None
+) -> dict[str, Any]:
+    """What one-token passes of a model are made of.
+
+    Args:
+        model: whose passes.
+        prompt: one row.
+        new_tokens: sizes the cache.
+        sampled: whether each pass also draws a token.
+        folder: where the profiler's files go, for a viewer; nowhere unless given.
+
+    Returns:
+        As `summary`, of the kernels that ran; {"refused": why} where the profiler would not start, or saw nothing. And
+        "instructions" of the compiled loop.
+    """
+    room = buffers.room(buffers.bucket(new_tokens), 1)
+    found: dict[str, Any] = {}
+    try:
+        call = cost.looping(model, prompt, room, INNER, sampled)(1)
+        call()
+        with tempfile.TemporaryDirectory() as scratch:
+            where = Path(scratch) if folder is None else folder
+            with jax.profiler.trace(str(where)):
+                call()
+            (file,) = sorted(where.rglob("*.xplane.pb"))[-1:]
+            found = summary(kernels(jax.profiler.ProfileData.from_file(str(file))), INNER)
+    except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
+        found = {"refused": f"{type(error).__name__}: {error}"}
+    return found | {"instructions": instructions(_program(model, prompt, room, sampled))}
+
+
+def kernels(profile: Any) -> list[Kernel]:
+    """What ran on the device: the streams of an accelerator; on a CPU, the operations of all threads (where
+    XLA makes one function of a small loop, that is not among them).
+
+    Args:
+        profile: a `jax.profiler.ProfileData`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of types without a module, in jax 0.12
+        planes = {plane.name: list(plane.lines) for plane in profile.planes}
+        devices = [lines for name, lines in planes.items() if name.startswith("/device:")]
+        if any(devices):
+            streams = [line for lines in devices for line in lines if line.name.startswith("Stream")]
+            lines = streams or [line for lines in devices for line in lines if line.name == "XLA Ops"]
+            return [Kernel(e.name, e.start_ns, e.duration_ns) for line in lines for e in line.events]
+        events = [e for line in planes.get("/host:CPU", []) for e in line.events if "hlo_op" in dict(e.stats)]
+        whole = ("while", "call", "conditional")  # what these contain is listed, too
+        return [Kernel(e.name, e.start_ns, e.duration_ns) for e in events if not e.name.startswith(whole)]
+
+
+def summary(ran: Iterable[Kernel], count: int) -> dict[str, Any]:
+    """Kernels by pass, the share of the time in which one ran, and the largest, alike ones of all layers together.
+
+    Args:
+        ran: all kernels of a profile.
+        count: passes that it is of.
+
+    Raises:
+        ValueError: there are none.
+
+    >>> ran = [Kernel("fusion_1", 0, 2000), Kernel("fusion_2", 1000, 2000), Kernel("gemm", 6000, 4000)]
+    >>> found = summary(ran, count=2)
+    >>> found["kernels_per_pass"], found["pass_us"], found["busy_us"], found["busy"]
+    (1.5, 5.0, 3.5, 0.7)
+    >>> found["largest"][0]
+    {'name': 'fusion', 'per_pass': 1.0, 'us_per_pass': 2.0, 'us_each': 2.0, 'share': 0.5}
+    """
+    ran = sorted(ran, key=lambda kernel: kernel.start)
+    if not ran:
+        raise ValueError("the profile holds no kernel")
+    busy, until = 0.0, ran[0].start
+    groups: dict[str, list[float]] = defaultdict(list)
+    for kernel in ran:
+        end = kernel.start + kernel.duration
+        busy += max(0.0, end - max(until, kernel.start))
+        until = max(until, end)
+        groups[re.sub(r"([._]\d+)+$", "", kernel.name)].append(kernel.duration)
+    total = sum(kernel.duration for kernel in ran) or 1.0
+    span = until - ran[0].start or 1.0
+    largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:LARGEST]
+    return {
+        "kernels_per_pass": len(ran) / count,
+        "pass_us": span / count / 1e3,
+        "busy_us": busy / count / 1e3,
+        "busy": busy / span,
+        "largest": [
+            {
+                "name": name,
+                "per_pass": len(times) / count,
+                "us_per_pass": sum(times) / count / 1e3,
+                "us_each": sum(times) / len(times) / 1e3,
+                "share": sum(times) / total,
+            }
+            for name, times in largest
+        ],
+    }
+
+
+def instructions(program: str) -> int:
+    """Instructions of a compiled program's longest loop body that a kernel (or a copy) runs, about.
+
+    Args:
+        program: the text that `compiled.as_text()` gives.
+
+    >>> instructions('''
+    ... %body (p: (f32[2])) -> (f32[2]) {
+    ...   %p = (f32[2]{0}) parameter(0)
+    ...   %x = f32[2]{0} get-tuple-element(%p), index=0
+    ...   %y = f32[2]{0} fusion(%x), kind=kLoop, calls=%add
+    ...   ROOT %t = (f32[2]{0}) tuple(%y)
+    ... }
+    ... ENTRY %main (a: f32[2]) -> (f32[2]) {
+    ...   ROOT %w = (f32[2]{0}) while(%t), condition=%cond, body=%body
+    ... }''')
+    1
+    """
+    lines: dict[str, list[str]] = {}
+    name = ""
+    for line in program.splitlines():
+        if begins := re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line):
+            name = begins[1]
+            lines[name] = []
+        elif name and " = " in line:
+            lines[name].append(line.split(" = ", 1)[1])
+
+    def count(name: str) -> int:
+        """A call's computation in its place: XLA puts what one launch of a CUDA graph runs into one."""
+        total = 0
+        for line in lines.get(name, ()):
+            code = re.search(r"(?:^|[\s})\]])([a-z][\w-]*)\(", line)
+            if code is None or code[1] in FREE:
+                continue
+            called = re.search(r"to_apply=%?([\w.-]+)", line) if code[1] == "call" else None
+            total += count(called[1]) if called else 1
+        return total
+
+    return max(map(count, set(re.findall(r"body=%?([\w.-]+)", program))), default=0)
+
+
+def _program(model: Model, prompt: Prompt, room: int, sampled: bool) -> str:
+    """The loop over one-token passes, compiled."""
+    lm = model.lm
+    width = buffers.row_width(lm, prompt) + room
+    _, cache = jax.eval_shape(lambda params: lm.prefill(params, prompt, width), model.params)
+    rows = len(prompt.length)
+    keys = noise.row_keys(jax.random.key(0), rows) if sampled else None
+    length, tokens = jnp.ones_like(prompt.length), jnp.zeros((rows, 1), jnp.int32)
+    loop = cost.passes.lower(lm, model.params, cache, length, tokens, jnp.asarray(INNER, jnp.int32), keys)
+    return loop.compile().as_text() or ""
+
+
+def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -> str:
+    """What a drafter's profile says, and what would help.
+
+    Args:
+        found: of the drafter, as `passes` returns it.
+        floor_us: what reading its weights takes.
+        target_us: a one-token pass of the target.
+        c: as it was timed.
+
+    >>> found = {"kernels_per_pass": 200.0, "pass_us": 800.0, "busy_us": 320.0, "busy": 0.4, "instructions": 190}
+    >>> said = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
+    >>> "busy for 40%" in said, "0.10 of the target's" in said, "XLA_FLAGS" in said
+    (True, True, True)
+    """
+    if "refused" in found:
+        return (
+            f"No profile could be had ({found['refused']}). The compiled loop has some {found['instructions']} kernels "
+            f"a pass, which takes {c * target_us:.0f} µs; reading its weights would take {floor_us:.0f} µs."
+        )
+    made_of = (
+        f"A drafter's pass is {found['kernels_per_pass']:.0f} kernels in {found['pass_us']:.0f} µs, and the device is "
+        f"busy for {100 * found['busy']:.0f}% of them; reading its weights takes {floor_us:.0f} µs."
+    )
+    if found["busy"] < WAITING:
+        return (
+            f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {found['busy_us']:.0f} "
+            f"µs, {found['busy_us'] / target_us:.2f} of the target's. Plan: launch a round's guesses as one CUDA graph "
+            "(try XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE), then fewer kernels a layer: one product for "
+            "queries, keys and values, one for gate and input; or a drafter of fewer, wider layers."
+        )
+    if found["busy_us"] > NEAR * floor_us:
+        return (
+            f"{made_of} The device is busy with small kernels, most of which move little: {_largest(found)}. Plan: "
+            "fewer of them (one product for queries, keys and values, one for gate and input; norms and attention "
+            f"fused), or a drafter of fewer, wider layers; at the memory's speed c would be {floor_us / target_us:.3f}."
+        )
+    return f"{made_of} That is what its weights take: only a smaller drafter, or one in int8, has a smaller c."
+
+
+def _largest(found: dict[str, Any]) -> str:
+    return ", ".join(f"{one['name']} {100 * one['share']:.0f}%" for one in found["largest"][:3])
