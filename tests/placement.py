@@ -1,7 +1,7 @@
 """Run by `test_sharding.py` in processes of their own, since devices must be simulated before jax starts; prints JSON.
 
-python placement.py meshes FOLDER        with 8 devices: pairs on one device and on a 2 x 4 mesh; restores
-python placement.py process PORT INDEX   one of two processes with 2 devices each; meshes over all 4
+python placement.py meshes FOLDER               with 8 devices: pairs on one device and on a 2 x 4 mesh; restores
+python placement.py process PORT INDEX FOLDER   one of two processes with 2 devices each; meshes over all 4; saves
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 
 import jaxspec
 from jaxspec import accept, noise, sharding
@@ -23,7 +24,7 @@ from jaxspec.nets import decoder, quantised
 from jaxspec.weights import huggingface, orbax
 
 PAIRS = {kind: [f"debian-{kind}-{size}" for size in ("base", "small")] for kind in ("t5", "gpt")}
-ROWS, GAMMA, NEW = 4, 2, 8
+ROWS, GAMMA, NEW = 4, 2, 32
 TEMPERATURE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)  # greedy and sampled rows in one program
 LLAMA = decoder.DecoderConfig(96, dim=32, ff_dim=64, layers=2, heads=8, kv_heads=4, head_dim=8)
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
@@ -97,10 +98,7 @@ def cache_is_placed(mesh):
 def restored(folder, mesh):
     """Saved from one mesh, read to another: the places of the leaves, and whether they are the same bits."""
     model, other = llama(0, mesh), sharding.mesh("model=8")
-    about = dict(name="llama", family="decoder", about={})
-    orbax.save(folder / "orbax", model.params, LLAMA, find(PAIRS["gpt"][0]), dtype="float32", **about)
-    orbax.save(folder / "int8", model.params, LLAMA, find(PAIRS["gpt"][0]), dtype="int8", **about)
-    huggingface.save(model, folder / "huggingface")
+    saved(folder, model)
     read = {
         "orbax": (orbax.restore(folder / "orbax", mesh=other)[0], model.params),
         "int8": (orbax.restore(folder / "int8", mesh=other)[0], orbax.restore(folder / "int8")[0]),
@@ -112,6 +110,48 @@ def restored(folder, mesh):
 
     places = sharding.parameters(model.params, LLAMA, other)
     return {how: all(jax.tree.leaves(jax.tree.map(same, *each, places))) for how, each in read.items()}
+
+
+def saved(folder, model):
+    """Saves a Llama in three ways."""
+    about = dict(name="llama", family="decoder", about={})
+    for name, dtype in (("orbax", "float32"), ("int8", "int8")):
+        orbax.save(folder / name, model.params, LLAMA, find(PAIRS["gpt"][0]), dtype=dtype, **about)
+    huggingface.save(model, folder / "huggingface")
+
+
+def left_on_the_host(folder, mesh):
+    """How many parameters have a copy on the host: once all are saved, once they are copied there, and may have one."""
+    model = llama(0, mesh)
+    leaves = jax.tree.leaves(model.params)
+    saved(folder, model)
+    after = sum(x._npy_value is not None for x in leaves)
+    jax.tree.map(np.asarray, leaves)
+    split = sum(not x.is_fully_replicated for x in leaves)
+    return [after, sum(x._npy_value is not None for x in leaves), split]
+
+
+def stored_in_parts(folder, mesh):
+    """Whether what is saved from a mesh is stored in the parts that its devices have."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(folder / "orbax" / "params").item_metadata.tree
+    shapes = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), llama(0, mesh).params)
+    parts = jax.tree.map(lambda x: x.storage.chunk_shape, tree)
+    return parts == shapes and any(x.storage.chunk_shape != x.shape for x in jax.tree.leaves(tree))
+
+
+def saved_together(folder):
+    """Saved by all processes from a mesh over them, and read by each: whether they are the same bits."""
+    saved(folder, llama(0, sharding.mesh("model=4")))
+    whole = llama(0).params
+    narrow = llama(0, dtype="int8").params
+    read = {
+        "orbax": (orbax.restore(folder / "orbax")[0], whole),
+        "int8": (orbax.restore(folder / "int8", dtype="int8")[0], narrow),
+        "huggingface": (huggingface.restore(folder / "huggingface")[0], whole),
+    }
+    same = {how: jax.tree.map(lambda x, y: bool((x == y).all()), *each) for how, each in read.items()}
+    return {how: jax.tree.all(each) for how, each in same.items()} | {"files": sorted(x.name for x in folder.iterdir())}
 
 
 def streamed(mesh):
@@ -133,13 +173,15 @@ def meshes(folder):
     whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
     report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
     report |= dict(cache=cache_is_placed(mesh), streamed=streamed(mesh), restored=restored(Path(folder), mesh))
+    report |= dict(left=left_on_the_host(Path(folder) / "again", mesh), parts=stored_in_parts(Path(folder), mesh))
     return report | dict(programs=loop.advance._cache_size())
 
 
-def process(port, index):
+def process(port, index, folder):
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
-    said = text("t5", sharding.mesh("data=2,model=2"))  # each process has half of the rows
-    return dict(processes=jax.process_count(), t5=said, streamed=streamed(sharding.mesh("model=4")))
+    said = {kind: text(kind, sharding.mesh("data=2,model=2")) for kind in PAIRS}  # each process has half of the rows
+    report = dict(processes=jax.process_count(), streamed=streamed(sharding.mesh("model=4")))
+    return report | said | dict(saved=saved_together(Path(folder)))
 
 
 if __name__ == "__main__":

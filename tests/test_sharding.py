@@ -207,6 +207,18 @@ def test_a_checkpoint_is_the_same_bits_on_another_mesh(found):
 
 
 @pytest.mark.slow
+def test_saving_leaves_nothing_on_the_host(found):
+    """A `jax.Array` keeps the copy that is made of all its parts; saving makes none that outlives it."""
+    after, control, split = found["left"]
+    assert after == 0 and control == split > 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_stored_in_the_parts_that_devices_have(found):
+    assert found["parts"]
+
+
+@pytest.mark.slow
 def test_a_stream_on_a_mesh_says_what_a_batch_says(found):
     assert found["streamed"] == found["llama"]["one"][0]
     # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is compiled.
@@ -214,11 +226,16 @@ def test_a_stream_on_a_mesh_says_what_a_batch_says(found):
 
 
 @pytest.mark.slow
-def test_two_processes_say_what_one_says(found):
-    """Under jax.distributed: batches split between processes, and parameters; each process has the whole text."""
+def test_two_processes_say_what_one_says(found, tmp_path):
+    """Under jax.distributed: batches split between processes, and parameters; each process has the whole text.
+
+    And they save together: each what it has, or the first what it is sent.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    both = [start(2, "process", port, index) for index in range(2)]
-    expected = dict(processes=2, t5=found["t5"]["one"], streamed=found["streamed"])
+    both = [start(2, "process", port, index, tmp_path) for index in range(2)]
+    expected = dict(processes=2, streamed=found["streamed"]) | {kind: found[kind]["one"] for kind in ("t5", "gpt")}
+    folders = ["huggingface", "int8", "orbax"]
+    expected["saved"] = dict.fromkeys(folders, True) | {"files": folders}
     assert [answer(process) for process in both] == [expected] * 2

@@ -7,6 +7,7 @@ are called; `jaxspec.weights.tensors` reads the files.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families, folders
+from jaxspec import families, folders, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.weights import int8, parameters, tensors
@@ -158,7 +159,8 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 
     Tensors are written in the model's dtype, so a model that was loaded from such a folder in the dtype it had is
     written bit for bit. The folder is written whole or not at all. A limit on a T5's positions is not written, since
-    its config.json has no place for it.
+    its config.json has no place for it. Besides the file that is being filled, of at most `SHARD_BYTES`, the host holds
+    about one tensor. Under `jax.distributed` all processes call this, and the first writes.
 
     Args:
         model: of any family but LaMDA's.
@@ -177,14 +179,18 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
-    with folders.whole(folder) as beside:
+    with parameters.beside(folder) as beside:
+        named = _theirs(model, family)
+        if jax.process_index() > 0:
+            collections.deque(named, maxlen=0)  # takes part in sending what the first process writes
+            return folder
         (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         if ends := getattr(model.config, "end_tokens", ()):
             said = json.dumps({"eos_token_id": list(ends)}, indent=2)
             (beside / GENERATION).write_text(said + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
-        _write_weights(beside, _theirs(model, family))
+        _write_weights(beside, named)
     return folder
 
 
@@ -194,7 +200,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
     def read(path: str) -> np.ndarray:
         x = params[path]
-        return np.asarray(int8.dequantise_matrix(**x) if int8.is_quantised(x) else x)
+        return sharding.fetch(int8.dequantise_matrix(**x) if int8.is_quantised(x) else parameters.apart(x))
 
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)

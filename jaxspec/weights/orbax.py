@@ -3,8 +3,8 @@
 The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
 checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
 bfloat16 or int8 (`jaxspec.weights.int8`); all other leaves stay float32, and the integers of n-gram tables integers.
-Orbax is handed NumPy arrays, so that a checkpoint says nothing of the devices it was saved on and loads on any, without
-a warning.
+A checkpoint says nothing of the devices that it was saved on, and loads on any. Arrays go into it and out of it a few
+at a time (`jaxspec.weights.orbax_arrays`), so that the host never holds a copy of the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import difflib
 import functools
 import shutil
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import MANIFEST, some
 from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
-from jaxspec.weights import int8, parameters
+from jaxspec.weights import int8, orbax_arrays, parameters
 
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
@@ -77,11 +77,13 @@ def save(
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
-    Everything is written beside `folder` and renamed into place at the end: a crash leaves what was there.
+    Everything is written beside `folder` and renamed into place at the end: a crash leaves what was there. Under
+    `jax.distributed` all processes call this, with the same arguments and a folder that all of them see; each writes
+    what lies on its own devices.
 
     Args:
         folder: where to; its name is usually the model's.
-        params: the tree that `init` of the family's network makes; its matrices may be int8.
+        params: the tree that `init` of the family's network makes, on any devices; its matrices may be int8.
         config: the network's configuration.
         tokenizer_folder: holds tokenizer.json and tokenizer_config.json, which are copied.
         name, family: see `Manifest`.
@@ -98,19 +100,19 @@ def save(
     _check_arguments(config, tokenizer_folder, family, dtype)
     if complaint := folders.occupied(folder, "checkpoint", overwrite):
         raise CheckpointError(complaint)
-    params = jax.tree.map(_as_float32, jax.tree.map(np.asarray, int8.dequantise(params)))
-    if complaint := _differences(_abstract(config, family), params):
+    wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, int8.dequantise(tree)), params)
+    if complaint := _differences(_abstract(config, family), wide):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
-    if bad := [path for path, x in parameters.flat(params).items() if not np.isfinite(x).all()]:
+    if bad := [path for path, x in parameters.flat(params, is_leaf=int8.is_quantised).items() if not _is_finite(x)]:
         raise CheckpointError(f"{name}: NaN or infinity in {some(bad)}: nothing was saved")
-    with folders.whole(folder) as beside:
-        _write_params(beside / "params", cast(params, dtype))
-        for file in TOKENIZER:
-            shutil.copyfile(tokenizer_folder / file, beside / file)
-        count = sum(x.size for x in jax.tree.leaves(params))
-        manifest = Manifest(FORMAT, name, family, dtype, count, config, folders.fingerprints(beside), about)
-        _write_manifest(beside / MANIFEST, manifest)
-    return manifest
+    with parameters.beside(folder) as beside:
+        _write_params(beside / "params", params, dtype)
+        if jax.process_index() == 0:
+            for file in TOKENIZER:
+                shutil.copyfile(tokenizer_folder / file, beside / file)
+            count, files = int8.count(params), folders.fingerprints(beside)
+            _write_manifest(beside / MANIFEST, Manifest(FORMAT, name, family, dtype, count, config, files, about))
+    return read_manifest(folder)
 
 
 def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any, Manifest]:
@@ -135,15 +137,24 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     if complaint := folders.damage(folder, manifest.files):
         raise CheckpointError(f"{folder} is damaged: {complaint}. Copy or build the checkpoint again")
     abstract = _abstract(manifest.model, manifest.family)
-    stored = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract))
-    if mesh is not None:
-        stored = jax.tree.map(sharding.put, stored, sharding.parameters(stored, manifest.model, mesh))
-    leaves, tree = jax.tree_util.tree_flatten_with_path(stored, is_leaf=int8.is_quantised)
-    del stored  # so that each leaf is let go of when its parameter is made
-    made = [_in_memory(*leaves.pop(0), dtype) for _ in range(len(leaves))]
+
+    def place(path: tuple[Any, ...], x: np.ndarray) -> Any:
+        if mesh is None:
+            placed = jnp.asarray(x)
+        else:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            placed = sharding.put(x, sharding.of(name, x.shape, manifest.model, mesh))
+        # An int8 matrix is two leaves, and waits for both.
+        return placed if manifest.dtype == "int8" else _as_dtype(path, placed, dtype)
+
+    params = _read_params(folder, jax.eval_shape(lambda params: cast(params, manifest.dtype), abstract), place)
+    if manifest.dtype == "int8":
+        leaves, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=int8.is_quantised)
+        del params  # so that each leaf is let go of when its parameter is made
+        params = jax.tree.unflatten(tree, [_as_dtype(*leaves.pop(0), dtype) for _ in range(len(leaves))])
     wanted = jax.eval_shape(lambda params: cast(params, dtype), abstract)
     config = dataclasses.replace(manifest.model, dtype=int8.computation(dtype))
-    return _in_the_shape_of(wanted, jax.tree.unflatten(tree, made)), config, manifest
+    return _in_the_shape_of(wanted, params), config, manifest
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -236,26 +247,32 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _write_params(folder: Path, params: Params) -> None:
-    import orbax.checkpoint as ocp  # here and below: slow to import, and needed only where files are touched
+def _write_params(folder: Path, params: Params, dtype: str) -> None:
+    """Each matrix is made what it is stored as when its turn comes, on its own devices."""
 
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(folder, ocp.args.PyTreeSave(jax.tree.map(np.asarray, params)))
+    def later(path: tuple[Any, ...], x: Any) -> Any:
+        def make() -> Any:
+            return _as_dtype(path, jax.tree.map(parameters.apart, x), dtype)
+
+        made = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype), x)
+        if not isinstance(made, dict):
+            return orbax_arrays.Later(made.shape, made.dtype, make)
+        kinds = {kind: functools.partial(lambda kind: make()[kind], kind) for kind in made}
+        return {kind: orbax_arrays.Later(made[kind].shape, made[kind].dtype, each) for kind, each in kinds.items()}
+
+    orbax_arrays.write(folder, jax.tree_util.tree_map_with_path(later, params, is_leaf=int8.is_quantised))
     # It says where the folder was written, which is nobody's business; no local file system needs it.
     (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
-def _read_params(folder: Path, expected: Params) -> Params:
-    import orbax.checkpoint as ocp
-
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(folder / "params").item_metadata.tree
+def _read_params(folder: Path, expected: Params, place: Callable[[tuple[Any, ...], np.ndarray], Any]) -> Params:
+    def check(tree: Params) -> None:
         if complaint := _differences(expected, tree):
             raise CheckpointError(
                 f"{folder}: the stored parameters are not those that {MANIFEST} describes:{complaint}"
             )
-        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return checkpointer.restore(folder / "params", ocp.args.PyTreeRestore(restore_args=arguments))
+
+    return orbax_arrays.read(folder / "params", check, place)
 
 
 @functools.cache
@@ -264,14 +281,22 @@ def _abstract(config: Any, family: str) -> Params:
     return jax.eval_shape(lambda: NETS[family].init(config, jax.random.key(0)))
 
 
-def _in_memory(path: tuple[Any, ...], stored: Any, dtype: str) -> Any:
-    """A parameter from how it is stored."""
-    x = jax.tree.map(jnp.asarray, stored)
+def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:
+    """A parameter in another dtype, from whichever it has; int8 matrices that are to be int8 stay as they are."""
     if int8.is_quantised(x):
         if dtype == "int8":
             return x
         x = int8.dequantise_matrix(**x)
     return int8.as_dtype(path, _as_float32(x), dtype)
+
+
+@jax.jit
+def _all_finite(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all()
+
+
+def _is_finite(x: Any) -> bool:
+    return bool(_all_finite(x["scale"] if int8.is_quantised(x) else x))
 
 
 def _as_float32(x: Any) -> Any:

@@ -6,7 +6,10 @@ each parameter goes straight to where it will be used, so that the host need not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import sharding
+from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import some
 from jaxspec.recipes import net_of
 from jaxspec.weights import int8
 
+LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights may be
 
 Shape = tuple[int, ...]
@@ -66,6 +70,44 @@ def _put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -
     if mesh is not None:
         return sharding.put(x, sharding.of(path, x.shape, config, mesh))
     return x if isinstance(x, jax.Array) else jnp.array(x)
+
+
+def apart(x: Any) -> jax.Array:
+    """The same buffers as an array of its own: a copy of it on the host is let go of with it.
+
+    A `jax.Array` keeps the copy that `np.asarray` makes of it (where there is one: on one CPU device there is not) for
+    as long as it lives, and so do its parts.
+    """
+    if not isinstance(x, jax.Array):
+        return jnp.asarray(x)
+    parts = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
+
+
+@contextlib.contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """`folders.whole`, for all processes of `jax.distributed`: the first makes the folder and puts it in place.
+
+    None goes on before it is there. All must see the same files.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "new"
+    >>> with beside(folder) as made:
+    ...     _ = (made / "file").write_text("text")
+    >>> (folder / "file").read_text()
+    'text'
+    """
+    if jax.process_count() == 1:
+        with folders.whole(folder) as made:
+            yield made
+        return
+    from jax.experimental import multihost_utils
+
+    with folders.whole(folder) if jax.process_index() == 0 else contextlib.nullcontext(folder) as made:
+        name = np.frombuffer(bytes(made).ljust(LONGEST_PATH, b"\0"), np.uint8)
+        yield Path(os.fsdecode(multihost_utils.broadcast_one_to_all(name).tobytes().rstrip(b"\0")))
+        multihost_utils.sync_global_devices("all have written")
+    multihost_utils.sync_global_devices("it is in place")
 
 
 def flat(params: Params, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses any
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import zipfile
@@ -140,12 +141,15 @@ def _pickle(path: Path) -> Shard:
         if odd:
             raise TypeError(f"{odd[0]!r} is no tensor")
         shapes = {name: tuple(x.shape) for name, x in state.items()}
+        del state
+        gc.collect()
     except Exception as error:  # a pickle can fail in any way
         raise _damaged(path, error) from error
 
     def read() -> Iterator[tuple[str, np.ndarray]]:
-        for name, x in state.items():
+        for name, x in load().items():
             yield name, _numpy(x)
+        gc.collect()  # torch.load leaves cycles behind that hold the file, all that was read of it being resident
 
     return Shard(path, shapes, read)
 

@@ -1,9 +1,16 @@
 """What published config.json files say, in full or in the parts that matter, is what the families' sizes are."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxspec import families
-from jaxspec.families import FAMILIES, FamilyError
+import jaxspec
+from jaxspec import accept, families
+from jaxspec.families import FAMILIES, FamilyError, lamda
+from jaxspec.nets import decoder
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
 LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -152,3 +159,26 @@ def test_what_would_compute_something_else_is_refused(name, changes, message):
     table = PUBLISHED[name] | changes
     with pytest.raises(FamilyError, match=message):
         families.of(table).read(table)
+
+
+@pytest.mark.slow
+def test_lamda_is_sampled_with_top_40():
+    """Speculative text, by the coupled rule, is token for token plain text; and no token is outside of the 40."""
+    shape = {"vocab_size": 96, "ff_dim": 64, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8}
+    configs = [dataclasses.replace(lamda.SIZES["lamda-100m"], dim=dim, **shape) for dim in (24, 16)]
+    target, draft = (
+        jaxspec.Model(decoder.language_model(config), decoder.init(config, jax.random.key(i)), None, config, "lamda")
+        for i, config in enumerate(configs)
+    )
+    prompt = jaxspec.Prompt(jnp.array([[3, 1, 4], [1, 5, 0], [9, 2, 6]]), jnp.array([3, 2, 3]))
+    options = {"temperature": 1.0, "top_k": np.array([40, 40, 96]), "key": jax.random.key(2), "max_new_tokens": 24}
+    fast = jaxspec.generate(target, prompt, drafter=draft, gamma=3, accept=accept.coupled(), **options)
+    plain = jaxspec.generate(target, prompt, **options)
+    assert fast.stats.accepted.sum() > 0 and fast.stats.rounds.min() < 24
+    assert (fast.tokens == plain.tokens).all()
+
+    rows = jnp.concatenate([prompt.tokens, jnp.asarray(fast.tokens)], axis=1)[jnp.array([0, 2])]  # with full prompts
+    logits = jax.jit(decoder.Decoder(target.config).apply)({"params": target.params}, rows)[:, 2:-1]
+    said = jnp.take_along_axis(logits, rows[:, 3:, None], axis=2)
+    ranks = (logits > said).sum(axis=2).max(axis=1)  # how many tokens were likelier than one that was said
+    assert ranks[0] < 40 <= ranks[1]

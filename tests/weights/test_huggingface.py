@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -36,6 +37,7 @@ from jaxspec.weights.orbax import CheckpointError
 LLAMA = DecoderConfig(24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=32)
 T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
 GPT = GPTConfig(24, dim=16, ff_dim=24, layers=2, heads=2, max_positions=16)
+RESIDENT_SHARD = 20 * 10**6
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
 
 
@@ -157,6 +159,49 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
     assert most[0] == 2
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A Llama of 160 MB in files of 20 MB."""
+    config = DecoderConfig(2048, dim=512, ff_dim=2048, layers=9, heads=8, kv_heads=8, head_dim=64)
+    shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+    folder = tmp_path_factory.mktemp("large") / "llama"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huggingface, "SHARD_BYTES", RESIDENT_SHARD)
+        return huggingface.save(Model(net_of(config).language_model(config), params, None, config, "large"), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident")
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_the_host_holds_a_file_at_a_time_besides_the_parameters(large, form, tmp_path):
+    """By what the system says was resident; reading everything first, as a control, takes as much again."""
+    folder = large
+    if form == "bin":
+        torch = pytest.importorskip("torch")
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        shutil.copy(large / "config.json", folder)
+        index = json.loads((large / "model.safetensors.index.json").read_text())
+        names = {file: file.replace("safetensors", "bin") for file in index["weight_map"].values()}
+        for file, name in names.items():
+            torch.save({key: torch.tensor(x) for key, x in load_file(large / file).items()}, folder / name)
+        index["weight_map"] = {key: names[file] for key, file in index["weight_map"].items()}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    said = subprocess.run(
+        [sys.executable, Path(__file__).with_name("resident.py"), folder],
+        # glibc would keep what is freed for later, more or less of it from run to run.
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": "500000"},
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
+    found = json.loads(said.stdout)
+    assert found["parameters"] > 7 * RESIDENT_SHARD
+    assert found["loaded"] < found["parameters"] + 2.5 * RESIDENT_SHARD  # a file, all of it mapped, and two tensors
+    assert found["control"] > found["parameters"] + 4 * RESIDENT_SHARD
+
+
 def flax_tree(found: dict) -> dict:
     """A T5's tensors as transformers' Flax models named and stored them."""
     flat = {}
@@ -253,6 +298,20 @@ def test_a_truncated_file(folder, end):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(CheckpointError, match=r"model\.safetensors \(\d+ bytes\) is no file of weights, or damaged: "):
+        jaxspec.load(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [0, 7, 500, -1])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_truncated_pytorch_bin(t5_folder, end, zipped):
+    torch = pytest.importorskip("torch")
+    folder, _ = t5_folder
+    state = {name: torch.tensor(x) for name, x in replace_weights(folder).items()}
+    path = folder / "pytorch_model.bin"
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin \(\d+ bytes\) is no file of weights, or damaged: "):
         jaxspec.load(folder)
 
 

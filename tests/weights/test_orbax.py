@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+import weakref
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from jaxspec.drafters.ngram import count
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import int8, orbax
+from jaxspec.weights import int8, orbax, orbax_arrays
 from jaxspec.weights.orbax import CheckpointError, read_manifest, restore, save
 
 T5 = T5Config(48, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1, max_positions=9)
@@ -131,6 +132,32 @@ def test_restored_as_int8(stored, tokenizer, tmp_path):
     manifest = save(tmp_path / "twice", once, T5, tokenizer, dtype="int8", **options)
     assert equal(restore(tmp_path / "twice", dtype="int8")[0], once)
     assert manifest.parameters == int8.count(once) == sum(x.size for x in jax.tree.leaves(wide))
+
+
+@pytest.mark.parametrize("dtype", orbax.DTYPES)
+def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
+    """Arrays are made for writing, and let go of, a few at a time; in parts or not, the same bits are read."""
+    alive, most, total = {}, 0, 0
+    intact = orbax_arrays._global
+
+    def watched(x):
+        nonlocal most, total
+        alive[id(x)] = x.nbytes
+        weakref.finalize(x, alive.pop, id(x))
+        most, total = max(most, sum(alive.values())), total + x.nbytes
+        return intact(x)
+
+    options = {"name": "tiny", "family": "t5", "about": {}, "dtype": dtype}
+    save(tmp_path / "whole", params_of("t5"), T5, tokenizer, **options)
+    whole = restore(tmp_path / "whole")[0]
+    monkeypatch.setattr(orbax_arrays, "BATCH_BYTES", 600)
+    monkeypatch.setattr(orbax_arrays, "_global", watched)
+    save(tmp_path / "parts", params_of("t5"), T5, tokenizer, **options)
+    largest = 48 * 16 * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    assert most <= 2 * max(600, largest) < total / 2
+    assert equal(restore(tmp_path / "parts")[0], whole)
+    monkeypatch.undo()
+    assert equal(restore(tmp_path / "parts")[0], whole)
 
 
 def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):

@@ -1,0 +1,111 @@
+"""Arrays into and out of Orbax's files, a few at a time, so that the host never holds a model besides the devices.
+
+Orbax on its own copies a tree to the host before it writes any of it, and reads all of it before it gives any back.
+Here a leaf is made, copied and written when its turn comes, each process writing what lies on its own devices; and what
+was read is placed before the next is read. The files are those of a tree of NumPy arrays: they say nothing of devices,
+and plain Orbax reads them on any, without a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxspec import sharding
+from jaxspec.base import Params
+
+BATCH_BYTES = 2**26  # what the host has at a time, where one array is not more
+
+
+class Later:
+    """A leaf that is made when it is written, perhaps twice.
+
+    Attributes:
+        shape, dtype: of it.
+        make: gives it, on whatever devices.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, make: Callable[[], jax.Array]):
+        self.shape, self.dtype, self.make = shape, np.dtype(dtype), make
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write(folder: Path, tree: Params) -> None:
+    """Writes a tree whose leaves are `Later`; under `jax.distributed` all processes call it, with the same folder."""
+    import orbax.checkpoint as ocp  # here and below: slow to import, and needed only where files are touched
+    from orbax.checkpoint import type_handlers
+
+    class Handler(type_handlers.ArrayHandler):
+        def typestr(self) -> str:
+            return "np.ndarray"
+
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
+            for batch in batches([x.nbytes for x in values]):
+                arrays = [_global(values[i].make()) for i in batch]
+                chosen = [[found[i] for i in batch] for found in (infos, args)]
+                for written in await super().serialize(arrays, *chosen):
+                    written.result()
+            return []
+
+    handler = Handler(use_replica_parallel=False, enable_write_sharding_file=False)
+    registry = type_handlers.create_type_handler_registry((Later, handler))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
+        checkpointer.save(folder, ocp.args.PyTreeSave(tree))
+
+
+def read(folder: Path, check: Callable[[Params], None], place: Callable[[tuple[Any, ...], np.ndarray], Any]) -> Params:
+    """Reads a tree.
+
+    Args:
+        folder: what `write` wrote.
+        check: called with the tree, whose leaves have only a shape and a dtype yet.
+        place: makes of each leaf, and its path as `jax.tree_util` has it, what is to be in its place.
+    """
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(folder).item_metadata.tree
+        check(tree)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        made: list[Any] = [None] * len(leaves)
+        for batch in batches([math.prod(x.shape) * np.dtype(x.dtype).itemsize for _, x in leaves]):
+            wanted = [x if i in batch else ocp.PLACEHOLDER for i, (_, x) in enumerate(leaves)]
+            item = jax.tree.unflatten(structure, wanted)
+            found = jax.tree.leaves(
+                checkpointer.restore(folder, ocp.args.PyTreeRestore(item=item, restore_args=arguments))
+            )
+            for i in batch:
+                made[i], found[i] = place(leaves[i][0], found[i]), None
+    return jax.tree.unflatten(structure, made)
+
+
+def batches(sizes: Iterable[int]) -> Iterator[range]:
+    """Which arrays are on their way together, by their sizes in bytes: as many as `BATCH_BYTES` allows, at least one.
+
+    >>> [list(batch) for batch in batches([2**25, 2**25, 1, 2**27, 1])]
+    [[0, 1], [2], [3], [4]]
+    """
+    start, total, end = 0, 0, 0
+    for end, size in enumerate(sizes):
+        if end > start and total + size > BATCH_BYTES:
+            yield range(start, end)
+            start, total = end, 0
+        total += size
+    yield range(start, end + 1)
+
+
+def _global(x: jax.Array) -> jax.Array:
+    """An array that all processes know of, as Orbax wants it; what each has of its own must be the same in all."""
+    if jax.process_count() > 1 and x.is_fully_addressable:
+        return sharding.put(x, NamedSharding(sharding.mesh(f"data={jax.device_count()}"), PartitionSpec()))
+    return x
