@@ -171,8 +171,8 @@ def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prom
     if "+" in name:
         last = name.rpartition("+")[2]
         return cost_of(named.drafter(last, dtype), last, dtype, target, prompt, **options)
-    if name.startswith("argmax:"):
-        drafter = named.drafter(name.removeprefix("argmax:"), dtype)
+    if name.startswith(("argmax:", "abstaining")):  # the model inside
+        drafter = named.drafter(name.rpartition(":")[2], dtype)
     if not isinstance(drafter, Model):
         return 0.0
     return cost.measure(target, drafter, prompt, gamma=1, **options).c

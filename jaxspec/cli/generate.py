@@ -28,8 +28,8 @@ def generate(
     draft: Annotated[
         str | None,
         typer.Option(
-            help="Who guesses: a model, lookup, online_ngram, retrieval:DIR, argmax:MODEL, lookup+MODEL, or none. By "
-            "default the small sibling of a shipped target."
+            help="Who guesses: a model, lookup, online_ngram, retrieval:DIR, argmax:MODEL, "
+            "abstaining:TABLES, lookup+MODEL, or none. By default the small sibling of a shipped target."
         ),
     ] = None,
     gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round; with a --policy, at most.")] = 3,

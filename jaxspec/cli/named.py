@@ -15,7 +15,8 @@ POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
 
-    "lookup", "online_ngram", "retrieval:FOLDER" (of a datastore), "argmax:NAME" (a model's best guess, with certainty).
+    "lookup", "online_ngram", "retrieval:FOLDER" (of a datastore), "argmax:NAME" (a model's best guess, with certainty),
+    "abstaining:NAME" or "abstaining=1:NAME" (n-gram tables, where the longest context, or one of 1 token, was counted).
 
     Args:
         name: as above.
@@ -29,7 +30,12 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     if colon and kind == "retrieval":
         return drafters.retrieval(rest)
     if colon and kind == "argmax":
-        return drafters.argmax(model.load(rest, dtype=dtype, mesh=mesh))
+        return drafters.argmax(drafter(rest, dtype, mesh))
+    option, _, least = kind.partition("=")
+    if colon and option == "abstaining":
+        if least and not least.isdecimal():
+            raise ValueError(f"the drafter is {name!r}: expected abstaining:NAME or abstaining=NUMBER:NAME")
+        return drafters.abstaining(model.load(rest, dtype=dtype, mesh=mesh), int(least) if least else None)
     if name in ("lookup", "online_ngram"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)

@@ -1,5 +1,6 @@
 """Drafters, one per file."""
 
+from jaxspec.drafters.abstaining import abstaining
 from jaxspec.drafters.argmax import argmax
 from jaxspec.drafters.first_of import first_of
 from jaxspec.drafters.lookup import lookup
@@ -10,6 +11,7 @@ from jaxspec.drafters.random import random
 from jaxspec.drafters.retrieval import retrieval
 
 __all__ = [
+    "abstaining",
     "argmax",
     "bigram",
     "first_of",

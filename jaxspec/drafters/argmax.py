@@ -8,16 +8,22 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from jaxspec import noise
-from jaxspec.base import Budget, Draft, Drafter, Keys, LanguageModel, Law, Model, Params, Prompt, ToLaw
-from jaxspec.drafters.model import model as sampling
+from jaxspec.base import Budget, Draft, Drafter, Keys, Law, Model, Params, Prompt, ToLaw
+from jaxspec.drafters.common import as_drafter
 
 
-def argmax(model: Model) -> Drafter:
+def argmax(model: Model | Drafter) -> Drafter:
     """Proposes a model's most probable continuation, one token at a time, with certainty.
 
     At temperature 0 that is what `drafters.model` does. At others a guess x is kept with probability p(x), less often
     than a sample of a good q (sum of min(p, q)), and the rule reads no law of the size of the vocabulary: worth trying
     where a drafter is sure and its probabilities are not.
+
+    Args:
+        model: a model, or a drafter that samples from one (`drafters.abstaining`).
+
+    Raises:
+        ValueError: a drafter that has no laws: its guesses are point masses already.
 
     Example:
         >>> import jax, jaxspec
@@ -30,12 +36,15 @@ def argmax(model: Model) -> Drafter:
         >>> jaxspec.generate(target, prompt, drafter=drafter, **options).lengths.tolist()
         [5]
     """
-    return _argmax(model.lm)._replace(params=model.params, models=(model,))
+    drafter = as_drafter(model)
+    if drafter.lm is None:
+        raise ValueError("argmax got a drafter without a model: expected a model, or a drafter that samples from one")
+    bare = _argmax(drafter._replace(params=None, models=()))
+    return bare._replace(params=drafter.params, models=drafter.models)
 
 
 @functools.cache
-def _argmax(lm: LanguageModel) -> Drafter:
-    drafter = sampling(lm)
+def _argmax(drafter: Drafter) -> Drafter:
 
     def propose(
         keys: Keys,

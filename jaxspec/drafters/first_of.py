@@ -9,15 +9,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
-from jaxspec.drafters.model import model
+from jaxspec.drafters.common import as_drafter
 
 
 def first_of(*drafters: Drafter | Model) -> Drafter:
     """The draft of the first drafter that proposes something; rows choose by themselves.
 
-    Put those that cost nothing and know when they know nothing in front: `first_of(lookup(), trigram, small_model)`. A
-    drafter that is not needed by any row does not run; a model then reads what it has missed when its turn comes.
-    Which drafter a row takes depends on what is committed, not on what was drawn, so the text stays exact.
+    Put those that cost nothing and know when they know nothing in front: `first_of(lookup(), abstaining(trigram),
+    small_model)`. A drafter that is not needed by any row makes no guess and searches nothing; a model then reads what
+    it has missed when its turn comes. Which drafter a row takes depends on what is committed, not on what was drawn, so
+    the text stays exact.
 
     Args:
         drafters: at least one; a Model drafts as in `jaxspec.generate`.
@@ -37,12 +38,12 @@ def first_of(*drafters: Drafter | Model) -> Drafter:
     """
     if not drafters:
         raise ValueError("first_of needs at least one drafter")
-    made = [model(d.lm)._replace(params=d.params, models=(d,)) if isinstance(d, Model) else d for d in drafters]
+    made = [as_drafter(drafter) for drafter in drafters]
     for index, drafter in enumerate(made[:-1]):
         if not drafter.abstains:
             raise ValueError(
                 f"drafter {index} of {len(made)} always has a guess, so those behind it would never be asked: put it "
-                "last"
+                "last (or drafters.abstaining around it, if it is n-gram tables)"
             )
     bare = _first_of(tuple(drafter._replace(params=None, models=()) for drafter in made))
     models = tuple(found for drafter in made for found in drafter.models)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.drafters.common import searched
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
@@ -59,16 +60,19 @@ def lookup(longest: int = 3, shortest: int = 1) -> Drafter:
         to_law: ToLaw,
         budget: Budget | None = None,
     ) -> tuple[Draft, Prompt]:
-        del keys, params, to_law, budget  # guesses are free
-        text = _text(state, context)
+        del keys, params, to_law
+        return searched(lambda: search(state, context, gamma), context, gamma, budget), state
+
+    def search(prompt: Prompt, context: Prompt, gamma: int) -> Draft:
+        text = _text(prompt, context)
         match = _match_lengths(text, context, longest)  # B N
         past = jnp.arange(text.shape[1], dtype=match.dtype)[None, :]
         followed = jnp.concatenate([text[:, 1:] >= 0, jnp.zeros_like(text[:, :1], bool)], axis=1)
         score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + past, -1)
         best = jnp.argmax(score, axis=-1).astype(context.length.dtype)
 
-        row_start = state.tokens.shape[1] + 1
-        end = jnp.where(best < row_start, state.length, row_start + context.length)
+        row_start = prompt.tokens.shape[1] + 1
+        end = jnp.where(best < row_start, prompt.length, row_start + context.length)
         available = jnp.maximum(end - (best + 1), 1)
         step = jnp.arange(gamma, dtype=best.dtype)[None, :]
         # In the row the continuation reaches the present, and a loop goes on; the prompt just ends.
@@ -76,7 +80,7 @@ def lookup(longest: int = 3, shortest: int = 1) -> Drafter:
         tokens = jnp.take_along_axis(text, source, axis=1)
         length = jnp.where(best < row_start, jnp.minimum(available, gamma), gamma)
         found = jnp.max(score, axis=-1) >= 0
-        return Draft(jnp.maximum(tokens, 0), None, jnp.where(found, length, 0).astype(context.length.dtype)), state
+        return Draft(jnp.maximum(tokens, 0), None, jnp.where(found, length, 0).astype(context.length.dtype))
 
     def commit(params: Params, state: Prompt, context: Prompt, verdict: Verdict, forward: Forward) -> Prompt:
         del params, context, verdict, forward

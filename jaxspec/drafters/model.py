@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -53,7 +54,10 @@ class Guesses(NamedTuple):
     fed: Int[Array, ""]
 
 
-def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
+Knows = Callable[[Forward], Bool[Array, "B T"]]  # whether a guess may follow each position
+
+
+def model(lm: LanguageModel, coupled: bool = False, knows: Knows | None = None) -> Drafter:
     """Drafts gamma tokens from `lm`, in one loop, sampling from its own law (the argmax if that is greedy).
 
     Its law is warped as the target's, each guess behind those before it, or by `Request.draft_controls` of its own.
@@ -74,12 +78,14 @@ def model(lm: LanguageModel, coupled: bool = False) -> Drafter:
     Args:
         lm: the model that drafts.
         coupled: whether guesses are drawn with plain sampling's noise.
+        knows: of a pass of the model, where it has something to say: a row's draft ends where it has not. By default it
+            has everywhere. It must not depend on what is drawn next, or the text is biased.
     """
-    return _model(lm, coupled)
+    return _model(lm, coupled, knows)
 
 
 @functools.cache
-def _model(lm: LanguageModel, coupled: bool) -> Drafter:
+def _model(lm: LanguageModel, coupled: bool, knows: Knows | None) -> Drafter:
     def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Memory:
         del forward
         _, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + room)
@@ -96,18 +102,25 @@ def _model(lm: LanguageModel, coupled: bool) -> Drafter:
     ) -> tuple[Draft, Memory]:
         fresh = noise.at(keys, context.length, noise.Purpose.DRAFT)
         limit = jnp.full_like(context.length, gamma) if budget is None else budget.limit
+        always = budget is None and knows is None  # every row makes gamma guesses, in every round
 
-        def begin(state: Memory) -> tuple[Float[Array, "B 1 V"], Cache]:
-            cache = state.cache if budget is None else _catch_up(lm, params, state, context, limit > 0, gamma + 1)
+        def begin(state: Memory) -> tuple[Float[Array, "B 1 V"], Bool[Array, " B"], Cache]:
+            cache = state.cache if always else _catch_up(lm, params, state, context, limit > 0, gamma + 1)
             last_two = buffers.window(context.tokens, context.length - 2, 2)
             forward, cache = lm.extend(params, lm.rewind(cache, context.length - 2), _known(lm, last_two))
             if lm.head is None:
-                return forward.logits[:, -1:], cache
-            return lm.head(params, forward.features[:, -1:]), cache  # the first one's logits are never computed
+                return forward.logits[:, -1:], known_at(forward), cache
+            logits = lm.head(params, forward.features[:, -1:])  # the first one's logits are never computed
+            return logits, known_at(forward), cache
 
-        def draw(i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], guesses: Guesses) -> Guesses:
+        def known_at(forward: Forward) -> Bool[Array, " B"]:
+            return jnp.ones(limit.shape, bool) if knows is None else knows(forward)[:, -1]
+
+        def draw(
+            i: int | Int[Array, ""], logits: Float[Array, "B 1 V"], known: Bool[Array, " B"], guesses: Guesses
+        ) -> Guesses:
             law = to_law(logits, guesses.tokens, (jnp.arange(gamma, dtype=jnp.int32) < i)[None, :])
-            going, signals = jnp.logical_and(guesses.going, i < limit), guesses.signals
+            going, signals = jnp.logical_and(jnp.logical_and(guesses.going, i < limit), known), guesses.signals
             if coupled and law.log_probs is not None:
                 at = noise.at(keys, context.length + jnp.asarray(i, context.length.dtype), noise.Purpose.TOKEN)
                 gumbel = noise.gumbel(at, law.log_probs.shape[-1])
@@ -131,20 +144,23 @@ def _model(lm: LanguageModel, coupled: bool) -> Drafter:
         def next_guess(i: Int[Array, ""], guesses: Guesses) -> Guesses:
             last = jax.lax.dynamic_slice_in_dim(guesses.tokens, i, 1, axis=1)
             forward, cache = lm.extend(params, guesses.cache, _known(lm, last))
-            return draw(i + 1, forward.logits, guesses._replace(cache=cache, fed=i + 1))
+            return draw(i + 1, forward.logits, known_at(forward), guesses._replace(cache=cache, fed=i + 1))
 
         if budget is None:
-            logits, cache = begin(state)
+            logits, known, cache = begin(state)
         else:
             nothing = jnp.zeros((context.length.shape[0], 1, lm.vocab_size), jnp.float32)
-            logits, cache = jax.lax.cond(jnp.any(limit > 0), begin, lambda state: (nothing, state.cache), state)
-        guesses = draw(0, logits, _none_yet(cache, context, gamma, to_law, logits, budget, coupled))
+            logits, known, cache = jax.lax.cond(
+                jnp.any(limit > 0), begin, lambda state: (nothing, limit < 0, state.cache), state
+            )
+        guesses = draw(0, logits, known, _none_yet(cache, context, gamma, to_law, logits, budget, coupled))
 
         def unfinished(i: Int[Array, ""], guesses: Guesses) -> Bool[Array, ""]:
             return jnp.any(jnp.logical_and(guesses.going, i + 1 < limit))
 
-        guesses = loops.up_to(gamma - 1, next_guess, guesses, None if budget is None else unfinished)
-        seen = jnp.where(limit > 0, context.length + guesses.fed, state.seen)
+        guesses = loops.up_to(gamma - 1, next_guess, guesses, None if always else unfinished)
+        # What was fed for a row behind its last guess is garbage.
+        seen = jnp.where(limit > 0, context.length + jnp.minimum(guesses.fed, guesses.length), state.seen)
         draft = Draft(guesses.tokens, guesses.log_probs, guesses.length, guesses.signals, guesses.gumbel)
         return draft, Memory(guesses.cache, seen)
 
@@ -153,7 +169,7 @@ def _model(lm: LanguageModel, coupled: bool) -> Drafter:
         # Of n kept guesses the cache holds at least n - 1, and the token behind them came from the target.
         return state._replace(seen=jnp.minimum(state.seen, context.length - 2))
 
-    return Drafter(init, propose, commit, lm)
+    return Drafter(init, propose, commit, lm, abstains=knows is not None)
 
 
 def sample(

@@ -13,9 +13,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.drafters.common import searched
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
@@ -90,11 +91,13 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         to_law: ToLaw,
         budget: Budget | None = None,
     ) -> tuple[Draft, Entries]:
-        del keys, params, to_law, budget  # guesses are free
+        del keys, params, to_law
+        return searched(lambda: search(state, context, gamma), context, gamma, budget), state
 
+    def search(entries: Entries, context: Prompt, gamma: int) -> Draft:
         def guess(carry, _):
             last, goes_on = carry
-            known, tokens = _look_up(state, _contexts(last[:, None, :], sizes))
+            known, tokens = _look_up(entries, _contexts(last[:, None, :], sizes))
             goes_on = jnp.logical_and(goes_on, jnp.any(known, axis=1))
             token = jnp.where(goes_on, _vote(known, tokens, jnp.array(weight, jnp.int32)), 0)
             return (jnp.concatenate([last[:, 1:], token[:, None]], axis=1), goes_on), (token, goes_on)
@@ -103,7 +106,7 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         start = last, jnp.ones(last.shape[:1], bool)
         _, (tokens, goes_on) = jax.lax.scan(guess, start, None, length=gamma)
         length = jnp.sum(goes_on, axis=0, dtype=context.length.dtype)
-        return Draft(tokens.T, None, length), state
+        return Draft(tokens.T, None, length)
 
     def commit(params: Params, state: Entries, context: Prompt, verdict: Verdict, forward: Forward) -> Entries:
         del params
@@ -111,9 +114,16 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         # Where the round began. Not so in a row that has ended, which may have kept fewer; but it drafts no more.
         at = context.length[:, None] - 2 - verdict.num_accepted[:, None] + step
         verified = step <= verdict.num_accepted[:, None]
-        kept = min(top, forward.logits.shape[-1])
-        best = jax.lax.top_k(forward.logits, kept)[1].astype(jnp.int32)
-        best = jnp.pad(best, ((0, 0), (0, 0), (0, top - kept)), constant_values=NO_TOKEN)
+        kept, width = min(top, forward.logits.shape[-1]), forward.logits.shape[1]
+
+        def ranked(logits: Float[Array, "B T V"]) -> Int[Array, "B G+1 K"]:
+            best = jax.lax.top_k(logits, kept)[1].astype(jnp.int32)
+            unread = (0, width - logits.shape[1])
+            return jnp.pad(best, ((0, 0), unread, (0, top - kept)), constant_values=NO_TOKEN)
+
+        # Where no guess was kept in any row there is one position to read, and ranking is what costs.
+        some = jnp.any(verdict.num_accepted > 0)
+        best = jax.lax.cond(some, ranked, lambda logits: ranked(logits[:, :1]), forward.logits)
         contexts = _contexts(_behind(context, at, n - 1), sizes)
         return _enter(state, contexts, best, verified)
 
@@ -164,19 +174,21 @@ def _enter(
     wanted: Bool[Array, "B T"],
 ) -> Entries:
     """Puts what follows each wanted position into the tables; of two positions with one slot the later one stays."""
-    slots = entries.shape[2]
+    nowhere = entries.shape[2]
     real = jnp.logical_and(wanted[:, None, :], contexts[..., -1] >= 0)
-    slot = jnp.where(real, _slot(contexts, slots), slots)
-    turn = jnp.broadcast_to(jnp.arange(slot.shape[2], dtype=jnp.int32), slot.shape)
+    slot = jnp.where(real, _slot(contexts, nowhere), nowhere)
     new = jnp.broadcast_to(best[:, None], (*slot.shape, best.shape[-1]))
     new = jnp.concatenate([contexts, new], axis=-1)
 
-    def one(table, slot, turn, new):
-        # A scatter that meets a slot twice may leave either: the highest turn is the same in any order.
-        latest = jnp.full((slots + 1,), -1, jnp.int32).at[slot].max(turn)
-        return table.at[jnp.where(latest[slot] == turn, slot, slots)].set(new, mode="drop")
+    def one(table, slot, new):
+        # A scatter that meets a slot twice may leave either entry, so it meets each once: positions with one slot are
+        # neighbours here, in order, and the last of them goes in.
+        order = jnp.argsort(slot, stable=True)
+        slot, new = slot[order], new[order]
+        again = jnp.append(slot[:-1] == slot[1:], False)
+        return table.at[jnp.where(again, nowhere, slot)].set(new, mode="drop")
 
-    return jax.vmap(jax.vmap(one))(entries, slot, turn, new)
+    return jax.vmap(jax.vmap(one))(entries, slot, new)
 
 
 def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:

@@ -16,8 +16,10 @@ from jaxtyping import Array, Bool, Int
 from jaxspec import datastore
 from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
 from jaxspec.datastore import Datastore, DatastoreError
+from jaxspec.drafters.common import searched
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
+LONGEST = 31  # tokens of a match: a comparison has a bit for each
 
 
 class Store(NamedTuple):
@@ -46,12 +48,12 @@ def retrieval(
     Args:
         store: what `datastore.load` gives, or the folder.
         target: if given, the datastore must have been built with its vocabulary.
-        longest, shortest: tokens to match, at most and at least. 1 guesses most often, more guesses better.
+        longest, shortest: tokens to match, at most (31) and at least. 1 guesses most often, more guesses better.
         candidates: most occurrences that vote.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest, no candidates, or a datastore that is damaged or the target's tokens
-            are not those it was built with.
+        ValueError: not 1 <= shortest <= longest <= 31, no candidates, or a datastore that is damaged or the target's
+            tokens are not those it was built with.
 
     Example:
         >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
@@ -62,6 +64,8 @@ def retrieval(
     """
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
+    if longest > LONGEST:
+        raise ValueError(f"longest is {longest}: expected at most {LONGEST}")
     if candidates < 1:
         raise ValueError(f"candidates is {candidates}: expected at least 1")
     if not isinstance(store, Datastore):
@@ -97,9 +101,12 @@ def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
         to_law: ToLaw,
         budget: Budget | None = None,
     ) -> tuple[Draft, tuple[()]]:
-        del keys, to_law, budget  # guesses are free
+        del keys, to_law
+        return searched(lambda: search(params, context, gamma), context, gamma, budget), state
+
+    def search(store: Store, context: Prompt, gamma: int) -> Draft:
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
-        low, high = _ranges(params, _wanted(context, sizes, longest), sizes)
+        low, high = _ranges(store, _wanted(context, sizes, longest), sizes)
         best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs
         low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))
         voter = jnp.arange(candidates, dtype=jnp.int32)[None, :]
@@ -107,10 +114,10 @@ def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
         # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
         each, left = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
         chosen = low + voter * each + voter * left // jnp.maximum(count, 1)
-        found = params.suffixes[jnp.minimum(chosen, params.suffixes.shape[0] - 1)] + sizes[best]
-        follow = _read(params, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
+        found = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
+        follow = _read(store, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
         tokens, length = _vote(follow, voter < count)
-        return Draft(tokens, None, length.astype(context.length.dtype)), state
+        return Draft(tokens, None, length.astype(context.length.dtype))
 
     def commit(params: Params, state: tuple[()], context: Prompt, verdict: Verdict, forward: Forward) -> tuple[()]:
         del params, context, verdict, forward
@@ -146,19 +153,17 @@ def _ranges(
     """
     count = store.suffixes.shape[0]
     step = jnp.arange(wanted.shape[-1], dtype=jnp.int32)
-    inside = (step[None, :] < sizes[:, None])[None, None]
-    above = jnp.array([False, True])[:, None, None]
+    # The sign of the first difference outweighs those of all behind it: a comparison in one sum.
+    weight = jnp.where(step[None, :] < sizes[:, None], 1 << step[::-1][None, :], 0)[None, None]
+    least = jnp.array([0, 1], jnp.int32)[:, None, None]
 
     def halve(_, bounds):
         low, high = bounds
         middle = (low + high) // 2
         suffix = store.suffixes[jnp.minimum(middle, count - 1)]
-        there = jnp.where(inside, _read(store, suffix[..., None] + step[None, None, None, :]), 0)
-        differs = there != wanted[None]
-        first = jnp.argmax(differs, axis=-1, keepdims=True)
-        less = jnp.take_along_axis(there - wanted[None], first, axis=-1)[..., 0] < 0
-        right = jnp.logical_or(less, jnp.logical_and(above, jnp.logical_not(jnp.any(differs, axis=-1))))
-        right = jnp.logical_and(right, low < high)
+        there = _read(store, suffix[..., None] + step[None, None, None, :])
+        order = jnp.sum(jnp.sign(there - wanted[None]) * weight, axis=-1)
+        right = jnp.logical_and(order < least, low < high)
         return jnp.where(right, middle + 1, low), jnp.where(right, high, jnp.minimum(middle, high))
 
     zero = jnp.zeros((2, *wanted.shape[:2]), jnp.int32)

@@ -75,6 +75,8 @@ class Rows(NamedTuple):
 def language_model(config: NGramConfig) -> LanguageModel:
     """The tables as a language model of their followers; every other token has probability 0.
 
+    Its features are the number of tokens of the context that spoke, 0 where none was known.
+
     >>> from jaxspec.drafters.ngram import count
     >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
     >>> forward, _ = language_model(config).prefill(tables, Prompt(jnp.array([[1, 2]]), jnp.array([2])), 4)
@@ -104,9 +106,9 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         step = jnp.asarray(tokens.shape[1], cache.length.dtype)
         rows = buffers.append(cache.tokens, cache.length, tokens)
         at = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=cache.length.dtype)[None, :]
-        logits = _next(params, config.vocab_size, _contexts(rows, at, len(config.contexts)), tokens.shape)
+        logits, depth = _next(params, config.vocab_size, _contexts(rows, at, len(config.contexts)), tokens.shape)
         grown = Rows(rows, cache.length + step)
-        return Forward(logits, jnp.zeros((*logits.shape[:2], 0), jnp.float32)), grown
+        return Forward(logits, depth[..., None].astype(jnp.float32)), grown
 
     def rewind(cache: Rows, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None) -> Rows:
         del path
@@ -139,21 +141,23 @@ def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T"], depth: int) -> lis
 
 def _next(
     tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
-) -> Float[Array, "B T V"]:
-    """Log probabilities behind the longest context that the tables hold."""
+) -> tuple[Float[Array, "B T V"], Int[Array, "B T"]]:
+    """Log probabilities behind the longest context that the tables hold, and how many tokens that one has."""
     empty, *levels = tables.levels
-    node, known = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
+    node, known, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
     follower, times = (jnp.broadcast_to(x[0], (*shape, x.shape[1])) for x in (empty.follower, empty.times))
     for level, token in zip(levels, context, strict=True):
         node, found = _child(level, node, token, vocab)
         known = jnp.logical_and(known, found)
+        depth = depth + known.astype(jnp.int32)
         follower = jnp.where(known[..., None], level.follower[node], follower)
         times = jnp.where(known[..., None], level.times[node], times)
     weight = times.astype(jnp.float32)
     log_probs = jnp.log(weight) - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
     nothing = jnp.full((shape[0] * shape[1], vocab), -jnp.inf)
     flat = [x.reshape(-1, x.shape[-1]) for x in (follower, log_probs)]
-    return jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat).reshape(*shape, vocab)
+    rows = jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat)
+    return rows.reshape(*shape, vocab), depth
 
 
 def _child(

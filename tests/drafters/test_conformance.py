@@ -1,4 +1,4 @@
-"""Every drafter that needs no network goes through the same properties, with the rejection rule.
+"""Every drafter goes through the same properties, with every draft-length policy and the rejection rule.
 
 tests/accept/test_conformance.py has the rules. Programs are what costs time: traced values make the cases of one.
 """
@@ -11,6 +11,7 @@ import pytest
 import jaxspec
 from jaxspec import datastore, drafters, policies
 from jaxspec.base import Prompt, Weights
+from jaxspec.drafters.common import as_drafter
 from jaxspec.testing import certify, decoder_law, plain_law, table_model, total_variation
 from jaxspec.warp import Controls, sampling
 
@@ -18,17 +19,38 @@ EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
 TEXTS = [[0, 1, 1, 2, 0, 1, 2, 2, 1, 0], [2, 2, 0]]
 TABLES = drafters.bigram(TEXTS, TARGET, followers=2)
+TRIGRAM = drafters.ngram([[0, 1, 1, 2, 0, 1], [2, 2, 0]], TARGET, order=3)  # lacks the pairs 0 0, 0 2, 1 0 and 2 1
 STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
+MODEL = table_model(jax.random.key(2), 3, sharpness=1.5)
 DRAFTERS = {
-    "n-gram samples": drafters.model(TABLES.lm)._replace(params=TABLES.params),
+    "a model": as_drafter(MODEL),
+    "its argmax": drafters.argmax(MODEL),
+    "unigram": as_drafter(drafters.unigram(TEXTS, TARGET)),
+    "n-gram samples": as_drafter(TABLES),
     "n-gram argmax": drafters.argmax(TABLES),
+    "abstaining samples": drafters.abstaining(TRIGRAM),
+    "abstaining argmax": drafters.argmax(drafters.abstaining(TRIGRAM)),
     "random": drafters.random(),
     "lookup": drafters.lookup(2),
     "retrieval": drafters.retrieval(STORE, longest=3, shortest=2),
     "online_ngram": drafters.online_ngram(3, top=2, slots=7),
+    "first_of": drafters.first_of(drafters.lookup(2, 2), drafters.abstaining(TRIGRAM), MODEL),
 }
-EVERY = pytest.mark.parametrize("name", DRAFTERS)
-ABSTAINING = ("lookup", "retrieval", "online_ngram")
+ABSTAINING = {name for name, drafter in DRAFTERS.items() if drafter.abstains}
+POLICIES = {
+    "fixed": policies.fixed(1),
+    "heuristic": policies.heuristic(start=1, grow=1),
+    "confidence": policies.confidence(0.45),
+    "entropy": policies.entropy(1, 2, 0.5),
+    "estimated": policies.estimated(0.1, 0.1, pause=1),
+}
+SELDOM = ("a model", "its argmax", "unigram")  # others stand for these
+QUICK = {("a model", name) for name in POLICIES} | {("lookup", "estimated"), ("first_of", "estimated")}
+
+
+def _slow(really):
+    return pytest.mark.slow if really else ()
+
 
 PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 CASES = {
@@ -40,31 +62,32 @@ EVERYTHING = sampling(3, True)
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
-@EVERY
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_slow(name in SELDOM)) for name in DRAFTERS])
 def test_the_law_of_the_text_is_the_targets(name):
-    drafter = DRAFTERS[name]
-    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
     off = {
-        case: certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=controls, prompt=PROMPT, steps=4)
+        case: certify(TARGET, drafter=DRAFTERS[name], gamma=2, warp=EVERYTHING, controls=controls, prompt=PROMPT)
         for case, controls in CASES.items()
     }
     assert max(off.values()) < EXACT, off
 
 
-def test_a_policy_may_read_the_law_behind_a_certain_guess():
-    """`argmax` guesses with certainty, and says what its tables thought of the guess."""
-    drafter = DRAFTERS["n-gram argmax"]
-    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
-    for threshold in (0.0, 0.7):
-        policy = policies.confidence(threshold)
-        off = certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, policy=policy, steps=3)
-        assert off < EXACT
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [pytest.param(name, policy, marks=_slow((name, policy) not in QUICK)) for name in DRAFTERS for policy in POLICIES],
+)
+def test_so_it_is_with_every_policy(name, policy):
+    """Nothing that a policy remembers is taken for granted: every path is followed by itself."""
+    given = dict(warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, policy=POLICIES[policy], steps=3)
+    assert certify(TARGET, drafter=DRAFTERS[name], gamma=2, **given) < EXACT
 
 
-def test_one_after_the_other():
-    drafter = drafters.first_of(*(DRAFTERS[name] for name in ("retrieval", "online_ngram", "n-gram samples")))
-    given = dict(drafter=drafter._replace(params=None), draft_params=drafter.params)
-    assert certify(TARGET, **given, gamma=2, warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, steps=3) < EXACT
+@pytest.mark.parametrize(
+    "name", ["lookup", *(pytest.param(x, marks=_slow(True)) for x in ("retrieval", "online_ngram"))]
+)
+def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
+    target = table_model(jax.random.key(1), 3, order=1, encoder=True)
+    prompt = Prompt(jnp.array([[0, 1, 2, 1]]), jnp.array([4]))
+    assert certify(target, drafter=DRAFTERS[name], gamma=2, prompt=prompt, steps=3) < EXACT
 
 
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():
@@ -79,9 +102,13 @@ def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():
 BIG = table_model(jax.random.key(5), 6, sharpness=2.0)
 WRITTEN = [[1, 2, 3, 1, 2, 3, 4, 5], [4, 5, 0, 4, 5], [0, 0, 1, 2]]
 BIG_TABLES = drafters.ngram(WRITTEN, BIG, order=3)
-AMONG = DRAFTERS | {
+BIG_MODEL = table_model(jax.random.key(6), 6, sharpness=2.0)
+AMONG = {
+    **{name: DRAFTERS[name] for name in ("random", "lookup", "online_ngram")},
     "n-gram samples": BIG_TABLES,
     "n-gram argmax": drafters.argmax(BIG_TABLES),
+    "abstaining samples": drafters.abstaining(BIG_TABLES),
+    "first_of": drafters.first_of(drafters.lookup(3, 3), drafters.abstaining(BIG_TABLES), BIG_MODEL),
     "retrieval": drafters.retrieval(datastore.build([[*row, *row] for row in WRITTEN], vocab_size=6)),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
@@ -93,7 +120,7 @@ def greedy():
     return jaxspec.generate(BIG, row, max_new_tokens=int(LIMITS[1])).tokens[0].tolist()
 
 
-@EVERY
+@pytest.mark.parametrize("name", AMONG)
 def test_rows_depend_on_no_other_row(name, greedy):
     """Ragged rows in two orders, one of them greedy and one that ends early; the first among copies of itself."""
     keys = jax.random.split(jax.random.key(7), 3)

@@ -37,7 +37,7 @@ def by_search(rows, row, gamma, longest, shortest):
     return guess
 
 
-@pytest.mark.parametrize(("longest", "shortest"), [(4, 1), (6, 3), (2, 2)])
+@pytest.mark.parametrize(("longest", "shortest"), [(4, 1), (6, 3), (2, 2), (31, 2)])
 def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
     drafter = drafters.retrieval(
         datastore.build(ROWS, vocab_size=VOCAB), longest=longest, shortest=shortest, candidates=200
@@ -100,6 +100,8 @@ def test_bad_arguments():
     store = datastore.build([[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"])))
     with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
         drafters.retrieval(store, longest=2, shortest=3)
+    with pytest.raises(ValueError, match="longest is 32: expected at most 31"):
+        drafters.retrieval(store, longest=32)
     with pytest.raises(ValueError, match="candidates is 0: expected at least 1"):
         drafters.retrieval(store, candidates=0)
     with pytest.raises(ValueError, match="no datastore at nowhere"):

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, drafters, policies
-from jaxspec.base import Draft, Policy, Prompt, Verdict
+from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
 from jaxspec.decode import loop
 from jaxspec.drafters import lookup
 from jaxspec.testing import certify, table_model, table_model_from
@@ -25,6 +25,7 @@ POLICIES = {
     "entropy": policies.entropy(1, 4, 0.5),
     "estimated": policies.estimated(0.1, 0.1, pause=2),
 }
+FEW = Prompt(jnp.array([[0]]), jnp.array([1]))  # a prompt, where nothing else matters
 THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 
 
@@ -45,17 +46,11 @@ def decode(policy, drafter=GOOD, prompt=PROMPT, gamma=4, **options):
 # --- exact
 
 
-@pytest.mark.parametrize("rule", [accept.rejection(), pytest.param(accept.block(), marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_law_of_the_text(name, rule):
-    """Nothing that a policy remembers is taken for granted: every path is followed by itself."""
-    assert certify(THREE, drafter=OTHER, accept=rule, gamma=2, policy=POLICIES[name], steps=4) < 1e-5
-
-
-def test_the_law_of_the_text_with_a_drafter_that_abstains():
-    prompt = Prompt(jnp.array([[1, 0, 1]]), jnp.array([3]))
-    off = certify(THREE, drafter=lookup(), gamma=2, policy=POLICIES["estimated"], steps=4, prompt=prompt)
-    assert off < 1e-5
+def test_the_law_of_the_text_with_another_rule(name):
+    """tests/drafters/test_conformance.py has the rejection rule, and every drafter."""
+    assert certify(THREE, drafter=OTHER, accept=accept.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
 
 
 def test_a_policy_that_leaves_out_guesses_for_their_own_value_is_caught():
@@ -149,14 +144,87 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too():
     assert out.stats.drafted.min() >= 8 and out.stats.accepted.tolist() == out.stats.drafted.tolist()
 
 
-def test_another_value_compiles_nothing():
-    decode(policies.estimated(0.1, 0.1))
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (policies.fixed(2), policies.fixed([0, 1, 3])),
+        (policies.heuristic(start=2), policies.heuristic([1, 2, 3], grow=1.5, shrink=[0, 1, 2])),
+        (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
+        (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
+        (policies.estimated(0.1, 0.1, pause=2), policies.estimated([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
+        (policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int))),
+    ],
+    ids=[*POLICIES, "oracle"],
+)
+def test_another_value_compiles_nothing(first, other):
+    one = decode(first)
     before = loop.run._cache_size()
-    decode(policies.estimated([0.0, 0.1, 0.2], 0.3, alpha=0.9))
+    two = decode(other)
     assert loop.run._cache_size() == before
+    assert one.tokens.tolist() == two.tokens.tolist()
+    assert one.trace.draft_length.tolist() != two.trace.draft_length.tolist()
 
 
 # --- what each decides
+
+
+def test_heuristic_grows_and_shrinks_within_its_bounds():
+    """Guesses of a round, kept ones, and the guesses of the next: gamma is 6, 2 are added or 1.4 taken away."""
+    policy = policies.heuristic(start=2, grow=2, shrink=1.4)
+    memory, limit = policy.init(policy.params, FEW), 2
+    rounds = [
+        (2, 2, 4),  # all kept: 2 + 2
+        (4, 3, 3),  # one was not: 2.6
+        (3, 0, 1),  # 1.2
+        (1, 0, 1),  # never below 1,
+        (1, 1, 3),  # from where it grows
+        (3, 3, 5),
+        (5, 5, 6),  # never above gamma,
+        (6, 5, 5),  # from where it shrinks: 4.6
+        (0, 0, 5),  # a round without a guess says nothing
+        (2, 2, 6),  # a draft that was cut short, or ended by itself, and was kept
+    ]
+    for guesses, kept, then in rounds:
+        assert guesses <= limit
+        draft = Draft(jnp.zeros((1, 6), jnp.int32), None, jnp.array([guesses]))
+        memory = policy.update(policy.params, memory, draft, Verdict(jnp.array([kept]), None), jnp.array([kept + 1]))
+        limit = int(policy.limit(policy.params, memory, 6)[0])
+        assert limit == then
+
+
+ENTROPIES = {  # of four tokens, in units of log 4
+    0.0: [0.0, 1.0, 0.0, 0.0],
+    0.5: [0.5, 0.0, 0.0, 0.5],
+    0.75: [0.25, 0.5, 0.25, 0.0],
+    1.0: [0.25, 0.25, 0.25, 0.25],
+}
+
+
+@pytest.mark.parametrize(
+    ("beta", "gamma", "rounds"),
+    [
+        (0.5, 20, [(0.5, 14), (None, None), (1.0, 8), (0.75, 7)]),  # h: 0.25, as it was, 0.625, 0.6875
+        (0.25, 20, [(1.0, 6), (0.0, 15), (0.0, 17)]),  # h: 0.75, 0.1875, 0.046875
+        (0.0, 20, [(0.0, 18), (1.0, 2), (0.5, 10)]),  # this round alone, from least to most
+        (0.0, 9, [(0.0, 9), (1.0, 2), (0.5, 9)]),  # gamma is the most in any case
+    ],
+)
+def test_entropy_sets_the_number_of_guesses(beta, gamma, rounds):
+    """2 + 16 (1 - h), where h is the smoothed entropy; the guesses of a draft that nothing else ends."""
+    policy = policies.entropy(least=2, most=18, beta=[beta])
+    memory = policy.init(policy.params, FEW)
+    for entropy, expected in rounds:
+        signals = jnp.full((1, gamma), jnp.nan)  # of a look-up's guesses, which have no law
+        if entropy is not None:
+            signal = policy.signal(Law(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
+            np.testing.assert_allclose(signal, entropy, atol=1e-6)
+            signals = signals.at[:, 0].set(signal)
+            limit, guesses = int(policy.limit(policy.params, memory, gamma)), 1
+            while guesses < limit and bool(policy.go_on(policy.params, memory, guesses - 1, signals)[0]):
+                guesses += 1
+            assert guesses == expected
+        draft = Draft(jnp.zeros((1, gamma), jnp.int32), None, jnp.array([1]), signals)
+        memory = policy.update(policy.params, memory, draft, None, None)
 
 
 def test_estimated_leaves_a_hopeless_drafter_alone():
@@ -180,6 +248,45 @@ def test_estimated_tries_again_soon_where_guesses_have_been_kept():
         memory = policy.update(policy.params, memory, draft, verdict, jnp.array([kept + 1]))
         pauses.append(int(memory.pause[0]))
     assert pauses == [3, 3, 6, 6, 12, 12, 3]
+
+
+@pytest.mark.parametrize("knows", ["too much", "nothing"])
+def test_estimated_leaves_a_hopeless_look_up_alone(knows):
+    """One that is always wrong is tried now and then; for one that has no guess passes are over one token, too."""
+    right = lookup(longest=2)
+
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
+        draft, state = right.propose(keys, params, state, context, gamma, to_law, budget)
+        length = draft.length if knows == "too much" else jnp.zeros_like(draft.length)
+        return draft._replace(tokens=(draft.tokens + 1) % 7, length=length), state
+
+    widths = []
+
+    def extend(params, cache, tokens, tree=None):
+        jax.debug.callback(lambda: widths.append(tokens.shape[1]))
+        return TARGET.lm.extend(params, cache, tokens, tree)
+
+    target = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
+    policy = policies.estimated(0.0, 0.3, pause=7)  # the guesses cost nothing, their part of a pass does
+    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=100)
+    out = jaxspec.generate(
+        target, PROMPT, drafter=right._replace(propose=propose), gamma=4, policy=policy, max_new_tokens=100
+    )
+    jax.effects_barrier()
+    assert out.tokens.tolist() == plain.tokens.tolist()
+    guesses = out.trace.draft_length[:, : int(out.stats.rounds.max())]
+    assert widths == [next(width for width in (1, 2, 4, 5) if width > n) for n in guesses.max(axis=0)]
+    late = guesses[:, 20:].sum(axis=1)
+    assert (late == 0).all() if knows == "nothing" else (late <= 10).all() and late.sum() > 0
+
+
+def test_estimated_comes_back_to_a_look_up_that_knows_again():
+    """What was believed to be hopeless is tried, found right, and then used in full."""
+    policy = policies.estimated(0.0, 0.3, alpha=0.0, weight=2.0, pause=3)
+    out = decode(policy, lookup(), max_new_tokens=100)
+    guesses = out.trace.draft_length
+    assert (guesses[:, 0] == 0).all() and guesses.max() == 4
+    assert (out.stats.rounds < 60).all()
 
 
 def test_estimated_drafts_far_where_all_is_accepted():
