@@ -9,14 +9,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from jaxspec import noise
-from jaxspec.accept import rejection
-from jaxspec.accept.common import count_accepted, residual
+from jaxspec.accept import block, common, coupled, rejection
 from jaxspec.base import Draft, Drafter, Prompt, Tree, Verdict, Weights
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.drafters import model as model_drafter
 from jaxspec.testing import (
     certify,
     decoder_law,
+    outcomes,
     plain_law,
     table_model,
     table_model_from,
@@ -167,19 +167,19 @@ def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
 
 
 def resamples_from_p(keys, position, draft, target):
-    verdict = rejection()(keys, position, draft, target)
-    return verdict._replace(next_token=noise.categorical(keys, target.log_probs[:, 0]))
+    kept = rejection()(keys, position, draft, target).num_accepted  # its token has the same noise, and is not read
+    return Verdict(kept, common.draw(keys, position, target.log_probs[:, 0]))
 
 
 def bonus_from_the_wrong_row(keys, position, draft, target):
-    coins = noise.uniform(keys, draft.tokens.shape[1])
+    coins = common.coins(keys, position, draft)
     p, q = (jnp.exp(x) for x in (target.log_probs, draft.log_probs))
     p_x, q_x = (jnp.take_along_axis(x, draft.tokens[..., None], axis=-1)[..., 0] for x in (p[:, :-1], q))
-    count = count_accepted(coins * q_x < p_x, draft.length)
+    count = common.count_accepted(coins * q_x < p_x, draft.length)
     at = jnp.minimum(count, draft.tokens.shape[1] - 1)[:, None, None]  # one too early if all were accepted
     p, q = (jnp.take_along_axis(x, at, axis=1)[:, 0] for x in (p, q))
     q = jnp.where((count < draft.length)[:, None], q, 0.0)
-    return Verdict(count, noise.categorical(keys, jnp.log(residual(p, q))))
+    return Verdict(count, common.draw(keys, position, jnp.log(common.residual(p, q))))
 
 
 def argmax_scored_with_its_softmax():
@@ -206,6 +206,116 @@ def test_a_wrong_decoder_is_caught(drafter, accept):
     assert certify(TARGET, drafter=drafter, accept=accept, **options) > 1e-2
 
 
+def by_inversion(coins_of):
+    """The rejection rule, its token drawn by inverting the distribution function at a uniform number.
+
+    coins_of: keys, position -> the number for the guess, and the one for the token.
+    """
+
+    def rule(keys, position, draft, target):
+        keeps, picks = coins_of(keys, position)
+        p, q = jnp.exp(target.log_probs), jnp.exp(draft.log_probs[:, 0])
+        guess = draft.tokens[:, :1]
+        kept = keeps * jnp.take_along_axis(q, guess, axis=1)[:, 0] < jnp.take_along_axis(p[:, 0], guess, axis=1)[:, 0]
+        left = jnp.where(kept[:, None], p[:, 1], common.residual(p[:, 0], q))
+        below = jnp.cumsum(left, axis=1) <= (picks * jnp.sum(left, axis=1))[:, None]
+        return Verdict(kept.astype(jnp.int32), jnp.minimum(jnp.sum(below, axis=1), 2).astype(jnp.int32))
+
+    return rule
+
+
+def coin(keys, position, index):
+    return noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 2)[:, index]
+
+
+def one_number(keys, position):
+    return [coin(keys, position, 0)] * 2
+
+
+def one_number_asked_for_twice(keys, position):
+    return coin(keys, position, 0), noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 1)[:, 0]
+
+
+def the_same_numbers_in_every_round(keys, position):
+    return coin(keys, 0 * position, 0), coin(keys, 0 * position + 1, 1)
+
+
+def two_numbers(keys, position):
+    return coin(keys, position, 0), coin(keys, position + 1000, 1)
+
+
+ONE_GUESS = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, steps=3)
+
+
+def test_one_uniform_number_for_the_guess_and_the_token_is_caught():
+    assert certify(TARGET, accept=by_inversion(two_numbers), **ONE_GUESS) < 1e-6
+    assert certify(TARGET, accept=by_inversion(one_number), **ONE_GUESS) > 1e-2
+
+
+# --- draws that share their noise are refused
+
+
+@pytest.mark.parametrize(
+    ("coins_of", "when"),
+    [(one_number_asked_for_twice, "of the same round"), (the_same_numbers_in_every_round, "of an earlier round")],
+)
+def test_a_coin_that_is_drawn_twice_is_refused(coins_of, when):
+    found = rf"share their noise, a coin drawn in test_testing.py:.* and, {when}, a coin drawn in .*noise\.at\("
+    with pytest.raises(ValueError, match=found):
+        certify(TARGET, accept=by_inversion(coins_of), **ONE_GUESS)
+
+
+def test_guesses_keyed_by_their_own_positions_are_refused():
+    """A position behind a rejection is guessed again, with the noise that the verdict of `block` has looked at."""
+
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
+        law = jnp.log(jnp.broadcast_to(jnp.array([0.2, 0.2, 0.6]), (context.length.shape[0], 3)))
+        at = (noise.at(keys, context.length + i, noise.Purpose.DRAFT) for i in range(gamma))
+        tokens = jnp.stack([noise.categorical(each, law) for each in at], axis=1)
+        return Draft(tokens, jnp.stack([law] * gamma, axis=1), jnp.full_like(context.length, gamma)), state
+
+    drafter = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    with pytest.raises(ValueError, match=r"a token drawn in .* \(propose\).* of an earlier round, a token"):
+        certify(TOY, drafter=drafter, accept=block(), gamma=2, steps=3)
+
+
+def test_a_token_that_is_drawn_twice_is_refused():
+    """Unless one of them is not read, as in `resamples_from_p`."""
+
+    def rule(keys, position, draft, target):
+        verdict = rejection()(keys, position, draft, target)
+        again = common.draw(keys, position, target.log_probs[:, 0])
+        return verdict._replace(next_token=jnp.where(again == 0, again, verdict.next_token))
+
+    with pytest.raises(ValueError, match=r"for test_testing.py:\d+ \(rule\) and, of the same round, a token drawn in"):
+        certify(TARGET, accept=rule, **ONE_GUESS)
+
+
+def test_a_key_that_all_rows_share_is_refused():
+    def rule(keys, position, draft, target):
+        same = noise.row_keys(jax.random.key(5), 1)[jnp.zeros(position.shape, jnp.int32)]
+        return Verdict(jnp.zeros_like(position), noise.categorical(same, target.log_probs[:, 0]))
+
+    with pytest.raises(ValueError, match=r"\(rule\).* has the same key in every row"):
+        certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=2)
+
+
+COUPLED = dict(drafter=model_drafter(DRAFT.lm, True), draft_params=DRAFT.params, gamma=2, prompt=PROMPT, steps=3)
+
+
+def test_noise_is_shared_only_where_every_token_is_plain_samplings():
+    """With `coupled` it is: tests/accept/test_coupled.py."""
+    with pytest.raises(ValueError, match="of an earlier round"):
+        certify(TARGET, accept=rejection(), **COUPLED)
+
+
+def test_a_coupled_rule_that_takes_its_tokens_from_another_law_is_caught():
+    def colder(keys, position, draft, target):
+        return coupled()(keys, position, draft, target._replace(log_probs=2 * target.log_probs))
+
+    assert certify(TARGET, accept=colder, **COUPLED) > 1e-2
+
+
 # --- what cannot be enumerated is refused
 
 
@@ -215,6 +325,53 @@ def test_noise_from_elsewhere_is_refused():
 
     with pytest.raises(ValueError, match="depends on its keys"):
         certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=2)
+
+
+def test_noise_from_elsewhere_on_the_last_of_many_paths_is_refused(monkeypatch):
+    """Behind token 2 only: with few paths to a run, they are in the last one."""
+
+    def propose(keys, params, state, context, gamma, to_law, budget=None):
+        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        return Draft(last, None, jnp.ones_like(context.length)), state
+
+    def rule(keys, position, draft, target):
+        token = common.draw(keys, position, target.log_probs[:, 0])
+        elsewhere = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3, jnp.int32))(keys)
+        return Verdict(jnp.zeros_like(position), jnp.where(draft.tokens[:, 0] == 2, elsewhere, token))
+
+    monkeypatch.setattr(outcomes, "MEMORY", 1 << 14)
+    with pytest.raises(ValueError, match="depends on its keys"):
+        drafter = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+        certify(TOY, drafter=drafter, accept=rule, gamma=1, steps=2)
+
+
+def from_gumbel(pick):
+    """A rule that keeps nothing, and takes its token from noise that it has asked for: pick(keys, law, noise)."""
+
+    def rule(keys, position, draft, target):
+        at, law = noise.at(keys, position, noise.Purpose.RESIDUAL), target.log_probs[:, 0]
+        return Verdict(jnp.zeros_like(position), pick(at, law, noise.gumbel(at, law.shape[1])))
+
+    return rule
+
+
+def own_argmax(keys, law, gumbel):
+    return noise.first_largest(law + gumbel)
+
+
+def noise_turned_round(keys, law, gumbel):
+    return noise.categorical(keys, law, drawn=-gumbel)
+
+
+@pytest.mark.parametrize("pick", [own_argmax, noise_turned_round])
+def test_an_argmax_over_noise_is_refused(pick):
+    with pytest.raises(ValueError, match=r"an argmax of its own over noise.gumbel.*: its law cannot be enumerated"):
+        certify(TOY, drafter=proposes(1), accept=from_gumbel(pick), gamma=1, steps=2)
+
+
+def test_noise_may_be_kept_for_a_draw():
+    rule = from_gumbel(lambda keys, law, gumbel: noise.categorical(keys, law, drawn=gumbel))
+    assert certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=3) < 1e-6
 
 
 def test_a_state_that_rows_share_is_refused():

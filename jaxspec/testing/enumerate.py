@@ -16,7 +16,7 @@ the order in which a call draws:
 So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several
 things from one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by
 `noise.categorical` and `noise.uniform` alone, and outside of `while_loop` and `cond`; one whose output depends on its
-keys otherwise is refused.
+keys otherwise is refused, and so is one in which a path reads two draws with one key (`independence` has the exception).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from jaxspec import buffers, drafters
 from jaxspec import warp as warps
 from jaxspec.base import AcceptRule, Decoder, DecodeState, Drafter, Model, Policy, Prompt, Warp, Weights
 from jaxspec.decode import autoregressive, speculative
+from jaxspec.testing.independence import NOTHING_USED, Draws, Used, merged
 from jaxspec.testing.outcomes import Outcomes, Weight, take
 from jaxspec.testing.script import init_program, step_program
 from jaxspec.testing.tables import SequenceLaw, plain_law
@@ -58,6 +59,11 @@ def certify(
 
     0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
     that some event, say "the second token is 5", has a probability that is off by 0.01.
+
+    It speaks of these parameters, of a row by itself, and of float32, so certify more than one pair. A coin that
+    matters only where some later ones are high and others low may be missed. Draws that share a key are refused; that
+    draws with different keys are independent is taken for granted, and that nothing else in the decoder depends on
+    keys is tried with other keys, not proved.
 
     Args:
         target: a model with few tokens, such as `table_model(key, vocab=3)`.
@@ -153,8 +159,8 @@ def decoder_law(
         The probability of each sequence that has one.
 
     Raises:
-        ValueError: more than one row; a decoder that draws in another way; a state with an array that does
-            not have the batch first.
+        ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
+            array that does not have the batch first.
         FloatingPointError: the target's logits are not finite on some path.
         RuntimeError: a round that commits nothing.
 
@@ -172,18 +178,22 @@ def decoder_law(
     shared = weights, jnp.asarray(list(eos) or [-1], jnp.int32)
     asked = jax.tree.map(np.asarray, (prompt, (controls, draft_controls, policy_values), np.full(1, limit, np.int32)))
     first = init_program(decoder, buffers.room(limit, decoder.gamma))
-    rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
+    call, weight = Outcomes(first, shared, asked, chunk=64), np.ones(1)
+    draws, used = Draws(), NOTHING_USED
     law: SequenceLaw = {}
-    for _ in range(steps):
+    for _ in range(steps + 1):
+        ends = call.enumerate(weight)
+        used = draws.record(call.events, ends, used)
+        rows, weight = ends.state, ends.weight
         live, ended = _retire(rows, weight, steps)
         for tokens, probability in ended.items():
             law[tokens] = law.get(tokens, 0.0) + probability
         if not live.any():
-            return law
-        rows, weight = take((rows, weight), live)
+            return draws.law(law)
+        rows, weight, used = take((rows, weight, used), live)
         if merge:
-            rows, weight = _merge(rows, weight)
-        rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+            rows, weight, used = _merge(rows, weight, used)
+        call = Outcomes(step_program(decoder), shared, rows)
     raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
 
 
@@ -199,10 +209,11 @@ def _new_tokens(rows: DecodeState) -> Int[np.ndarray, "N S"]:
     return np.where(slot < (rows.length - rows.start)[:, None], new, -1)
 
 
-def _merge(rows: DecodeState, weight: Weight) -> tuple[DecodeState, Weight]:
-    """One of the rows for each sequence of committed tokens, with the weight of all of them."""
+def _merge(rows: DecodeState, weight: Weight, used: Used) -> tuple[DecodeState, Weight, Used]:
+    """One of the rows for each sequence of committed tokens, with the weight and the used keys of all of them."""
     _, first, which = np.unique(_new_tokens(rows), axis=0, return_index=True, return_inverse=True)
-    return take(rows, first), np.bincount(which.reshape(-1), weights=weight)
+    which = which.reshape(-1)
+    return take(rows, first), np.bincount(which, weights=weight), merged(used, which)
 
 
 def _retire(rows: DecodeState, weight: Weight, steps: int) -> tuple[np.ndarray, SequenceLaw]:

@@ -5,14 +5,14 @@ N is a number of paths. They live in numpy, and go through the compiled call in 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from jaxspec import noise
 from jaxspec.base import DecodeState
 from jaxspec.testing.script import Program, Seen
 
@@ -22,6 +22,26 @@ MEMORY = 1 << 30  # ... so many bytes, about
 SAME = 1e-6  # probabilities closer than this are equal: a row may round differently elsewhere in a batch
 
 Weight = Float[np.ndarray, " N"]
+
+
+class Ends(NamedTuple):
+    """What a call leads to.
+
+    Attributes:
+        state: after the call.
+        weight: the probability of each path.
+        source: the row that it began with.
+        before: how long that row was; for a call that makes rows, where their new tokens begin.
+        draws: the tokens that were drawn, in order.
+        seen: see `script.Seen`.
+    """
+
+    state: DecodeState
+    weight: Weight
+    source: Int[np.ndarray, " N"]
+    before: Int[np.ndarray, " N"]
+    draws: Int[np.ndarray, "N draws"]
+    seen: Seen
 
 
 class _Paths(NamedTuple):
@@ -53,31 +73,32 @@ class Outcomes:
         fitting = MEMORY // (16 * row_bytes)  # inputs, outputs and what is in between
         self.chunk = min(chunk, 1 << max(fitting.bit_length() - 1, 0))
         self.program, self.shared, self.rows = program, shared, rows
-        self.keys = [noise.row_keys(jax.random.key(seed), self.chunk) for seed in range(2)]
-        self.events = program.plan(self.keys[0], shared, take(rows, np.zeros(self.chunk, np.int32)))
+        self.same_key = np.zeros(self.chunk, np.int32)
+        self.events = program.plan(self.same_key, shared, take(rows, np.zeros(self.chunk, np.int32)))
 
-    def enumerate(self, weight: Weight) -> tuple[DecodeState, Weight]:
-        """Every state that the call leads to from a row of the given weight, and that state's own weight.
+    def enumerate(self, weight: Weight) -> Ends:
+        """Everything that the call leads to from rows of the given weights.
 
         Raises:
-            ValueError: the result depends on the keys otherwise than by scripted draws.
+            ValueError: the result depends on the keys otherwise than by scripted draws, or a draw not on the row's key.
             FloatingPointError: a draw from NaN.
         """
-        count, kinds = len(weight), [kind for kind, _ in self.events]
-        draws = np.zeros((count, kinds.count("draw")), np.int32)
+        count, kinds = len(weight), [event.kind for event in self.events]
+        draws = np.zeros((count, kinds.count("token")), np.int32)
         coins = np.full((count, kinds.count("coin")), COINS - 1, np.int64)
         paths = _Paths(np.arange(count), weight, draws, coins)
-        for kind, index in self.events:
-            paths = self._split_draw(paths, index) if kind == "draw" else self._split_coin(paths, index)
-        self._check_keys(paths)
-        return self._run(paths, lambda state, seen: state), paths.weight
+        for kind, index, _ in self.events:
+            paths = self._split_draw(paths, index) if kind == "token" else self._split_coin(paths, index)
+        state, seen = self._end(paths)
+        before = self.rows.length[paths.source] if isinstance(self.rows, DecodeState) else state.start
+        return Ends(state, paths.weight, paths.source, np.asarray(before), paths.draws, seen)
 
     def _split_draw(self, paths: _Paths, index: int) -> _Paths:
         """One path per token of nonzero probability."""
         law = self._run(paths, lambda state, seen: seen.laws[index])
         if np.isnan(law).any():
             raise FloatingPointError("a draw from a law with NaN in it, on a path of nonzero probability")
-        probs = _normalised(law)
+        probs = normalised(law)
         path, token = np.nonzero(probs)
         paths = take(paths, path)
         paths.draws[:, index] = token
@@ -128,29 +149,60 @@ class Outcomes:
             cases.append(high._replace(coins=low))
         seen = [self._run(case, lambda state, seen: seen) for case in cases]
         counts = np.concatenate([case.counts for case in seen], axis=1)
-        return seen[0]._replace(counts=counts, laws=tuple(_normalised(law) for case in seen for law in case.laws))
+        keys = np.concatenate([case.keys for case in seen], axis=1)
+        laws = tuple(normalised(law) for case in seen for law in case.laws)
+        return seen[0]._replace(counts=counts, keys=keys, laws=laws)
 
-    def _run(self, paths: _Paths, pick: Callable[[Any, Seen], Any], seed: int = 0) -> Any:
-        """`pick(state, seen)` of every path, in numpy."""
-        kept = []
+    def _run(self, paths: _Paths, pick: Callable[[Any, Seen], Any], key: np.ndarray | None = None) -> Any:
+        """`pick(state, seen)` of every path, in numpy; `key`: of each row of a chunk, the number of its key."""
+        kept, key = [], self.same_key if key is None else key
         for first in range(0, len(paths.weight), self.chunk):
             part = take(paths, slice(first, first + self.chunk))
             real = len(part.weight)
             part = take(part, np.minimum(np.arange(self.chunk), real - 1))
             coins = part.coins.astype(np.float32) / np.float32(COINS)
             rows = take(self.rows, part.source)
-            out = pick(*self.program.run(self.keys[seed], self.shared, rows, part.draws, coins))
+            out = pick(*self.program.run(key, self.shared, rows, part.draws, coins))
             kept.append(jax.tree.map(lambda leaf, real=real: np.asarray(leaf)[:real], out))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)
 
-    def _check_keys(self, paths: _Paths) -> None:
-        few = take(paths, slice(0, self.chunk))
-        runs = (jax.tree.leaves(self._run(few, lambda state, seen: seen, seed)) for seed in range(2))
-        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*runs, strict=True)):
+    def _end(self, paths: _Paths) -> tuple[DecodeState, Seen]:
+        """Where every path ends, which is to be the same with any keys: few paths are tried with many."""
+        count = len(paths.weight)
+        tried = take(paths, np.arange(max(count, self.chunk)) % count)
+        other_keys = np.arange(1, self.chunk + 1, dtype=np.int32)
+        (state, seen), (other, again) = (self._run(tried, lambda *out: out, key) for key in (self.same_key, other_keys))
+        if not _same(state, other):
             raise ValueError(
-                "the decoder's output depends on its keys otherwise than by noise.categorical and "
-                "noise.uniform: its law cannot be enumerated"
+                "the decoder's output depends on its keys otherwise than by noise.categorical and noise.uniform (by "
+                "jax.random, or by an argmax of its own over noise.gumbel): its law cannot be enumerated. Draw tokens "
+                "by noise.categorical (with `drawn`, if the noise is there already), coins by noise.uniform"
             )
+        stuck = np.any(np.all(seen.keys == again.keys, axis=2) & seen.used, axis=0)
+        for event in itertools.compress(self.events, stuck):
+            raise ValueError(f"{event.what} has the same key in every row: make it of the row's keys, by noise.at")
+        state, seen = take((state, seen), slice(0, count))
+        return state, seen._replace(used=seen.used & self._read(paths, (state, seen)))
+
+    def _read(self, paths: _Paths, ends: tuple[DecodeState, Seen]) -> Bool[np.ndarray, " E"]:
+        """Which draws anything depends on; asked only of tokens that were drawn with the key of another draw.
+
+        A rule that calls another one for its count of guesses, and draws the token itself, has one that does not.
+        """
+        keys, used, laws = ends[1].keys, ends[1].used, ends[1].laws
+        read = np.ones(len(self.events), bool)
+        for number, (kind, index, _) in enumerate(self.events):
+            same = np.all(keys == keys[:, number, None], axis=2) & used & used[:, number, None]
+            if kind == "token" and np.any(same.sum(axis=1) > 1):
+                others = (self._run(_with_draw(paths, index, t), lambda *out: out) for t in range(laws[index].shape[1]))
+                read[number] = not all(_same(ends, other) for other in others)
+        return read
+
+
+def _with_draw(paths: _Paths, index: int, token: int) -> _Paths:
+    draws = paths.draws.copy()
+    draws[:, index] = token
+    return paths._replace(draws=draws)
 
 
 def _with_coin(paths: _Paths, index: int, value: Int[np.ndarray, " N"]) -> _Paths:
@@ -159,7 +211,7 @@ def _with_coin(paths: _Paths, index: int, value: Int[np.ndarray, " N"]) -> _Path
     return paths._replace(coins=coins)
 
 
-def _normalised(log_probs: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]:
+def normalised(log_probs: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]:
     """The law that `noise.categorical` draws from, in float64: token 0 if no token has a probability."""
     log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs.astype(np.float64))
     top = log_probs.max(axis=-1, keepdims=True)
@@ -168,8 +220,14 @@ def _normalised(log_probs: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
+def _same(first: Any, second: Any) -> bool:
+    leaves = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in leaves)
+
+
 def _differ(first: Seen, second: Seen) -> np.ndarray:
     """Which paths did something else."""
     laws = zip(first.laws, second.laws, strict=True)
     other = [np.abs(a - b).max(axis=1) > SAME for a, b in laws]
-    return np.any([np.any(first.counts != second.counts, axis=1), *other], axis=0)
+    other += [np.any(first.keys != second.keys, axis=(1, 2)), np.any(first.counts != second.counts, axis=1)]
+    return np.any(other, axis=0)

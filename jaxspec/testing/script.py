@@ -1,23 +1,40 @@
 """Running a decoder with its draws scripted: `noise.categorical` and `noise.uniform` play a script.
 
-Axis letters as in `jaxspec.base`; W is the width of what is compared between two paths.
+Axis letters as in `jaxspec.base`; W is the width of what is compared between two paths, E the number of draws of a
+call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxspec import loops, noise
 from jaxspec.base import Decoder, Keys, Request
 
-Event = tuple[str, int]  # "draw" (of a token) or "coin", and its number among its kind
+ROUNDING = 1e-3  # of noise that is computed twice in one program
+
+
+class Event(NamedTuple):
+    """A draw of a call.
+
+    Attributes:
+        kind: "token" or "coin".
+        index: its number among its kind.
+        what: the draw in words, with the place in the code that asked for it.
+    """
+
+    kind: str
+    index: int
+    what: str
 
 
 class Seen(NamedTuple):
@@ -26,20 +43,25 @@ class Seen(NamedTuple):
     Attributes:
         counts: the committed tokens, the lengths, and how many guesses were accepted.
         laws: what each token of the call was drawn from: log probabilities, not normalised.
+        keys: the data of the key of each draw, of tokens and coins, in the order of `Program.plan`.
+        used: which of them the row has drawn with: not where it said that it would not look at the outcome, nor in
+            `Outcomes` where it did not.
     """
 
     counts: Int[Array, "B W"]
     laws: tuple[Float[Array, "B V"], ...]
+    keys: UInt32[Array, "B E 2"]
+    used: Bool[Array, "B E"]
 
 
 class Program(NamedTuple):
     """A call of a decoder on rows of a batch.
 
     Attributes:
-        run: (keys, shared, rows, draws, coins) -> (rows after the call, Seen); compiled. `shared` is the
-            weights and the end tokens, which rows have in common; column i of `draws` [B, draws] and `coins`
-            [B, coins] is played in the i-th draw of its kind.
-        plan: (keys, shared, rows) -> the draws that the call makes, in order.
+        run: (which, shared, rows, draws, coins) -> (rows after the call, Seen); compiled. `which` [B] says which of
+            the `row_keys` each row has; `shared` is the weights and the end tokens, which rows have in common;
+            column i of `draws` [B, draws] and `coins` [B, coins] is played in the i-th draw of its kind.
+        plan: (which, shared, rows) -> the draws that the call makes, in order.
     """
 
     run: Callable[..., tuple[Any, Seen]]
@@ -70,13 +92,22 @@ def step_program(decoder: Decoder) -> Program:
     return _program(call)
 
 
+def row_keys(which: Int[Array, " B"]) -> Keys:
+    """Keys of rows by their numbers; what is drawn with the same one in different calls can be compared."""
+    return jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0, impl="threefry2x32")))(which)
+
+
 def _program(call: Callable) -> Program:
-    def play(tape: _Tape, keys: Keys, shared: Any, rows: Any) -> tuple[Any, Seen]:
+    def play(tape: _Tape, which: Int[Array, " B"], shared: Any, rows: Any) -> tuple[Any, Seen]:
+        keys = row_keys(which)
         with tape.playing():
             state, accepted = call(keys, shared, rows)
         real = jnp.arange(state.tokens.shape[1])[None, :] < state.length[:, None]
         rest = jnp.stack([state.length, accepted, state.done.astype(jnp.int32)], axis=1)
-        seen = Seen(jnp.concatenate([jnp.where(real, state.tokens, -1), rest], axis=1), tuple(tape.laws))
+        counts = jnp.concatenate([jnp.where(real, state.tokens, -1), rest], axis=1)
+        data = jnp.stack(tape.keys, axis=1) if tape.keys else jnp.zeros((len(keys), 0, 2), jnp.uint32)
+        used = jnp.stack(tape.used, axis=1) if tape.used else jnp.zeros((len(keys), 0), bool)
+        seen = Seen(counts, tuple(tape.laws), data, used)
         state = state._replace(request=state.request._replace(eos=None))
         shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
         if any(shape[:1] != keys.shape for shape in shapes):
@@ -84,8 +115,8 @@ def _program(call: Callable) -> Program:
         return state, seen
 
     @jax.jit
-    def run(keys, shared, rows, draws, coins):
-        return play(_Tape(draws, coins), keys, shared, rows)
+    def run(which, shared, rows, draws, coins):
+        return play(_Tape(draws, coins), which, shared, rows)
 
     plans: dict[Any, list[Event]] = {}  # by shapes, because tracing takes most of a small enumeration's time
 
@@ -111,6 +142,8 @@ class _Tape:
         self.draws, self.coins = draws, coins
         self.events: list[Event] = []
         self.laws: list[Float[Array, "B V"]] = []
+        self.keys: list[UInt32[Array, "B 2"]] = []
+        self.used: list[Bool[Array, " B"]] = []
 
     def categorical(
         self,
@@ -119,16 +152,30 @@ class _Tape:
         wanted: Bool[Array, " B"] | None = None,
         drawn: Float[Array, "B V"] | None = None,
     ) -> Int[Array, " B"]:
-        del wanted, drawn
+        """As in a batch of one row: where the draw is not wanted it is token 0."""
         index = len(self.laws)
-        self.laws.append(log_probs)
-        self.events.append(("draw", index))
-        return jnp.zeros(keys.shape, jnp.int32) if self.draws is None else self.draws[:, index]
+        used = jnp.ones(keys.shape, bool) if wanted is None else wanted
+        token = jnp.zeros(keys.shape, jnp.int32) if self.draws is None else self.draws[:, index]
+        if drawn is not None:
+            own = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[1])) < ROUNDING, axis=1)
+            used, token = jnp.logical_and(used, own), jnp.where(own, token, noise.first_largest(log_probs + drawn))
+        self.laws.append(jnp.where(used[:, None], log_probs, -jnp.inf))
+        self._note("token", index, keys, used)
+        return token
 
     def uniform(self, keys: Keys, count: int) -> Float[Array, "B count"]:
         first = len(self.events) - len(self.laws)
-        self.events += [("coin", first + i) for i in range(count)]
+        for i in range(count):
+            each = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(keys)
+            self._note("coin", first + i, each, jnp.ones(keys.shape, bool))
         return jnp.zeros((*keys.shape, count)) if self.coins is None else self.coins[:, first : first + count]
+
+    def _note(self, kind: str, index: int, keys: Keys, used: Bool[Array, " B"]) -> None:
+        above, caller, *_ = traceback.extract_stack(limit=4)  # of whoever called `noise`, and of the caller's caller
+        where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in (caller, above))
+        self.events.append(Event(kind, index, f"a {kind} drawn in {' for '.join(where)}"))
+        self.keys.append(jax.random.key_data(keys))
+        self.used.append(used)
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
@@ -140,7 +187,6 @@ class _Tape:
             for home, name, stand_in in [
                 (noise, "categorical", self.categorical),
                 (noise, "uniform", self.uniform),
-                (noise, "gumbel", lambda keys, vocab: jnp.zeros((*keys.shape, vocab))),
                 (jax.lax, "scan", _unrolled),
                 (loops, "up_to", _up_to),
             ]:
@@ -148,6 +194,12 @@ class _Tape:
                 setattr(home, name, stand_in)
             stack.enter_context(jax.disable_jit())
             yield
+
+
+def _gumbel_again(keys: Keys, vocab: int) -> Float[Array, "B V"]:
+    """As data, because to compute it a second time reads as using the keys twice."""
+    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    return noise.gumbel(jax.random.wrap_key_data(data, impl=impl), vocab)
 
 
 def _up_to(most: int, body: Callable, carry: Any, going: Callable | None = None) -> Any:

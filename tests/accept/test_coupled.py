@@ -100,7 +100,7 @@ def test_the_coupled_drafter_is_exact_by_enumeration():
 
 @pytest.mark.parametrize("rule", [accept.block()], ids=lambda rule: rule.name)
 def test_noise_that_a_coupled_drafter_meets_twice_biases_no_rule(rule):
-    """The enumeration takes every draw to be fresh, so this one is sampled; the keys are fixed."""
+    """The certificate refuses a path that draws twice with one key, so this one is sampled; the keys are fixed."""
     count, steps = 20_000, 3
     many = Prompt(jnp.tile(ONE.tokens, (count, 1)), jnp.full(count, 3, jnp.int32))
     drafter = drafters.model(DRAFT.lm, True)._replace(params=DRAFT.params)
