@@ -40,7 +40,7 @@ ARROWS = {  # room: what it may import besides itself. A new room needs a row he
     "policies": {"base"},
     "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "drafters", "policies", "trace", "sharding"},
-    "testing": DECODING,
+    "testing": DECODING | {"execution"},
     "nets": CORE,
     "sharding": CORE,
     "families": {"nets"},

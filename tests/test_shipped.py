@@ -13,7 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, noise
-from jaxspec.analysis import chisquare, numerics
+from jaxspec.analysis import chisquare, numerics, samples
 from jaxspec.base import Prompt
 from jaxspec.model import shipped
 
@@ -152,12 +152,13 @@ def test_sampled_tokens_have_the_targets_law(pair):
     shortest = int(np.argmin(prompts.length))
     width = buffers.bucket(int(prompts.length[shortest]))
     one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
-    found = chisquare.second_token(
-        target, draft, one, jax.random.key(0), rows=4000, gamma=1
-    )  # a second guess would never be looked at
+    place = samples.place(target, one, jax.random.key(0), temperature=1.0, draws=4096)
+    asked = samples.job(target, one, jax.random.key(0), temperature=1.0, drafter=draft)
+    found = samples.draw(asked, place.first, jax.random.key(1), draws=4096)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
-    assert found.cells > 2
-    assert found.pvalue > 1e-3
+    fitted = chisquare.fit(place, found.tokens)
+    assert fitted.cells > 2
+    assert fitted.pvalue > 1e-3
 
 
 def test_bfloat16_diverges_at_near_ties_only(pair):

@@ -3,6 +3,7 @@
 Exact, whatever the drafter: `rejection` (the paper's), `block` (accepts the most), `coupled` (says what plain sampling
 says), `exact_match` and `rejection_sampling` (baselines). Inexact, each with a guarantee of its own: `lenient`,
 `typical`. A rule says which it is: `rule.exact`. `iterated` judges several proposals for one position.
+`catalogue` lists them all, with ordinary parameters, for whoever measures or checks every one.
 """
 
 from jaxspec.accept.block import block

@@ -57,8 +57,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
 
     def plausible(law: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
-        threshold = jnp.minimum(math.log(epsilon), math.log(delta) - entropy(law))
-        return jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] > threshold
+        return jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] > threshold(law, epsilon, delta)
 
     def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """q / p, or nothing."""
@@ -67,11 +66,20 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     return Rule(judge, f"typical({epsilon:g}, {delta:g})", exact=False, kept_ratio=kept_ratio)
 
 
-def entropy(log_probs: Float[Array, "B T V"]) -> Float[Array, "B T"]:
+def threshold(log_probs: Float[Array, "*shape V"], epsilon: float, delta: float) -> Float[Array, "*shape"]:
+    """log min(epsilon, delta exp(-H(p))): what a guess's log probability must exceed.
+
+    >>> round(float(jnp.exp(threshold(jnp.log(jnp.array([[[0.5, 0.5]]])), 0.9, 0.3))[0, 0]), 4)  # 0.3 / 2
+    0.15
+    """
+    return jnp.minimum(math.log(epsilon), math.log(delta) - entropy(log_probs))
+
+
+def entropy(log_probs: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
     """H(p) = -sum_x p(x) log p(x) in nats, where tokens of probability 0 count for nothing.
 
     >>> round(float(entropy(jnp.log(jnp.array([[[0.5, 0.5, 0.0]]])))[0, 0]), 4)
     0.6931
     """
     finite = jnp.maximum(log_probs, jnp.finfo(log_probs.dtype).min)
-    return -jnp.einsum("btv,btv->bt", jnp.exp(log_probs), finite)  # a sum with exp in it is not vectorised on CPU
+    return -jnp.einsum("...v,...v->...", jnp.exp(log_probs), finite)  # a sum with exp in it is not vectorised on CPU

@@ -1,4 +1,4 @@
-"""Whether a real pair samples from the target's law: a test of what a round's first token is, over many rows.
+"""Whether samples of a real pair have the target's law: a chi-square test of fit over pairs of tokens.
 
 For models too large to enumerate (`jaxspec.testing.certify`) this is the next best: fixed keys, and a p-value.
 """
@@ -8,15 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Float, Int
 
-from jaxspec import buffers, warp
-from jaxspec.base import AcceptRule, Model, Prompt
-from jaxspec.decode import generate
-
-EXPECTED = 5  # draws that a cell must expect; rarer tokens share one
+from jaxspec.analysis.samples import EXPECTED, Place
 
 
 class ChiSquare(NamedTuple):
@@ -24,95 +19,79 @@ class ChiSquare(NamedTuple):
 
     Attributes:
         statistic: sum over cells of (observed - expected)^2 / expected.
-        cells: tokens, or groups of rare tokens.
-        draws: how many second tokens were looked at.
+        cells: pairs of tokens, or groups of rare ones.
+        draws: how many pairs were looked at.
         pvalue: how likely a statistic this large is if the law is right. One below 0.001 is news.
-        acceptance_rate: of the guesses; near 0 or 1 only one way through the rule was tested.
     """
 
     statistic: float
     cells: int
     draws: int
     pvalue: float
-    acceptance_rate: float
 
 
-def second_token(
-    target: Model,
-    drafter: Model,
-    prompt: Prompt,
-    key: Key[Array, ""],
-    *,
-    rows: int = 4000,
-    temperature: float = 1.0,
-    gamma: int = 2,
-    accept: AcceptRule | None = None,
-) -> ChiSquare:
-    """Samples the second token behind the commonest first one, and compares it with the target's own law there.
+def fit(place: Place, tokens: Int[np.ndarray, "N 2"]) -> ChiSquare:
+    """Compares what was drawn with the target's own law there.
 
-    The second token is the first that a round decides: a guess that was kept, or a draw from the residual.
+    Cells are pairs of tokens that should be drawn five times or more, the rest behind each first token of which there
+    is as much, and all that is left; so both tokens are tested, and how they go together. A token that the target never
+    says is found for certain. With one cell only, as where the law is nearly certain, nothing is tested: p is 1.
 
     Args:
-        target, drafter: a pair.
-        prompt: one row.
-        key: of all samples.
-        rows: samples.
-        temperature: of both; positive.
-        gamma: guesses per round.
-        accept: the rule, `accept.rejection()` by default.
-
-    Raises:
-        ValueError: more than one prompt, or too few samples for a test.
+        place: the target's laws.
+        tokens: draws behind its first token.
 
     Example:
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> second_token(target, draft, prompt, jax.random.key(0), rows=2000).pvalue > 0.001
-        True
+        >>> place = Place(0, np.array([0.5, 0.5]), {0: np.array([0.5, 0.5]), 1: np.array([1.0, 0.0])})
+        >>> drawn = np.repeat([[0, 0], [0, 1], [1, 0]], [30, 20, 50], axis=0)
+        >>> found = fit(place, drawn)
+        >>> found.statistic, found.cells, round(found.pvalue, 3)
+        (2.0, 3, 0.368)
     """
-    if prompt.tokens.shape[0] != 1:
-        raise ValueError(f"got {prompt.tokens.shape[0]} prompts: expected one")
-    many = Prompt(jnp.repeat(prompt.tokens, rows, 0), jnp.repeat(prompt.length, rows))
-    out = generate(
-        target,
-        many,
-        drafter=drafter,
-        gamma=gamma,
-        accept=accept,
-        temperature=temperature,
-        max_new_tokens=3,
-        key=key,
-        eos_ids=(),
-    )
-    first, second = out.tokens[:, 0], out.tokens[:, 1]
-    common = int(np.bincount(first).argmax())
-    observed = np.bincount(second[first == common], minlength=target.lm.vocab_size).astype(np.float64)
-    expected = _law_behind(target, prompt, common, temperature) * observed.sum()
-    frequent = expected >= EXPECTED
-    cells = [observed[frequent], observed[~frequent].sum(keepdims=True)]
-    hoped = [expected[frequent], expected[~frequent].sum(keepdims=True)]
-    seen, due = (np.concatenate(x) for x in (cells, hoped))
-    seen, due = seen[due > 0], due[due > 0]
+    due = expected(place, len(tokens))
+    if any(place.after[x] == 0 or (x in place.then and place.then[x][y] == 0) for x, y in tokens.tolist()):
+        return ChiSquare(float("inf"), len(due), len(tokens), 0.0)
+    names = {cell: index for index, cell in enumerate(due)}
+    which = [next(names[cell] for cell in ((x, y), (x,), ()) if cell in names) for x, y in tokens.tolist()]
+    seen, hoped = merged(np.bincount(which, minlength=len(due)).astype(np.float64), np.array(list(due.values())))
     if len(seen) < 2:
-        raise ValueError(f"{int(observed.sum())} samples leave one cell to compare: give more rows")
-    statistic = float(np.sum((seen - due) ** 2 / due))
+        return ChiSquare(0.0, 1, len(tokens), 1.0)
+    statistic = float(np.sum((seen - hoped) ** 2 / hoped))
     pvalue = float(jax.scipy.special.gammaincc((len(seen) - 1) / 2, statistic / 2))
-    return ChiSquare(
-        statistic, len(seen), int(observed.sum()), pvalue, float(np.mean(np.asarray(out.stats.acceptance_rate)))
-    )
+    return ChiSquare(statistic, len(seen), len(tokens), pvalue)
 
 
-def _law_behind(target: Model, prompt: Prompt, token: int, temperature: float) -> np.ndarray:
-    """The target's law of what follows the prompt and one token, by a pass over one token, as plain decoding's."""
-    width = buffers.row_width(target.lm, prompt) + 2
-    _, cache = jax.jit(target.lm.prefill, static_argnums=2)(target.params, prompt, width)
-    forward, _ = jax.jit(target.lm.extend)(target.params, cache, jnp.full((1, 1), token, jnp.int32))
-    controls = warp.Controls(jnp.full(1, temperature, jnp.float32), jnp.full(1, target.lm.vocab_size), jnp.ones(1))
-    warping = warp.sampling()
-    if target.tokenizer is not None and len(target.tokenizer) < target.lm.vocab_size:
-        warping = warp.only(warping, len(target.tokenizer))
-    law = warping(controls, forward.logits).log_probs
-    assert law is not None
-    probs = np.exp(np.asarray(law[0, 0], np.float64))
-    return probs / probs.sum()
+def expected(place: Place, draws: int) -> dict[tuple[int, ...], float]:
+    """How many draws each cell should have: a pair of tokens, a token and any other behind it, or (): all else.
+
+    >>> place = Place(0, np.array([0.75, 0.25]), {0: np.array([0.5, 0.5])})
+    >>> expected(place, 40)
+    {(0, 0): 15.0, (0, 1): 15.0, (1,): 10.0, (): 0.0}
+    >>> expected(place, 12)
+    {(0,): 9.0, (): 3.0}
+    """
+    due: dict[tuple[int, ...], float] = {}
+    for x in np.flatnonzero(draws * place.after >= EXPECTED).tolist():
+        whole = float(draws * place.after[x])
+        pairs = whole * place.then[x] if x in place.then else np.zeros(0)
+        frequent = {(x, y): float(pairs[y]) for y in np.flatnonzero(pairs >= EXPECTED).tolist()}
+        due |= frequent
+        left = whole - sum(frequent.values())
+        if left >= EXPECTED:
+            due[(x,)] = left
+    return due | {(): max(draws - sum(due.values()), 0.0)}
+
+
+def merged(seen: Float[np.ndarray, " cells"], due: Float[np.ndarray, " cells"]):
+    """The last cell, if too little is expected of it, goes to the smallest of the others.
+
+    >>> [x.tolist() for x in merged(np.array([6.0, 9.0, 1.0]), np.array([5.0, 9.0, 2.0]))]
+    [[7.0, 9.0], [7.0, 9.0]]
+    """
+    if due[-1] >= EXPECTED or len(due) == 1:
+        return seen, due
+    smallest = int(np.argmin(due[:-1]))
+    seen, due = seen.copy(), due.copy()
+    for values in (seen, due):
+        values[smallest] += values[-1]
+    return seen[:-1], due[:-1]

@@ -64,6 +64,39 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
     return float(beta(p, q, lenience).mean())
 
 
+def beta_of_several(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
+    """Probability that one of the first 1, 2, ... K independent guesses from q is kept, under `accept.iterated`.
+
+    The first is kept with probability sum_x min(p(x), q(x)); if it is not, the next one is judged by what has become of
+    p, norm(max(0, p - q)), and so on. What p becomes does not depend on the guesses, so nothing is sampled here.
+
+    Args:
+        p, q: laws of target and drafter [..., vocabulary].
+        count: K.
+
+    Returns:
+        [..., K]; the first is `beta`.
+
+    Raises:
+        ValueError: p or q is no law, their vocabularies differ, or count < 1.
+
+    Example:
+        >>> beta_of_several([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], 3).round(3).tolist()  # p becomes (0.8, 0.2, 0)
+        [0.5, 0.65, 0.685]
+
+    Reference: Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: expected at least 1 guess")
+    p, q = _laws(p, q)
+    missed, found = np.ones(p.shape[:-1]), []
+    for _ in range(count):
+        missed = missed * (1 - np.minimum(np.minimum(p, q).sum(axis=-1), 1.0))
+        found.append(1 - missed)
+        p = residual(p, q)
+    return np.stack(found, axis=-1)
+
+
 def rejection_sampling(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     """Probability that classical rejection sampling keeps a guess: min_x q(x) / p(x) where p(x) > 0, appendix A.2.
 

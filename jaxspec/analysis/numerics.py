@@ -27,6 +27,8 @@ class Divergence(NamedTuple):
         position: the new token, counted from 0.
         plain, speculative: what each says there.
         margin: the logit of plain decoding's token minus that of the other, in plain decoding's own pass (nats).
+        top_two_margin: by how much the largest logit there exceeds the second largest (nats): the same, unless the
+            other token is not even the second best.
     """
 
     row: int
@@ -34,6 +36,7 @@ class Divergence(NamedTuple):
     plain: int
     speculative: int
     margin: float
+    top_two_margin: float
 
 
 def divergences(
@@ -63,8 +66,17 @@ def divergences(
         at = _first_difference(ours, theirs)
         if at is not None:
             a, b = ours[at], theirs[at]
-            found.append(Divergence(row, at, a, b, _margin(target, prompt, row, ours[:at], a, b)))
+            found.append(Divergence(row, at, a, b, *_margins(target, prompt, row, ours[:at], a, b)))
     return found
+
+
+def first(found: Sequence[Divergence]) -> Divergence | None:
+    """The earliest in its text, of the first prompt if there are several; None of none.
+
+    >>> first([Divergence(0, 9, 1, 2, 0.1, 0.1), Divergence(1, 4, 1, 2, 0.1, 0.1)]).row
+    1
+    """
+    return min(found, key=lambda parting: (parting.position, parting.row), default=None)
 
 
 def _row(generation: Generation, row: int) -> list[int]:
@@ -80,8 +92,10 @@ def _first_difference(first: Sequence[int], second: Sequence[int]) -> int | None
     return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
 
 
-def _margin(target: Model, prompt: Prompt, row: int, before: Sequence[int], plain: int, other: int) -> float:
-    """The difference of two logits behind `before`, fed one token at a time, as plain decoding does."""
+def _margins(
+    target: Model, prompt: Prompt, row: int, before: Sequence[int], plain: int, other: int
+) -> tuple[float, float]:
+    """The difference of two logits behind `before`, fed one token at a time, as plain decoding does; of the top two."""
     one = Prompt(prompt.tokens[row : row + 1], prompt.length[row : row + 1])
     prefill, extend = jax.jit(target.lm.prefill, static_argnums=2), jax.jit(target.lm.extend)
     width = buffers.row_width(target.lm, one) + buffers.bucket(len(before) + 1)
@@ -89,4 +103,5 @@ def _margin(target: Model, prompt: Prompt, row: int, before: Sequence[int], plai
     for token in before:
         forward, cache = extend(target.params, cache, jnp.full((1, 1), token, jnp.int32))
     logits = np.asarray(forward.logits[0, -1])
-    return float(logits[plain] - logits[other])
+    second, largest = np.partition(logits, -2)[-2:]
+    return float(logits[plain] - logits[other]), float(largest - second)

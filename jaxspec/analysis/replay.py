@@ -29,7 +29,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.accept import Rule
 from jaxspec.accept.common import KeptRatio
-from jaxspec.analysis import acceptance, cost
+from jaxspec.analysis import acceptance, cost, divergence
 from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prompt
 
@@ -214,6 +214,29 @@ def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None 
     return Evaluation(rule.name, gamma, temperature, own_text, *found)
 
 
+def alpha_of_several(store: Store, count: int) -> list[Ratio]:
+    """Probability that one of the first 1, 2, ... K independent guesses of a token is kept, over all positions.
+
+    The exact probability at each position (`divergence.beta_of_several`), with the laws at the texts' own temperature;
+    the texts only say which positions there are. The first is the rejection rule's alpha, without the noise of which
+    token the text has; at temperature 0 all guesses are one, and so are the ratios.
+
+    Args:
+        store: see `record`.
+        count: K, at least 1.
+
+    Raises:
+        ValueError: count < 1.
+    """
+    own, kept = jnp.float32(store.manifest["temperature"]), []
+    for index in _chunks(len(store.tokens)):
+        p, q = (np.exp(np.asarray(_jitted_law(side[index], own), np.float64)) for side in (store.target, store.draft))
+        kept.append(divergence.beta_of_several(p[:, 0], q[:, 0], count))
+    whole = np.concatenate(kept)[: len(store.tokens)]
+    sums = np.add.reduceat(whole, np.cumsum(store.counts) - store.counts, axis=0)
+    return [Ratio(sums[:, k], store.counts) for k in range(count)]
+
+
 def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gamma: int, exact: bool):
     """S_1 .. S_G of rounds that begin at each token of one text [T, G]; guesses behind its end are not emitted.
 
@@ -251,13 +274,17 @@ def _windows(values: Float[np.ndarray, " T"], width: int) -> Float[np.ndarray, "
 def _along(store: Store, kept_ratio: KeptRatio, own: float, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """The rule's ratio at every token, and the probability that it has now over the one that it was drawn with."""
     found = np.zeros((2, len(store.tokens)))
-    for start in range(0, len(store.tokens), CHUNK):
-        index = np.minimum(np.arange(start, start + CHUNK), len(store.tokens) - 1)
+    for index in _chunks(len(store.tokens)):
         part = store.tokens[index], store.target[index], store.draft[index]
         both = _of_chunk(kept_ratio, jnp.float32(own), jnp.float32(temperature), *part)
-        width = min(CHUNK, len(store.tokens) - start)
-        found[:, start : start + width] = np.asarray(both)[:, :width]
+        found[:, index] = np.asarray(both)
     return found[0], found[1]
+
+
+def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
+    """Positions in chunks of one size; the last position fills the last chunk."""
+    for start in range(0, count, CHUNK):
+        yield np.minimum(np.arange(start, start + CHUNK), count - 1)
 
 
 @functools.partial(jax.jit, static_argnames=("kept_ratio",))
@@ -281,6 +308,9 @@ def _law(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Ar
     law = warps.sampling()(controls, logits[:, None]).log_probs
     assert law is not None
     return law
+
+
+_jitted_law = jax.jit(_law)
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "vocab"))

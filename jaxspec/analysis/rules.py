@@ -18,10 +18,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import noise
 from jaxspec import warp as warps
-from jaxspec.accept import Rule
+from jaxspec.accept import Proposals, Rule, iterated
 from jaxspec.analysis import acceptance, cost, replay
 from jaxspec.analysis.estimate import Ratio
-from jaxspec.base import Draft, Keys, Model, Prompt
+from jaxspec.base import Draft, Keys, Law, Model, Prompt
 from jaxspec.decode import generate, request
 
 
@@ -36,6 +36,7 @@ def worth(
     key: Any,
     max_new_tokens: int = 64,
     batch: int = 16,
+    several: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
     """The acceptance rate and the tokens per round of each rule.
 
@@ -46,10 +47,13 @@ def worth(
         target, drafter, prompts: rows are the unit of the errors.
         gamma, temperature, key, max_new_tokens: as in `jaxspec.generate`.
         batch: rows at a time.
+        several: numbers K of independent guesses of one token: a row each for `accept.iterated`, whose alpha is the
+            probability that one of the K is kept.
 
     Returns:
         By rule: "rule", "exact", "gamma", "temperature", "alpha" (None for a rule that at temperature 0 keeps guesses
-        which differ from the text) and "tokens_per_round", the last two as value, stderr, low and high (95%).
+        which differ from the text) and "tokens_per_round" (None for `iterated`, which judges one position), the last
+        two as value, stderr, low and high (95%).
 
     Example:
         >>> from jaxspec import accept
@@ -75,11 +79,20 @@ def worth(
             row: dict[str, Any] = {"rule": rule.name, "exact": rule.exact, "gamma": gamma, "temperature": temperature}
             row["alpha"] = None if found is None else found.alpha.to_dict()
             rows.append(row | {"tokens_per_round": tokens.to_dict()})
-    return rows
+        kept = replay.alpha_of_several(store, max(several)) if several else []
+    about: dict[str, Any] = {"exact": True, "gamma": gamma, "temperature": temperature, "tokens_per_round": None}
+    return rows + [{"rule": iterated_name(count), "alpha": kept[count - 1].to_dict()} | about for count in several]
 
 
 def costs(
-    rules: Sequence[Rule], *, vocab: int, batch: int, gamma: int, repeats: int, alike: bool = False
+    rules: Sequence[Rule],
+    *,
+    vocab: int,
+    batch: int,
+    gamma: int,
+    repeats: int,
+    alike: bool = False,
+    several: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """Seconds of one verdict of each rule, compiled and called by itself, by name; "laws" is the softmax before it.
 
@@ -88,6 +101,8 @@ def costs(
         vocab, batch, gamma: V, B and G.
         repeats: of each.
         alike: whether draft and target are one, so that the rule may keep all; otherwise their logits differ by noise.
+        several: numbers K of independent guesses of one token: a row each for `accept.iterated`, which judges them at
+            one position, where a rule judges gamma guesses at gamma positions.
 
     Example:
         >>> from jaxspec import accept
@@ -105,7 +120,20 @@ def costs(
     for rule in rules:
         draft = _draft(keys, position, q, rule.plain_noise)
         calls[rule.name] = _call(jax.jit(rule.judge), keys, position, draft, target)
+    assert target.log_probs is not None
+    for count in several:
+        proposals = _proposals(keys, position, q[:, 0], count)
+        calls[iterated_name(count)] = _call(jax.jit(iterated), keys, position, proposals, Law(target.log_probs[:, :1]))
     return dict(zip(calls, cost.take_turns(list(calls.values()), repeats), strict=True))
+
+
+def iterated_name(count: int) -> str:
+    """What a row of `accept.iterated` is called.
+
+    >>> iterated_name(1), iterated_name(4)
+    ('iterated, 1 sample', 'iterated, 4 samples')
+    """
+    return f"iterated, {count} sample{'s' if count > 1 else ''}"
 
 
 def of_pass(target: Model, prompt: Prompt, *, gamma: int, repeats: int) -> cost.Cost:
@@ -157,3 +185,12 @@ def _draft(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G 
     if plain_noise:
         return Draft(tokens, None, length, gumbel=gumbel)
     return Draft(tokens, log_probs, length)
+
+
+@functools.partial(jax.jit, static_argnames=("count",))
+def _proposals(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"], count: int) -> Proposals:
+    """K independent draws from one law."""
+    at = noise.at(keys, position, noise.Purpose.DRAFT)
+    each = [jax.vmap(lambda key, k=k: jax.random.fold_in(key, k))(at) for k in range(count)]
+    tokens = jnp.stack([noise.categorical(key, log_probs) for key in each], axis=1)
+    return Proposals(tokens, jnp.repeat(log_probs[:, None], count, axis=1), jnp.full_like(position, count))

@@ -15,12 +15,13 @@ from jaxspec.analysis.options import numbers
 from jaxspec.analysis.shapes import random_model, random_prompt
 from jaxspec.cli import tables
 from jaxspec.cli.prompts import heldout_for
-from jaxspec.cli.verify import rules as every_rule
 
 if TYPE_CHECKING:
+    from jaxspec.accept import Rule
     from jaxspec.analysis.cost import Cost
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+SEVERAL = (1, 2, 4)  # guesses of one token, for `iterated`
 SOURCE = 64  # tokens per prompt of the model whose pass is timed
 
 
@@ -77,6 +78,13 @@ def shipped_pairs() -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[1] in names]
 
 
+def every_rule() -> list[Rule]:
+    """The rules for a chain of guesses."""
+    from jaxspec.accept import catalogue
+
+    return [entry.rule for entry in catalogue.CHAINS.values()]
+
+
 def of_pair(target: str, draft: str, gamma: int, count: int, new_tokens: int, seed: int, doing) -> dict[str, Any]:
     """Every rule at every temperature on held-out prompts."""
     import jax
@@ -88,7 +96,7 @@ def of_pair(target: str, draft: str, gamma: int, count: int, new_tokens: int, se
     prompts, rows = heldout_for(big, count), []
     for temperature in TEMPERATURES:
         doing(f"{target} and {draft} at temperature {temperature:g}")
-        options: dict[str, Any] = dict(gamma=gamma, temperature=temperature, max_new_tokens=new_tokens)
+        options: dict[str, Any] = dict(gamma=gamma, temperature=temperature, max_new_tokens=new_tokens, several=SEVERAL)
         rows += sides.worth(big, small, prompts, every_rule(), key=jax.random.key(seed), **options)
     return {"target": target, "draft": draft, "prompts": len(prompts), "new_tokens": new_tokens, "rules": rows}
 
@@ -106,7 +114,7 @@ def cost_of_all(
         taken = sides.of_pass(model, random_prompt(model, batch, SOURCE), gamma=gamma, repeats=5)
         for vocab in vocabs:
             doing(f"rules, batch {batch}, vocabulary {vocab}")
-            asked: dict[str, Any] = dict(vocab=vocab, batch=batch, gamma=gamma, repeats=repeats)
+            asked: dict[str, Any] = dict(vocab=vocab, batch=batch, gamma=gamma, repeats=repeats, several=SEVERAL)
             usual, alike = (sides.costs(every_rule(), alike=same, **asked) for same in (False, True))
             found.append(_costs(batch, vocab, usual, alike, taken, vocab == model.lm.vocab_size))
     return found

@@ -83,6 +83,29 @@ def test_beta_is_what_the_rules_do():
         assert kept.mean() == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count)), rule.name
 
 
+def test_beta_of_several_is_what_iterated_does():
+    """The share of 20,000 rows of which one of the first k guesses is kept."""
+    count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
+    tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 3)).astype(jnp.int32)
+    proposals = accept.Proposals(tokens, jnp.broadcast_to(jnp.log(q), (count, 3, 3)), jnp.full(count, 3, jnp.int32))
+    keys, position = noise.row_keys(jax.random.key(2), count), jnp.zeros(count, jnp.int32)
+    index = accept.iterated(keys, position, proposals, base.Law(jnp.broadcast_to(jnp.log(p), (count, 1, 3)))).index
+    for k, share in enumerate(divergence.beta_of_several(p, q, 3)):
+        assert np.mean(np.asarray(index) <= k) == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count))
+
+
+@given(laws(), laws())
+def test_more_guesses_are_kept_more_often(p, q):
+    kept = divergence.beta_of_several(p, q, 4)
+    assert kept[0] == pytest.approx(divergence.beta(p, q))
+    assert (np.diff(kept) >= -1e-12).all() and kept[-1] <= 1 + 1e-12
+    guessed = 1 - (1 - q[p > 0].sum()) ** np.arange(1, 5)  # no guess is kept that the target never says
+    assert (kept <= guessed + 1e-12).all()
+    assert divergence.beta_of_several(p, p, 2) == pytest.approx([1, 1])
+    both = divergence.beta_of_several(np.stack([p, q]), np.stack([q, p]), 2)
+    np.testing.assert_allclose(both[0], kept[:2])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -93,6 +116,7 @@ def test_beta_is_what_the_rules_do():
         (lambda: divergence.rejection_sampling([1.0], [0.5, 0.5]), "over 1 and 2 tokens: expected one vocabulary"),
         (lambda: divergence.beta([1.0], [1.0], lenience=0.0), "lenience is 0.0: expected above 0"),
         (lambda: divergence.beta([1.0], [1.0], lenience=2.0), "lenience is 2.0"),
+        (lambda: divergence.beta_of_several([1.0], [1.0], 0), "count is 0: expected at least 1"),
     ],
 )
 def test_bad_arguments(call, message):

@@ -30,6 +30,28 @@ def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
     found = numerics.divergences(rounding, target, PROMPT, gamma=2, max_new_tokens=8)
     assert [(d.row, d.position, d.plain, d.speculative) for d in found] == [(0, 1, 0, 1), (1, 1, 0, 1)]
     np.testing.assert_allclose([d.margin for d in found], 0.01, atol=1e-6)
+    np.testing.assert_allclose([d.top_two_margin for d in found], 0.01, atol=1e-6)
+    assert numerics.first(found) == found[0]
+
+
+def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
+    """The second best is 0.01 behind, and the token that a wrong pass says 4: only one of the margins tells."""
+    target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
+
+    def extend(params, cache, tokens, tree=None):
+        forward, cache = target.lm.extend(params, cache, tokens, tree)
+        wide = 9.0 * (tokens.shape[1] > 1)
+        return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 0.0, 1.0]]])), cache
+
+    (found, _) = numerics.divergences(
+        target._replace(lm=target.lm._replace(extend=extend)), target, PROMPT, gamma=2, max_new_tokens=4
+    )
+    assert (found.speculative, found.margin, found.top_two_margin) == (2, pytest.approx(4), pytest.approx(0.01))
+
+
+def test_the_first_of_none_and_of_several():
+    one, other = numerics.Divergence(3, 2, 1, 0, 0.5, 0.5), numerics.Divergence(0, 7, 1, 0, 0.5, 0.5)
+    assert numerics.first([]) is None and numerics.first([other, one]) == one
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -152,6 +152,20 @@ def test_alpha_is_that_of_the_whole_laws(stores):
     assert found.stderr < 0.01
 
 
+def test_alpha_of_several_guesses(stores):
+    """The first is the rejection rule's; more are kept more often; at temperature 0 all guesses are one."""
+    kept = replay.alpha_of_several(stores[0.7], 3)
+    alpha = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
+    assert abs(kept[0].value - alpha.value) < 3 * alpha.stderr and kept[0].stderr < alpha.stderr
+    assert kept[0].value < kept[1].value < kept[2].value < 1
+    options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
+    assert kept[0].value == pytest.approx(acceptance.measure(WORDS, NEAR, PROMPTS, **options).alpha, abs=1e-5)
+    greedy = replay.alpha_of_several(stores[0.0], 2)
+    assert greedy[0].value == greedy[1].value
+    assert greedy[0].value == pytest.approx(replay.evaluate(stores[0.0], accept.rejection(), gamma=1).alpha.value)
+    np.testing.assert_array_equal(kept[2].counts, stores[0.7].counts)
+
+
 def test_rules_in_order(stores):
     """Block keeps the most, then rejection, coupled, and the baselines."""
     found = {rule.name: replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round.value for rule in EXACT}

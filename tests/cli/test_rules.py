@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import accept
+from jaxspec.accept import catalogue
 from jaxspec.cli import rules
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
@@ -27,10 +28,14 @@ def test_a_pair(two_rules):
     found = json.loads(result.stdout)
     (pair,) = found["pairs"]
     names = [(row["rule"], row["temperature"]) for row in pair["rules"]]
-    assert names == [(rule, t) for t in (0.0, 0.7, 1.0) for rule in ("block", "typical(0.09, 0.3)")]
+    several = ["iterated, 1 sample", "iterated, 2 samples", "iterated, 4 samples"]
+    assert names == [(rule, t) for t in (0.0, 0.7, 1.0) for rule in ("block", "typical(0.09, 0.3)", *several)]
+    alphas = [row["alpha"]["value"] for row in pair["rules"] if row["temperature"] == 1 and row["rule"] in several]
+    assert 0 < alphas[0] < alphas[1] < alphas[2] < 1
     (table,) = rules.pair_tables(found)
-    assert table.row_count == 2 and len(table.columns) == 7
-    assert list(table.columns[0].cells) == ["block", "typical(0.09, 0.3), inexact"]
+    assert table.row_count == 5 and len(table.columns) == 7
+    assert list(table.columns[0].cells) == ["block", "typical(0.09, 0.3), inexact", *several]
+    assert list(table.columns[2].cells)[2:] == ["–"] * 3  # tokens per round: these judge one position
 
 
 def test_costs(two_rules, monkeypatch):
@@ -39,7 +44,12 @@ def test_costs(two_rules, monkeypatch):
     result = CliRunner().invoke(app, ["rules", "--cost", *small, "--markdown"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert result.stdout.count("| block ") == 4 and "batch 2, V = 12" in result.stdout
-    assert result.stdout.count("%") == 2 * 3 * 2  # shares of passes only where the vocabulary is the model's
+    assert result.stdout.count("| iterated, 4 samples ") == 4
+    assert result.stdout.count("%") == 2 * 6 * 2  # shares of passes only where the vocabulary is the model's
+
+
+def test_rules_are_those_of_the_registry():
+    assert [rule.name for rule in rules.every_rule()] == [entry.rule.name for entry in catalogue.CHAINS.values()]
 
 
 def test_half_a_pair_is_refused():
