@@ -3,9 +3,9 @@
 They are if no two of them have the same key, be it in one call or in two. Where a verdict depends on guesses behind the
 kept ones, as under `accept.block`, a later round that guesses with their noise again is biased indeed.
 
-A decoder that shares noise on purpose (`accept.coupled` with a drafter that is coupled, too) needs another proof: if every token that is committed is
-the outcome of a draw with the TOKEN noise of its position, from a law that the tokens before it determine, then the
-text is plain sampling's from those laws, however often that noise was drawn.
+A decoder that shares noise on purpose (`accept.coupled` with a drafter that is coupled, too) needs another proof: if
+every token that is committed is the outcome of a draw with the TOKEN noise of its position, from a law that the tokens
+before it determine, then the text is plain sampling's from those laws, however often that noise was drawn.
 
 N is a number of paths.
 """
