@@ -16,8 +16,7 @@ the order in which a call draws:
 So drafters that draw nothing, rules without coins, drafts of varying length and rules that take several
 things from one coin are no special cases: nothing here knows what a draft is. But a decoder must draw by
 `noise.categorical` and `noise.uniform` alone, and outside of `while_loop` and `cond`; one whose output depends on its
-keys otherwise is refused, and so is one in which a path reads two draws with one key (`independence` has the
-exception).
+keys otherwise is refused, and so is one in which a path reads two draws with one key (see `independence`).
 """
 
 from __future__ import annotations
