@@ -62,15 +62,17 @@ def rounds_of(rule, gamma, temperature):
     shared = Weights(TARGET.params, DRAFT.params), jnp.array([-1], jnp.int32)
     asked = jax.tree.map(np.asarray, (ONE, (controls(temperature), None, None), np.full(1, STEPS, np.int32)))
     first = init_program(decoder, buffers.room(STEPS, gamma))
-    rows, weight = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
-    rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+    ends = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
+    ends = Outcomes(step_program(decoder), shared, ends.state).enumerate(ends.weight)
+    rows, weight = ends.state, ends.weight
     accepted, rounds = float(weight @ rows.stats.accepted), 0.0
     while True:
         rounds += float(weight[rows.done] @ rows.stats.rounds[rows.done])
         rows, weight = take((rows, weight), ~rows.done)
         if not len(weight):
             return accepted, rounds
-        rows, weight = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+        ends = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+        rows, weight = ends.state, ends.weight
 
 
 @named(INDEPENDENT)
