@@ -103,11 +103,16 @@ def test_the_defaults_are_certified_too():
         certify_iterated(TARGET, drafters=[])
 
 
+def others(keys):
+    """Keys of draws that `iterated` does not make."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+
+
 def judges_by_p_alone(keys, position, proposals, target):
     """The mistake that one would make: after a rejection p stays as it is."""
     choice = iterated(keys, position, proposals, target)
     p, first = jnp.exp(target.log_probs[:, 0]), proposals.tokens[:, 0]
-    coin = noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 2)[:, 1]
+    coin = noise.uniform(noise.at(others(keys), position, noise.Purpose.COIN), 2)[:, 1]
     second = jnp.take_along_axis(p, proposals.tokens[:, 1:], 1) / jnp.exp(
         jnp.take_along_axis(proposals.log_probs[:, 1], proposals.tokens[:, 1:], 1)
     )
@@ -119,7 +124,7 @@ def judges_by_p_alone(keys, position, proposals, target):
 
 def draws_from_p(keys, position, proposals, target):
     choice = iterated(keys, position, proposals, target)
-    fresh = draw(keys, position, target.log_probs[:, 0])
+    fresh = draw(others(keys), position, target.log_probs[:, 0])
     return choice._replace(token=jnp.where(choice.index == proposals.length, fresh, choice.token))
 
 
