@@ -40,12 +40,13 @@ def test_a_pair(two_rules):
 
 def test_costs(two_rules, monkeypatch):
     monkeypatch.setattr(rules, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    monkeypatch.setattr(rules, "SEVERAL", (4,))
     small = ("--vocab", "9,12", "--batch", "1,2", "--gamma", "2", "--repeats", "2")
     result = CliRunner().invoke(app, ["rules", "--cost", *small, "--markdown"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert result.stdout.count("| block ") == 4 and "batch 2, V = 12" in result.stdout
     assert result.stdout.count("| iterated, 4 samples ") == 4
-    assert result.stdout.count("%") == 2 * 6 * 2  # shares of passes only where the vocabulary is the model's
+    assert result.stdout.count("%") == 2 * 4 * 2  # shares of passes only where the vocabulary is the model's
 
 
 def test_rules_are_those_of_the_registry():
