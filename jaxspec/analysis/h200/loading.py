@@ -95,9 +95,10 @@ class Peak:
         before, bytes: resident memory when the block began, and its peak inside.
         how: what says so: the kernel's high-water mark, or samples of resident memory where it has none.
 
-    >>> with Peak() as peak:
-    ...     _ = b"x" * (1 << 24)
-    >>> peak.bytes - peak.before > 1 << 23
+    >>> import mmap
+    >>> with Peak() as peak, mmap.mmap(-1, 1 << 26) as pages:  # which no free memory of this process can serve
+    ...     _ = pages.write(bytes(1 << 26))
+    >>> peak.bytes - peak.before > 1 << 25
     True
     """
 
