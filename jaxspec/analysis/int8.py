@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis import acceptance, cost, heldout, quality, report
+from jaxspec.analysis import acceptance, cost, environment, heldout, quality, report
 from jaxspec.analysis.estimate import spread
 from jaxspec.base import Model
 from jaxspec.decode import loop, request
@@ -72,7 +72,7 @@ def compare(
         ImportError: a task is scored, and the `train` extra is not installed.
     """
     first = next(iter(pairs.values()))[0]
-    found: dict[str, Any] = {"environment": cost.environment(), "gamma": ask.gamma, "dtypes": {}}
+    found: dict[str, Any] = {"environment": environment.current(), "gamma": ask.gamma, "dtypes": {}}
     prompts = [row["input"] for rows in tasks.values() for row in rows][:TIMED]
     calls = []
     for dtype, (target, draft) in pairs.items():

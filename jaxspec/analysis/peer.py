@@ -28,7 +28,7 @@ from rich.console import Console
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.analysis import cost, heldout, peer_tables, peer_transformers
+from jaxspec.analysis import cost, environment, heldout, peer_tables, peer_transformers
 from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.options import numbers
 from jaxspec.base import Model, Prompt
@@ -102,7 +102,7 @@ def compare(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> dict[str, 
     import transformers
 
     _check(target, draft, prompt, ask)
-    about = cost.environment()
+    about = environment.current()
     torch.set_num_threads(ask.threads or about["cpus"])
     about |= {"torch": torch.__version__, "transformers": transformers.__version__}
     about["torch_threads"] = torch.get_num_threads()

@@ -42,7 +42,7 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.accept import Rule
 from jaxspec.accept.common import KeptRatio
-from jaxspec.analysis import acceptance, cost, divergence
+from jaxspec.analysis import acceptance, divergence, environment
 from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prompt
 
@@ -158,7 +158,7 @@ def record(
         np.save(unfinished / "tokens.npy", tokens)
         about = {"target": target.name, "draft": drafter.name, "temperature": float(temperature)}
         about |= {"max_new_tokens": max_new_tokens, "rows": len(counts), "positions": shape[0], "vocab": vocab}
-        about |= {"prompts_sha256": _digest(texts), "environment": cost.environment()}
+        about |= {"prompts_sha256": _digest(texts), "environment": environment.current()}
         (unfinished / MANIFEST).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         os.replace(unfinished, folder)
     finally:
@@ -250,6 +250,17 @@ def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gam
     if exact:
         kept = np.minimum(np.minimum.accumulate(kept, axis=1), 1.0)
     return kept * moved
+
+
+def independent(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"]:
+    """S_1 .. S_G where every guess is kept with probability alpha, as Equation 1 assumes, in a text of `count` tokens.
+
+    >>> independent(0.5, 3, 2).tolist()
+    [[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]]
+    >>> [round(n / expected_rounds(independent(0.8, n, 3)), 2) for n in (10, 1000)]  # Equation 1 promises 2.95
+    [2.62, 2.95]
+    """
+    return survival(np.full(count, alpha), np.ones(count), gamma, exact=True)
 
 
 def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:

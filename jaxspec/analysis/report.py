@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxspec.analysis import acceptance, cost, heldout, quality
+from jaxspec.analysis import acceptance, environment, heldout, quality
 from jaxspec.base import Model
 from jaxspec.decode import generate, request
 from jaxspec.model import load
@@ -70,7 +70,7 @@ def report(
     if set(tasks) & set(SCORES):
         quality.check()
     sides = {"target": target, "draft": draft}
-    found: dict[str, Any] = {"environment": cost.environment()}
+    found: dict[str, Any] = {"environment": environment.current()}
     for side, model in sides.items():
         size = int8.count(model.params)
         found[side] = {"name": model.name, "parameters": size, "dtype": model.config.dtype}

@@ -52,30 +52,6 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
     return np.where(alpha == 1, gamma + 1, tokens)[()]
 
 
-def expected_rounds(alpha: float, gamma: int, tokens: ArrayLike) -> np.ndarray:
-    """Rounds that texts take, by their lengths: Equation 1 where texts end, and cut their last round short.
-
-    Args:
-        alpha, gamma: as in `expected_tokens`.
-        tokens: how many tokens of each text rounds yield: all but the first, which prefill does. 0 or more.
-
-    Raises:
-        ValueError: an argument out of range.
-
-    Example, texts of 10 and of 1,000 tokens, where Equation 1 promises 2.95 tokens a round:
-        >>> (np.array([10, 1000]) / expected_rounds(0.8, 3, [10, 1000])).round(2).tolist()
-        [2.62, 2.95]
-    """
-    alpha, gamma, tokens = float(_checked(alpha, "alpha", 1.0)), int(_checked(gamma, "gamma")), np.asarray(tokens)
-    _checked(tokens, "tokens")
-    kept = (1 - alpha) * alpha ** np.arange(gamma + 1)  # the probability that so many guesses are, and no more
-    kept[gamma] = alpha**gamma
-    rounds = np.zeros(int(tokens.max(initial=0)) + 1)
-    for left in range(1, len(rounds)):
-        rounds[left] = 1 + kept @ rounds[np.maximum(left - 1 - np.arange(gamma + 1), 0)]
-    return rounds[tokens]
-
-
 def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
     """Speed over plain decoding, Theorem 3.8: expected_tokens / (gamma c + v).
 

@@ -101,9 +101,9 @@ def measure(
     """
     import jax
 
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import environment
 
-    machine = cost.environment()
+    machine = environment.current()
     shared = {"target": identity(target), "contents": CONTENTS}
     shared |= {name: getattr(ask, name) for name in ("new_tokens", "rows", "batch", "repeats", "seed", "dtype")}
     shared |= {name: machine[name] for name in ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec")}
@@ -121,7 +121,7 @@ def measure(
                     doing(f"{task.name}, {drafter.name}, T = {temperature:g}, l = {lenience:g}")
                     for gamma, result in cells(temperature, lenience, missing).items():
                         known[gamma] = result
-                        ledger.put(setting | {"gamma": gamma}, result, cost.environment())
+                        ledger.put(setting | {"gamma": gamma}, result, environment.current())
                 for gamma, result in known.items():
                     assert result is not None
                     yield {"draft_name": drafter.name, **setting, "gamma": gamma, **result}
@@ -169,14 +169,15 @@ def cells_of(
 
     def tokens_per_round(temperature: float, alpha: float, gamma: int) -> float:
         """Of guesses that are kept independently of each other, in texts of these lengths."""
-        later = texts(temperature).counts - 1
-        return later.sum() / max(theory.expected_rounds(alpha, gamma, later).sum(), 1)
+        later = [count - 1 for count in texts(temperature).counts.tolist() if count > 1]
+        rounds = {n: replay.expected_rounds(replay.independent(alpha, n, gamma)) for n in set(later)}
+        return sum(later) / max(sum(rounds[n] for n in later), 1)
 
     def planned(temperature: float, share: float, alpha: float) -> int:
         if share == 1:
             tokens = planning.tokens_by_gamma(texts(temperature), MOST)
         else:
-            tokens = [tokens_per_round(temperature, alpha, gamma) for gamma in range(MOST + 1)]
+            tokens = [1.0, *(tokens_per_round(temperature, alpha, gamma) for gamma in range(1, MOST + 1))]
         return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
 
     def foretold(temperature: float, share: float, alpha: float, gamma: int, c: float, v: float) -> dict[str, Any]:

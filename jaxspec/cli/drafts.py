@@ -64,14 +64,14 @@ def drafts(
     import jax
 
     from jaxspec import model
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import cost, environment
 
     big = named.widened(model.load(target, dtype=dtype), widen)
     lengths, heat = numbers(gammas, "--gammas"), _temperatures(temperatures)
     names = [name for name in drafters.split(",") if name]
     if no_speed:
         made = {name: named.drafter(name, dtype) for name in names}
-        found = {"environment": cost.environment(), "target": target, "rows": rows, "new_tokens": new_tokens}
+        found = {"environment": environment.current(), "target": target, "rows": rows, "new_tokens": new_tokens}
         found["results"] = _without_speed(big, made, _names(big, tasks), heat, lengths, rows, new_tokens)
         if as_json:
             print(json.dumps(found))
@@ -86,7 +86,7 @@ def drafts(
         kinds = sorted({task.sampled for task in wanted})
         example = speeds.groups_of(wanted[0].prompt, batch, batch)[0]
         shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
-        found: dict[str, Any] = {"environment": cost.environment(), "target": target, "widen": widen, "batch": batch}
+        found: dict[str, Any] = {"environment": environment.current(), "target": target, "widen": widen, "batch": batch}
         found |= {"costs": [], "tasks": []}
         made = {name: named.drafter(name, dtype) for name in names}
         ways: dict[bool, list[Way]] = {}

@@ -49,7 +49,7 @@ def figures(
 
         jaxspec figures --target debian-gpt-base --draft debian-gpt-small
     """
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import environment
     from jaxspec.analysis.figures import style
 
     forms, written = tuple(part.strip() for part in formats.split(",")), []
@@ -71,7 +71,7 @@ def figures(
             big, small = (model.load(name, dtype="float32") for name in (target, draft))
             draw(of_pair(big, small, gamma, count, new_tokens, repeats))
     if as_json:
-        print(json.dumps({"environment": cost.environment(), "files": [str(path) for path in written]}))
+        print(json.dumps({"environment": environment.current(), "files": [str(path) for path in written]}))
         return
     console = Console(highlight=False)
     for path in written:

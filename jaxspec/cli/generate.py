@@ -208,10 +208,10 @@ def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) ->
 
 def _report(session: Session, decoded: list[Decoded], found: Comparison | None, trace: bool) -> dict[str, Any]:
     """What --json prints."""
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import environment
 
     each = [row.counts for row in decoded]
-    about = cost.environment()
+    about = environment.current()
     report: dict[str, Any] = {
         "prompts": session.texts,
         "texts": [row.text for row in decoded],

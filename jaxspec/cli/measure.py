@@ -74,7 +74,7 @@ def measure(
         jaxspec measure --temperature 1 --lenience 1,0.5,0.3,0.1
     """
     from jaxspec import model
-    from jaxspec.analysis import cost
+    from jaxspec.analysis import environment
 
     chosen = tuple(cells.PLANNED if g == cells.PLANNED else _whole(g) for g in _parts(gamma, "--gamma"))
     ask = cells.Ask(
@@ -109,12 +109,12 @@ def measure(
         from jaxspec.training.jsonl import write_text
 
         write_text(csv_out, [as_csv(found)])
-    environment = cost.environment()
+    about = environment.current()
     if as_json:
-        print(json.dumps({"environment": environment, "cells": found}, ensure_ascii=False))
+        print(json.dumps({"environment": about, "cells": found}, ensure_ascii=False))
         return
     out = Console(highlight=False, width=200 if markdown else None)
-    out.print(Text(headline(big, ask, environment), "bold"))
+    out.print(Text(headline(big, ask, about), "bold"))
     for made in of_pairs(found):
         if markdown:
             out.print(f"**{made.title}**\n")

@@ -194,14 +194,14 @@ def table(plans: Sequence[Plan]) -> Table:
 
 
 def _show(about: str, plans: Sequence[Plan], as_json: bool) -> None:
-    from jaxspec.analysis import cost, planning
+    from jaxspec.analysis import environment, planning
 
     if as_json:
         rows = []
         for found in plans:
             pays = found.break_even if found.break_even < 1 else None  # JSON has no infinity
             rows.append(found._asdict() | {"break_even": pays, "advice": planning.sentence(found)})
-        print(json.dumps({"environment": cost.environment(), "about": about, "plans": rows}, ensure_ascii=False))
+        print(json.dumps({"environment": environment.current(), "about": about, "plans": rows}, ensure_ascii=False))
         return
     out = Console(highlight=False)
     out.print(Text(about, "bold"), table(plans), sep="\n")

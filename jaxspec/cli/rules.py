@@ -51,9 +51,9 @@ def rules(
     """
     if bool(target) != bool(draft):
         raise ValueError("a pair has two models: give --target and --draft, or neither")
-    from jaxspec.analysis import cost as costs
+    from jaxspec.analysis import environment
 
-    found: dict[str, Any] = {"environment": costs.environment(), "gamma": gamma}
+    found: dict[str, Any] = {"environment": environment.current(), "gamma": gamma}
     with Console(stderr=True).status("starting") as status:
         if cost:
             sizes = numbers(vocab, "--vocab"), numbers(batch, "--batch")

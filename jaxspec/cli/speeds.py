@@ -67,9 +67,9 @@ def collect(
         "environment", "target", "draft", "alpha" (None without a drafter) and "results", one per batch size
         and gamma (0 is plain decoding); times in milliseconds, memory in bytes, spreads as median, min, max.
     """
-    from jaxspec.analysis import acceptance, cost
+    from jaxspec.analysis import acceptance, environment
 
-    found: dict[str, Any] = {"environment": cost.environment(), "target": _describe(target)}
+    found: dict[str, Any] = {"environment": environment.current(), "target": _describe(target)}
     found |= {"draft": None if drafter is None else _describe(drafter), **ask._asdict(), "alpha": None}
     if drafter is not None and ask.gammas:
         (pool,) = groups_of(prompt, ask.rows, ask.rows)

@@ -1,12 +1,5 @@
 """What is timed is what is claimed: so many passes over so many tokens at one length."""
 
-import importlib.metadata
-import json
-import shutil
-import subprocess
-import sys
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,53 +148,3 @@ def test_bad_arguments():
         measure(model, model, PROMPT, gamma=-1)
     with pytest.raises(TypeError, match="drafter is a Drafter"):
         measure(model, jaxspec.drafters.model(model.lm), PROMPT, gamma=1)
-
-
-def test_the_environment_names_what_a_number_depends_on():
-    about = cost.environment()
-    assert about["jax"] == jax.__version__ and about["jaxspec"] == jaxspec.__version__
-    assert about["device"] and about["cpus"] >= 1 and about["command"]
-
-
-def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    for name in ("torch", "transformers"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    installed = {"jaxlib": "0.10.2"}
-
-    def version(name):
-        if name not in installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert not cost.environment().keys() & {"xla_flags", "torch", "transformers", "cuda_plugin"}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.9.0+cpu"))
-    monkeypatch.setitem(sys.modules, "transformers", None)  # one that cannot be imported
-    installed["jax-cuda12-plugin"] = "0.10.2"
-    about = json.loads(json.dumps(cost.environment()))
-    assert (about["xla_flags"], about["torch"], about["cuda_plugin"]) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
-    assert "transformers" not in about
-
-
-def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
-    cost._commit.cache_clear()
-    assert cost._commit(tmp_path / "installed") is None
-    if shutil.which("git"):
-        checkout = tmp_path / "checkout"
-        for command in ("init -q", "add file", "-c user.name=a -c user.email=b commit -q --no-gpg-sign -m c"):
-            checkout.mkdir(exist_ok=True)
-            (checkout / "file").write_text("1")
-            subprocess.run(["git", "-C", str(checkout), *command.split()], check=True)
-        head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
-        assert cost._commit(checkout) == head.stdout[:12]
-        (checkout / "file").write_text("2")
-        cost._commit.cache_clear()
-        assert cost._commit(checkout) == head.stdout[:12] + "-dirty"
-    (tmp_path / "damaged" / ".git").mkdir(parents=True)
-    assert cost._commit(tmp_path / "damaged") is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "without git" / ".git").mkdir(parents=True)
-    assert cost._commit(tmp_path / "without git") is None
-    cost._commit.cache_clear()

@@ -6,7 +6,6 @@ The most wanted numbers come first. Times are guesses for an H200 with nothing c
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import time
 import traceback
@@ -16,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec.analysis import cost
+from jaxspec.analysis import environment
 from jaxspec.analysis.h200 import decoding, loading, profile, training
 from jaxspec.analysis.h200.decoding import KINDS, TABLE_2, Bench
 from jaxspec.analysis.h200.results import Found, Results
@@ -190,7 +189,7 @@ def _on_device(name: str, bench: Bench, plan: Plan) -> Found | None:
         found = profiles(bench, plan)
     else:
         found = {"copy": bench.copy, "plain": bench.plain}[name]()
-    return None if found is None else {"environment": _environment(), **found}
+    return None if found is None else {"environment": environment.current(), **found}
 
 
 def profiles(bench: Bench, plan: Plan) -> Found | None:
@@ -227,10 +226,6 @@ def _in_processes(stage: Stage, plan: Plan, apart: Callable[..., Any]) -> Callab
         return training.train(plan.pair, stage.name.removeprefix("train-"), plan.data, plan.work, apart)
 
     return work
-
-
-def _environment() -> Found:
-    return cost.environment() | {"xla_flags": os.environ.get("XLA_FLAGS", "")}
 
 
 def _say(doing: str) -> None:

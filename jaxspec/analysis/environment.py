@@ -1,0 +1,83 @@
+"""What a number was measured on and with: machine, versions, command."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def current() -> dict[str, Any]:
+    """Goes with every number that is reported.
+
+    Where there are any: "commit" of the checkout that this is, ending in "-dirty" if files differ from it; "xla_flags";
+    "cuda_plugin" of jax; and "torch" and "transformers", if they have been imported.
+
+    >>> current().keys() >= {"command", "device", "cpus", "jax", "jaxspec"}
+    True
+    """
+    import jaxspec
+
+    device = jax.devices()[0]
+    about = {
+        "jaxspec": jaxspec.__version__,
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.device_kind if device.platform != "cpu" else "cpu",
+        "devices": jax.device_count(),
+        "cpu": _cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    perhaps = {"commit": _commit(Path(jaxspec.__file__).parents[1]), "xla_flags": os.environ.get("XLA_FLAGS")}
+    perhaps["cuda_plugin"] = _installed("jax-cuda13-plugin") or _installed("jax-cuda12-plugin")
+    perhaps |= {name: _imported(name) for name in ("torch", "transformers")}
+    return about | {name: value for name, value in perhaps.items() if value}
+
+
+@functools.cache
+def _commit(folder: Path) -> str | None:
+    """The commit of a checkout; None of any other folder, or without git."""
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _imported(module: str) -> str | None:
+    """The version of a module that something has imported; it takes seconds, and is not done for this."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
