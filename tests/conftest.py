@@ -2,14 +2,9 @@
 
 import html.parser
 
-import hypothesis
 import pytest
 
 from jaxspec import accept, noise
-
-# The same examples in every run; and a busy machine is no reason to fail.
-hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("steady")
 
 
 class Bytes:

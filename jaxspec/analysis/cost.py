@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from jaxspec.decode import loop, request
 from jaxspec.decode.request import Job
 from jaxspec.decode.verify import widths
 
-REPEATS = 9  # of what passes cost: plans and policies are no better than these numbers
+REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
+TRIED = 4  # passes, to learn how long one takes
+LASTING = 0.03  # seconds of each: the shorter, the more alike is the machine's other work for those that are compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ def measure(
     *,
     gamma: int,
     repeats: int = REPEATS,
-    inner: int = 20,
+    inner: int | None = None,
     max_new_tokens: int = 64,
     sampled: bool = False,
 ) -> Cost:
@@ -87,14 +89,15 @@ def measure(
 
     Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched
     between passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last,
-    as greedy decoding does, or a draw. Compiled and warmed up first; the three loops take turns.
+    as greedy decoding does, or a draw. Compiled and warmed up first; the loops take turns, and short ones, so that
+    what else the machine does falls on all of them alike.
 
     Args:
         target, drafter: two models with one vocabulary.
         prompts: text, or token ids [batch, prompt].
         gamma: guesses a round.
         repeats: measurements of each pass, of which the medians count.
-        inner: passes per measurement.
+        inner: passes per measurement; as many as take some 30 ms unless told.
         max_new_tokens: sizes the caches, as in `jaxspec.generate`: a pass reads all of its cache.
         sampled: whether each pass also draws a token, as decoding does above temperature 0: noise for a whole
             vocabulary is a good part of a small drafter's pass.
@@ -125,7 +128,7 @@ def measure_all(
     *,
     gammas: Sequence[int],
     repeats: int = REPEATS,
-    inner: int = 20,
+    inner: int | None = None,
     max_new_tokens: int = 64,
     sampled: bool = False,
     advance: Callable[[int], object] = lambda gamma: None,
@@ -153,7 +156,7 @@ def measure_all(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
-    if repeats < 1 or inner < 1:
+    if repeats < 1 or (inner is not None and inner < 1):
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
     if not isinstance(drafter, Model):
         raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
@@ -170,7 +173,8 @@ def measure_all(
     for gamma in gammas:
         loops.append(big(gamma + 1))
         advance(gamma)
-    one, draft, *verify = take_turns(loops, repeats) / inner * 1e3
+    seconds = take_turns([loop.call for loop in loops], repeats)
+    one, draft, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
     return [Cost(gamma, len(prompt.length), one, each, draft) for gamma, each in zip(gammas, verify, strict=True)]
 
 
@@ -282,28 +286,46 @@ def passes(
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 
 
-def looping(
-    model: Model, prompt: Prompt, room: int, inner: int, sampled: bool
-) -> Callable[[int], Callable[[], object]]:
-    """Of a number of tokens, a call that makes `inner` passes over so many and waits; all such calls share a cache."""
-    lm, count = model.lm, jnp.asarray(inner, jnp.int32)
+class Loop(NamedTuple):
+    """A call that makes so many passes, and waits for them."""
+
+    call: Callable[[], None]
+    passes: int
+
+
+def looping(model: Model, prompt: Prompt, room: int, inner: int | None, sampled: bool) -> Callable[[int], Loop]:
+    """Of a number of tokens, the Loop of passes over so many; all of them share a cache, and are warm.
+
+    Args:
+        model, prompt, room: what reads, and how much there is to read.
+        inner: passes of a loop; as many as take `LASTING` seconds if None.
+        sampled: as in `measure`.
+    """
+    lm = model.lm
     forward, cache = _prefill(lm, model.params, prompt, buffers.row_width(lm, prompt) + room)
     length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def over(step: int) -> Callable[[], object]:
+    def over(step: int) -> Loop:
         tokens = jnp.repeat(first, step, axis=1)
 
-        def call() -> None:
+        def call(count: int) -> None:
             nonlocal cache
-            last, cache = passes(lm, model.params, cache, length, tokens, count, keys)
+            last, cache = passes(lm, model.params, cache, length, tokens, jnp.asarray(count, jnp.int32), keys)
             last.block_until_ready()
 
-        call()  # compiles
-        return call
+        call(inner or TRIED)  # compiles
+        count = inner or _lasting(functools.partial(call, TRIED))
+        return Loop(functools.partial(call, count), count)
 
     return over
+
+
+def _lasting(call: Callable[[], object]) -> int:
+    """How many passes take `LASTING` seconds, of a call that makes `TRIED` of them."""
+    each = float(np.median(take_turns([call], 3))) / TRIED
+    return int(np.clip(round(LASTING / each), 1, 1000))
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "capacity"))

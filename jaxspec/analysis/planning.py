@@ -110,7 +110,7 @@ def of_pair(
     batches: Sequence[int] = (1,),
     most: int = 16,
     max_new_tokens: int = 64,
-    repeats: int = 5,
+    repeats: int = cost.REPEATS,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Iterator[Plan]:
     """Plans for a pair of models, from what is measured on prompts.

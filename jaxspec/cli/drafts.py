@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxspec.analysis.options import numbers
-from jaxspec.cli import kept, named, speeds, tables
+from jaxspec.cli import kept, named, prices, speeds, tables
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.ways import Task, Way, compare, together
 
 if TYPE_CHECKING:
-    from jaxspec.base import Drafter, Model, Policy, Prompt
+    from jaxspec.base import Drafter, Model, Policy
 
 
 def drafts(
@@ -99,7 +99,7 @@ def drafts(
             c = {}
             ways[sampled] = [Way(("plain", ""), None, 0)]
             for name, drafter in made.items():
-                c[name] = cost_of(drafter, name, dtype, big, example, **sized)
+                c[name] = prices.of_guess(drafter, name, dtype, big, example, **sized)
                 fixed = [(n, fixed_costs(drafter, n, exact[n])) for n in lengths]
                 ways[sampled] += [Way((name, f"γ = {n}"), drafter, n, None, c[name], each) for n, each in fixed]
                 free = chosen(policies, c[name], v)
@@ -155,27 +155,6 @@ def _without_speed(
                 found.append(about | kept.measure(target, drafter, heldout(task, rows), **asked))
             jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
     return found
-
-
-def cost_of(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, **options: Any) -> float:
-    """What a guess costs, in passes of the target: that of the model that drafts, where one does; 0 for look-ups.
-
-    Args:
-        drafter, name, dtype: of it.
-        target, prompt: what it is measured beside.
-        **options: of `analysis.cost.measure`.
-    """
-    from jaxspec.analysis import cost
-    from jaxspec.base import Model
-
-    if "+" in name:
-        last = name.rpartition("+")[2]
-        return cost_of(named.drafter(last, dtype), last, dtype, target, prompt, **options)
-    if name.startswith(("argmax:", "abstaining")):  # the model inside
-        drafter = named.drafter(name.rpartition(":")[2], dtype)
-    if not isinstance(drafter, Model):
-        return 0.0
-    return cost.measure(target, drafter, prompt, gamma=1, **options).c
 
 
 def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:

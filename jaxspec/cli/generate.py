@@ -15,7 +15,7 @@ from rich.text import Text
 from jaxspec.cli import counts, prompts, tables, verdict
 from jaxspec.cli.compare import Comparison, compare_with_plain
 from jaxspec.cli.counts import Counts
-from jaxspec.cli.session import DRAFT, TARGET, Decoded, Session, Settings, decode_all, open_session, warm_up
+from jaxspec.cli.session import DRAFT, TARGET, Decoded, Session, Settings, decode_all, open_session, priced, warm_up
 from jaxspec.cli.show import show
 from jaxspec.trace import Round
 
@@ -28,7 +28,7 @@ def generate(
     draft: Annotated[
         str | None,
         typer.Option(
-            help="Who guesses: a model, lookup, online_ngram, retrieval:DIR, argmax:MODEL, "
+            help="Who guesses: a model, lookup, lookup=2, online_ngram, retrieval:DIR, argmax:MODEL, "
             "abstaining:TABLES, lookup+MODEL, or none. By default the small sibling of a shipped target."
         ),
     ] = None,
@@ -131,8 +131,10 @@ def generate(
         session = open_session(settings, given, count)
     if compare and not isinstance(session.drafter, Model):
         raise ValueError("--compare needs a model that drafts: `jaxspec drafts` compares other drafters")
+    rows = len(session.texts) if batch else 1
+    with err.status("measuring what passes cost"):
+        session = priced(session, rows)
     with err.status("compiling (kept for the next call)"):
-        rows = len(session.texts) if batch else 1
         warm_up(session, rows, by_rounds=bool(stop) or not (batch or as_json))
     if as_json:
         decoded = decode_all(session, rows)

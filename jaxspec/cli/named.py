@@ -15,8 +15,9 @@ POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
 
-    "lookup", "online_ngram", "retrieval:FOLDER" (of a datastore), "argmax:NAME" (a model's best guess, with certainty),
-    "abstaining:NAME" or "abstaining=1:NAME" (n-gram tables, where the longest context, or one of 1 token, was counted).
+    "lookup" or "lookup=2" (matches of at least 2 tokens), "online_ngram", "retrieval:FOLDER" (of a datastore),
+    "argmax:NAME" (a model's best guess, with certainty), "abstaining:NAME" or "abstaining=1:NAME" (n-gram tables, where
+    the longest context, or one of 1 token, was counted).
 
     Args:
         name: as above.
@@ -36,6 +37,11 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
         if least and not least.isdecimal():
             raise ValueError(f"the drafter is {name!r}: expected abstaining:NAME or abstaining=NUMBER:NAME")
         return drafters.abstaining(model.load(rest, dtype=dtype, mesh=mesh), int(least) if least else None)
+    if option == "lookup" and least:
+        shortest = int(least) if least.isdecimal() else 0
+        if not shortest:
+            raise ValueError(f"the drafter is {name!r}: expected lookup=NUMBER, the fewest tokens to match")
+        return drafters.lookup(max(3, shortest), shortest)
     if name in ("lookup", "online_ngram"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)

@@ -56,7 +56,7 @@ def plan(
     ] = None,
     count: Annotated[int, typer.Option(help="For a pair: prompts to measure on.", min=1)] = 32,
     new_tokens: Annotated[int, typer.Option(help="For a pair: most tokens per prompt.", min=2)] = 64,
-    repeats: Annotated[int, typer.Option(help="For a pair: timings of each pass.", min=1)] = 9,
+    repeats: Annotated[int, typer.Option(help="For a pair: timings of each pass.", min=1)] = 25,
     seed: Annotated[int, typer.Option(help="Of a pair's texts.")] = 0,
     dtype: Annotated[
         str, typer.Option(help="Default: float32 for a pair, which may be int8, too; bfloat16 else.")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec import trace
-from jaxspec.cli import named
+from jaxspec.cli import named, prices
 from jaxspec.cli.counts import Counts
 from jaxspec.cli.prompts import as_chat, heldout_for
 from jaxspec.trace import Round
@@ -16,7 +16,7 @@ from jaxspec.trace import Round
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxspec.base import Drafter, Model, Prompt, Stats
+    from jaxspec.base import Drafter, Model, Policy, Prompt, Stats
     from jaxspec.decode import Generation
     from jaxspec.decode.request import Job
 
@@ -57,6 +57,7 @@ class Session(NamedTuple):
         settings, target, drafter, texts: what was asked for.
         prompt: the texts as token ids, on the host.
         keys: the data of one random key per prompt.
+        policy: what chooses the guesses of a round.
     """
 
     settings: Settings
@@ -65,12 +66,12 @@ class Session(NamedTuple):
     texts: list[str]
     prompt: Prompt
     keys: np.ndarray
+    policy: Policy | None = None
 
     def options(self) -> dict[str, Any]:
         """The arguments of `jaxspec.generate` that are the same for every prompt."""
         s = self.settings
-        policy = None if s.policy is None else named.policy(s.policy)
-        own = dict(drafter=self.drafter, gamma=s.gamma, policy=policy, max_new_tokens=s.max_new_tokens)
+        own = dict(drafter=self.drafter, gamma=s.gamma, policy=self.policy, max_new_tokens=s.max_new_tokens)
         return own | self.warping()
 
     def warping(self) -> dict[str, Any]:
@@ -122,9 +123,21 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
     prompt = as_chat(target, texts) if settings.chat else request.encode(target, texts)
     prompt, keys = jax.tree.map(np.asarray, (prompt, keys))
-    session = Session(settings, target, drafter, texts, prompt, keys)
+    policy = named.policy(settings.policy) if settings.policy else None
+    session = Session(settings, target, drafter, texts, prompt, keys, policy)
     session.job(0, len(texts))  # refuses bad settings before anything is compiled
     return session
+
+
+def priced(session: Session, rows: int) -> Session:
+    """With a policy that knows what passes cost here, where it goes by that: `rows` prompts at a time are measured."""
+    s, (prompt, _) = session.settings, session.rows(0, rows)
+    if s.policy is None or s.draft is None or session.drafter is None or s.gamma == 0:
+        return session
+    asked: dict[str, Any] = dict(gamma=s.gamma, repeats=9, max_new_tokens=s.max_new_tokens, sampled=s.temperature > 0)
+    return session._replace(
+        policy=prices.policy(s.policy, session.drafter, s.draft, s.dtype, session.target, prompt, **asked)
+    )
 
 
 def warm_up(session: Session, rows: int, by_rounds: bool) -> None:

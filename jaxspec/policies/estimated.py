@@ -58,7 +58,7 @@ def estimated(
             `jaxspec.analysis.cost.verify_costs` measures them; or one number, what each guess adds to 1.
         alpha, weight: what is believed at the start, and how many trials that is worth.
         forget: share of the evidence that a round with guesses loses. The default looks back some five rounds: right
-            guesses cluster in text, and an estimate that follows them gains more than one that is sure.
+            guesses cluster in text.
         pause: rounds, at first.
 
     Raises:

@@ -138,6 +138,26 @@ def test_ways_to_decode_take_turns_generation_by_generation(monkeypatch):
     assert seconds.shape == (2, 2) and (seconds > 0).all()
 
 
+def test_loops_take_as_long_as_they_should(monkeypatch):
+    """A pass of 10 ms is repeated 3 times, in each measurement of some 30 ms."""
+    clock, made = [0.0], []
+
+    def slow(lm, params, cache, length, tokens, count, keys):
+        made.append(int(count))
+        clock[0] += int(count) * 0.01
+        return tokens, cache
+
+    monkeypatch.setattr(cost, "passes", slow)
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
+    model = table_model(jax.random.key(1), VOCAB)
+    loop = cost.looping(model, PROMPT, 8, None, sampled=False)(1)
+    assert loop.passes == 3 and made == [cost.TRIED] * 4
+    loop.call()
+    assert made[-1] == 3
+    found = measure(model, model, PROMPT, gamma=1, repeats=2)
+    assert found.target_ms == pytest.approx(10) and found.c == pytest.approx(1)
+
+
 def test_bad_arguments():
     model = table_model(jax.random.key(1), VOCAB)
     with pytest.raises(ValueError, match="repeats is 0"):

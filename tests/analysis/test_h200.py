@@ -342,5 +342,5 @@ def test_the_command_as_a_process(tmp_path):
 def test_drafters_and_targets_passes_are_those_of_cost():
     """`looping` is what both the costs and the profile time."""
     model = table_model(jax.random.key(0), vocab=5)
-    call = cost.looping(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), 6, 2, sampled=False)(1)
-    assert call() is None
+    loop = cost.looping(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), 6, 2, sampled=False)(1)
+    assert loop.passes == 2 and loop.call() is None

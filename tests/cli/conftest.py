@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from typer.testing import CliRunner
 
 from jaxspec import model
+from jaxspec.analysis import cost
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
 from jaxspec.weights.orbax import CheckpointError
@@ -62,6 +63,7 @@ def loading(zoo, monkeypatch):
 
     monkeypatch.setattr(model, "load", load)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
+    monkeypatch.setattr(cost, "LASTING", 0.0)  # of what a table model's passes cost nothing is expected
     monkeypatch.setattr(model, "shipped", lambda: dict.fromkeys(zoo))
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
 

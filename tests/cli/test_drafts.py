@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
+from jaxspec import drafters
 from jaxspec.analysis import acceptance
-from jaxspec.cli import drafts, kept, ways
+from jaxspec.cli import drafts, kept, named, ways
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout
 
@@ -89,11 +90,18 @@ class _Thing:
         (("--policies", "best"), "--policy is 'best': expected one of fixed, heuristic"),
         (("--temperatures", "warm"), "--temperatures is 'warm'"),
         (("--drafters", "nobody"), "no checkpoint at nobody"),
+        (("--drafters", "lookup=0"), "expected lookup=NUMBER"),
+        (("--drafters", "lookup=two"), "expected lookup=NUMBER"),
     ],
 )
 def test_errors(loading, option, message):
     result = CliRunner().invoke(app, ["drafts", *SMALL, *option])
     assert result.exit_code == 2 and message in result.output
+
+
+def test_a_lookup_by_its_shortest_match():
+    assert named.drafter("lookup=2", "float32") is drafters.lookup(3, 2)
+    assert named.drafter("lookup=5", "float32") is drafters.lookup(5, 5)
 
 
 @pytest.mark.slow

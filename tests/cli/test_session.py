@@ -1,6 +1,9 @@
 """Decoding at once and round by round: whole rounds, the same samples, and texts that end at a stop string."""
 
+import numpy as np
 import pytest
+
+from jaxspec.analysis import cost
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])
@@ -27,3 +30,24 @@ def test_text_ends_before_a_stop_string(report, run):
     cut = whole[: whole.index(stop)]
     assert report("--stop", stop)["texts"][row] == cut
     assert whole not in run("--stop", stop)
+
+
+def test_estimated_goes_by_what_passes_cost_here(report, monkeypatch):
+    found = {}
+    for price in (1.0, 50.0):
+        costs = np.append(1.0, np.full(3, price))
+        monkeypatch.setattr(cost, "verify_costs", lambda target, prompt, *, gamma, costs=costs, **options: costs)
+        found[price] = report("--policy", "estimated=0.01")
+    assert found[1.0]["texts"] == found[50.0]["texts"]
+    assert sum(found[1.0]["stats"]["drafted"]) > 4 * sum(found[50.0]["stats"]["drafted"])
+
+
+@pytest.mark.slow
+def test_costs_are_measured_for_estimated(report, monkeypatch):
+    asked = []
+    measure_all = cost.measure_all
+    monkeypatch.setattr(
+        cost, "measure_all", lambda *given, **options: asked.append(options) or measure_all(*given, **options)
+    )
+    assert report("--policy", "estimated", "-t", "1")["texts"]
+    assert [(tuple(one["gammas"]), one["sampled"]) for one in asked] == [((1, 3), True), ((1,), True)]

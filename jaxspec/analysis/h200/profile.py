@@ -57,12 +57,11 @@ def passes(
     room = buffers.room(buffers.bucket(new_tokens), 1)
     found: dict[str, Any] = {}
     try:
-        call = cost.looping(model, prompt, room, INNER, sampled)(1)
-        call()
+        loop = cost.looping(model, prompt, room, INNER, sampled)(1)
         with tempfile.TemporaryDirectory() as scratch:
             where = Path(scratch) if folder is None else folder
             with jax.profiler.trace(str(where)):
-                call()
+                loop.call()
             (file,) = sorted(where.rglob("*.xplane.pb"))[-1:]
             found = summary(kernels(jax.profiler.ProfileData.from_file(str(file))), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
