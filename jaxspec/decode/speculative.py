@@ -13,6 +13,7 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.base import (
     AcceptRule,
+    Cache,
     Decoder,
     DecodeState,
     Drafter,
@@ -29,7 +30,7 @@ from jaxspec.base import (
 )
 from jaxspec.decode import rounds
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.decode.verify import verify, widths
+from jaxspec.decode.verify import Read, verify, widths
 
 
 @functools.cache
@@ -95,12 +96,17 @@ def speculative(
             draft = rounds.sayable(draft, target.vocab_size)
             most = rounds.useful(state) if budget is None else budget.limit
             draft = draft._replace(length=jnp.minimum(draft.length, most))
+        fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
+
+        def read(width: int, cache: Cache) -> Read:
+            forward, cache = target.extend(weights.target, cache, fed[:, :width])
+            guesses = (draft.tokens[:, : width - 1], jnp.tri(width, width - 1, -1, bool)) if width > 1 else ()
+            return Read(forward, cache, to_law(controls, forward.logits, *guesses))
+
         with jax.named_scope("target"):
-            fed = jnp.concatenate([rounds.last_token(state), draft.tokens], axis=1)
             longest = jnp.max(jnp.where(live, draft.length, 0))
-            forward, cache = verify(target, weights.target, state.cache, fed, longest, choices)
+            forward, cache, law = verify(read, state.cache, longest, choices)
         with jax.named_scope("accept"):
-            law = to_law(controls, forward.logits, draft.tokens, jnp.tri(gamma + 1, gamma, -1, bool))
             verdict = accept(keys, state.length, draft, law)
         with jax.named_scope("commit"):
             new = rounds.verdict_tokens(draft, verdict)

@@ -1,12 +1,26 @@
-"""The target's pass over a draft, as wide as the longest draft of the batch."""
+"""The target's pass over a draft, and its laws there, as wide as the longest draft of the batch."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.base import Cache, Forward, LanguageModel, Params
+from jaxspec.base import Cache, Forward, Law
+
+T = TypeVar("T", Forward, Law)
+
+
+class Read(NamedTuple):
+    """What a pass of the target has read: its Forward, the cache behind it, and the law at each position."""
+
+    forward: Forward
+    cache: Cache
+    law: Law
 
 
 def widths(gamma: int, chosen: bool, abstains: bool) -> tuple[int, ...]:
@@ -26,28 +40,35 @@ def widths(gamma: int, chosen: bool, abstains: bool) -> tuple[int, ...]:
     return (1, gamma + 1) if abstains else (gamma + 1,)
 
 
-def verify(
-    target: LanguageModel,
-    params: Params,
-    cache: Cache,
-    fed: Int[Array, "B T"],
-    longest: Int[Array, ""],
-    choices: tuple[int, ...],
-) -> tuple[Forward, Cache]:
-    """One pass of the target over each row's last token and its guesses.
+def verify(read: Callable[[int, Cache], Read], cache: Cache, longest: Int[Array, ""], choices: tuple[int, ...]) -> Read:
+    """The narrowest pass that reads each row's last token and all guesses.
 
     Args:
-        fed: the last token, then gamma guesses.
-        longest: the most guesses that any row has; what follows them need not be read. The Forward has a position for
-            each token of `fed` nonetheless, zeros where nothing was read.
+        read: makes a pass over so many tokens.
+        cache: of the target.
+        longest: the most guesses that any row has; what follows them need not be read. There is a position for each
+            token of the widest pass nonetheless, zeros where nothing was read.
         choices: of `widths`.
     """
     if len(choices) == 1:
-        return target.extend(params, cache, fed)
+        return read(choices[0], cache)
 
-    def over(width: int, cache: Cache) -> tuple[Forward, Cache]:
-        forward, cache = target.extend(params, cache, fed[:, :width])
-        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, fed.shape[1] - width), (0, 0))), forward), cache
+    def over(width: int, cache: Cache) -> Read:
+        forward, cache, law = read(width, cache)
+        return Read(_padded(forward, choices[-1]), cache, _padded(law, choices[-1]))
 
     index = jnp.sum(jnp.asarray(choices[:-1]) < longest + 1)
-    return jax.lax.switch(index, [lambda cache, w=width: over(w, cache) for width in choices], cache)
+    return jax.lax.switch(index, [functools.partial(over, width) for width in choices], cache)
+
+
+def _padded(positions: T, width: int) -> T:
+    """The same with `width` positions [B, T, ..]; what has none stays.
+
+    >>> _padded(Law(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
+    (1, 5, 3)
+    """
+
+    def pad(x: Array) -> Array:
+        return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, width - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+
+    return jax.tree.map(pad, positions)

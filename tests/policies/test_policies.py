@@ -10,7 +10,7 @@ import pytest
 import jaxspec
 from jaxspec import accept, drafters, policies
 from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
-from jaxspec.decode import loop
+from jaxspec.decode import loop, request, speculative
 from jaxspec.drafters import lookup
 from jaxspec.testing import certify, table_model, table_model_from
 from jaxspec.warp import Controls, greedy, sampling
@@ -248,6 +248,26 @@ def test_estimated_tries_again_soon_where_guesses_have_been_kept():
         memory = policy.update(policy.params, memory, draft, verdict, jnp.array([kept + 1]))
         pauses.append(int(memory.pause[0]))
     assert pauses == [3, 3, 6, 6, 12, 12, 3]
+
+
+def test_laws_are_made_where_the_pass_has_read():
+    """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a round."""
+    made = []
+
+    def recorded(controls, logits, prefix=None):
+        jax.debug.callback(lambda: made.append(logits.shape[1]))
+        return sampling()(controls, logits, prefix)
+
+    options = dict(drafter=lookup(), gamma=4, policy=policies.fixed(2), temperature=1.0, key=jax.random.key(3))
+    job = request.prepare(TARGET, PROMPT, max_new_tokens=60, **options)
+    decoder = speculative(TARGET.lm, lookup(), accept.rejection(), recorded, 4, options["policy"]._replace(params=()))
+    out = loop.run(*job._replace(decoder=decoder))
+    jax.effects_barrier()
+    longest = np.asarray(out.trace.draft_length)[:, : int(out.stats.rounds.max())].max(axis=0)
+    assert set(longest) == {0, 1, 2}
+    assert made == [1, *({0: 1, 1: 2, 2: 4}[n] for n in longest)]  # the first is prefill's
+    whole = jaxspec.generate(TARGET, PROMPT, max_new_tokens=60, **options | {"gamma": 2, "policy": None})
+    assert out.tokens[:, :60].tolist() == whole.tokens.tolist()
 
 
 @pytest.mark.parametrize("knows", ["too much", "nothing"])
