@@ -44,7 +44,7 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
         **(table.get("rope_scaling") or {}),
         **(table.get(key) or {}),
     }
-    only(found, partial_rotary_factor=1.0)
+    only(found, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     kind = found.get("rope_type") or found.get("type") or "default"
     if kind not in SCALINGS:
         raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}")
@@ -69,6 +69,8 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
     kinds = table.get("layer_types")
     if kinds and (odd := set(kinds) - {"full_attention", "sliding_attention"}):
         raise FamilyError(f"layer_types has {', '.join(sorted(odd))}: expected full_attention and sliding_attention")
+    if kinds and len(kinds) != table["num_hidden_layers"]:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
     local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
     if table.get("sliding_window") is None or not any(local):
         return {}

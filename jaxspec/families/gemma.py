@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxspec.families import decoders
-from jaxspec.families.common import Family
+from jaxspec.families.common import Family, only
 from jaxspec.nets.decoder import DecoderConfig
 
 # Published files leave out what transformers has as its default.
@@ -36,14 +36,17 @@ def read_gemma2(table: dict) -> DecoderConfig:
 def read_gemma3(table: dict) -> DecoderConfig:
     """The network of a Gemma 3: five local layers to a global one, whose rotary positions have a base of their own.
 
-    Of a model that also sees, only the text half is read.
+    Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
     table = {**table.get("text_config", {}), **_tying(table)} if "text_config" in table else table
     table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
+    only(table, attn_logit_softcapping=None)
     # Either one table for each kind of layer, or the keys that published files have.
     found = table.get("rope_parameters") or {}
     rope = decoders.rope({**table, "rope_parameters": found.get("full_attention")}, base=1e6)
-    local_base = found.get("sliding_attention", {}).get("rope_theta") or table.get("rope_local_base_freq") or 10_000
+    local = found.get("sliding_attention") or {}
+    only(local, rope_type="default", partial_rotary_factor=1.0)
+    local_base = local.get("rope_theta") or table.get("rope_local_base_freq") or 10_000
     pattern = table.get("sliding_window_pattern") or table.get("_sliding_window_pattern") or 6
     return _read(table, pattern, head_norms=True, **rope, local_rope_base=float(local_base))
 

@@ -31,7 +31,7 @@ def _lamda(dim: int, layers: int, heads: int, head_dim: int = 128) -> DecoderCon
 
 
 SIZES = {
-    "lamda-100m": _lamda(768, 4, 12, 64),
+    "lamda-100m": _lamda(768, 6, 12, 64),
     "lamda-2b": _lamda(2560, 10, 40),
     "lamda-8b": _lamda(4096, 16, 64),
     "lamda-137b": _lamda(8192, 64, 128),

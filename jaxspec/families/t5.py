@@ -30,7 +30,7 @@ def read(table: dict) -> T5Config:
     scaled = table.get("scale_decoder_outputs", table.get("tie_word_embeddings", True))
     start = table.get("decoder_start_token_id")
     layers = need(table, "num_layers")
-    return T5Config(
+    shape = (
         need(table, "vocab_size"),
         need(table, "d_model"),
         need(table, "d_ff"),
@@ -43,8 +43,12 @@ def read(table: dict) -> T5Config:
         scaled is not False,
         table.get("relative_attention_num_buckets", 32),
         table.get("relative_attention_max_distance", 128),
-        table.get("pad_token_id", 0) if start is None else start,
+        need({"pad_token_id": 0, **table}, "pad_token_id") if start is None else start,
     )
+    try:
+        return T5Config(*shape)
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
 
 
 def read_mt5(table: dict) -> T5Config:

@@ -60,6 +60,15 @@ class T5Config:
     max_positions: int | None = None
     dtype: str = "float32"
 
+    def __post_init__(self):
+        if not 4 <= self.buckets < 2 * self.max_distance:
+            raise ValueError(
+                f"{self.buckets} buckets for distances up to {self.max_distance}: "
+                "expected at least 4, and fewer than twice the distance"
+            )
+        if not 0 <= self.start_token < self.vocab_size:
+            raise ValueError(f"the start token is {self.start_token}, expected an id from 0 to {self.vocab_size - 1}")
+
 
 def _v11(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:
     return T5Config(32128, dim, ff_dim, heads, 64, layers, layers)

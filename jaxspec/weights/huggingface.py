@@ -101,7 +101,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 def read_config(folder: Path) -> tuple[Family, Any]:
     """The family that config.json names, and the configuration of its network.
 
-    Several end tokens, as models that chat have, are listed in generation_config.json.
+    Several end tokens, as models that chat have, are listed in generation_config.json, or, without one, in config.json.
 
     Raises:
         CheckpointError: either cannot be read, or describes none of our networks.
@@ -113,14 +113,15 @@ def read_config(folder: Path) -> tuple[Family, Any]:
         config = family.read(table)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} describes no model that can be loaded: {error}") from error
-    ends = _end_tokens(folder / GENERATION, config.vocab_size)
+    generation = folder / GENERATION
+    ends = _end_tokens(generation if generation.is_file() else path, config.vocab_size)
     return family, dataclasses.replace(config, end_tokens=ends) if ends and hasattr(config, "end_tokens") else config
 
 
 def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
-    """The list of them in generation_config.json; empty if there is one only, which the tokenizer knows, too."""
+    """The list of them in a file; empty if there is one only, which the tokenizer knows, too."""
     try:
-        ends = _object(path).get("eos_token_id") if path.is_file() else None
+        ends = _object(path).get("eos_token_id")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
     if not isinstance(ends, list):

@@ -113,6 +113,22 @@ def test_published_parameter_counts():
     assert {name: models.describe(name, sizes[name])["parameters"] for name in PUBLISHED} == PUBLISHED
 
 
+LAMDA = {  # without the embedding; 2B is 10 x (4 x 2560 x 40 x 128 + 3 x 2560 x 20,480 + 2 x 2560) + 2560 + 32 x 40
+    "lamda-100m": (99_100_800, 100e6),
+    "lamda-2b": (2_097_207_040, 2e9),
+    "lamda-8b": (8_590_071_808, 8e9),
+    "lamda-137b": (137_440_014_336, 137e9),
+}
+
+
+@pytest.mark.parametrize("name", LAMDA)
+def test_lamdas_sizes_are_nearly_those_of_their_names(name):
+    config = families.lamda.SIZES[name]
+    count, published = LAMDA[name]
+    assert models.describe(name, config)["parameters"] - config.vocab_size * config.dim == count
+    assert count == pytest.approx(published, rel=0.08)
+
+
 def test_the_cache_of_an_8b_llama_in_bfloat16():
     """32 layers x (key, value) x 8 heads x 128 x 2 bytes."""
     row = models.describe("llama", families.llama.SIZES["llama-3.1-8b"])

@@ -143,22 +143,46 @@ def test_every_parameter_has_one_place():
         ("llama-3.1-8b", {"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ("llama-3.1-8b", {"rope_scaling": {"type": "yarn"}}, "the rope scaling is 'yarn', expected one of default"),
         ("llama-3.1-8b", {"rope_scaling": {"rope_type": "linear"}}, "it lacks 'factor'"),
+        (
+            "llama-3.1-8b",
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}},
+            "full_attention is .*: only None",
+        ),
         ("llama-3.1-8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: only 1.0"),
         ("llama-3.1-8b", {"hidden_size": None}, "it lacks 'hidden_size'"),
         ("llama-3.1-8b", {"hidden_act": "gelu"}, "the activation is 'gelu', expected one of silu"),
         ("llama-3.1-8b", {"num_key_value_heads": 5}, "32 query heads cannot share 5 key-value heads"),
         ("gemma-3-1b", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types has chunked_attention"),
+        ("gemma-3-1b", {"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 26"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: only None"),
+        (
+            "gemma-3-1b",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}}},
+            "rope_type is 'linear': only 'default'",
+        ),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+        ("gpt2", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06: only 1e-05"),
         ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu': only 'gelu'"),
         ("t5-small", {"feed_forward_proj": "gelu"}, "feed_forward_proj is 'gelu', expected one of relu"),
         ("t5-small", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05: only 1e-06"),
+        ("t5-small", {"relative_attention_num_buckets": 2}, "2 buckets for distances up to 128: expected at least 4"),
+        ("t5-small", {"relative_attention_max_distance": 16}, "32 buckets for distances up to 16: expected at least 4"),
+        ("t5-small", {"decoder_start_token_id": 32128}, "the start token is 32128, expected an id from 0 to 32127"),
+        ("t5-small", {"decoder_start_token_id": None, "pad_token_id": None}, "it lacks 'pad_token_id'"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(name, changes, message):
     table = PUBLISHED[name] | changes
     with pytest.raises(FamilyError, match=message):
         families.of(table).read(table)
+
+
+def test_local_rotary_positions_that_are_null_are_the_published_ones():
+    table = PUBLISHED["gemma-3-1b"] | {"rope_parameters": {"full_attention": None, "sliding_attention": None}}
+    assert families.of(table).read(table) == SIZES["gemma-3-1b"][1]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 tests/weights/golden/ holds, per case, the config.json, the names and shapes of the tensors, and what transformers
 says of them. The tensors themselves are drawn anew (`weights`), so that the files are small. Where PyTorch is
-installed, the files are checked against it; `python tests/weights/test_families.py` writes them again.
+installed, the files are checked against it; `python tests/weights/test_families.py [CASE ...]` writes them again.
 """
 
 import json
@@ -72,8 +72,18 @@ CASES = {  # name: architecture and configuration in transformers
         T5 | {"feed_forward_proj": "gated-relu", "tie_word_embeddings": False},
     ),
     "t5-silu": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "silu"}),
+    "t5-buckets": (
+        "T5ForConditionalGeneration",
+        T5
+        | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 3}
+        | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
     "mt5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
     "gpt2": ("GPT2LMHeadModel", GPT2 | {"bos_token_id": None, "eos_token_id": None}),
+    "gpt2-untied": (
+        "GPT2LMHeadModel",
+        GPT2 | {"bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False, "n_inner": 48},
+    ),
     "llama-3": ("LlamaForCausalLM", DECODER | {"rope_parameters": LLAMA3}),
     "llama-biases": (
         "LlamaForCausalLM",
@@ -81,7 +91,12 @@ CASES = {  # name: architecture and configuration in transformers
         | {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "num_key_value_heads": 4}
         | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "llama-multi-query": ("LlamaForCausalLM", DECODER | {"num_key_value_heads": 1, "hidden_act": "relu"}),
     "mistral": ("MistralForCausalLM", DECODER | {"sliding_window": 4}),
+    "mistral-head-dim": (
+        "MistralForCausalLM",
+        DECODER | {"head_dim": 12, "sliding_window": None, "hidden_act": "gelu_pytorch_tanh"},
+    ),
     "qwen2": (
         "Qwen2ForCausalLM",
         DECODER
@@ -89,6 +104,12 @@ CASES = {  # name: architecture and configuration in transformers
     ),
     "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
     "qwen3-biases": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16, "attention_bias": True}),
+    "qwen3-window": (
+        "Qwen3ForCausalLM",
+        DECODER
+        | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "tie_word_embeddings": True}
+        | {"head_dim": 16},
+    ),
     "gemma2": ("Gemma2ForCausalLM", GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "gemma2-biases": ("Gemma2ForCausalLM", GEMMA | {"attention_bias": True}),
     "gemma3": (
@@ -99,9 +120,14 @@ CASES = {  # name: architecture and configuration in transformers
         "Gemma3ForCausalLM",
         GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "attention_bias": True},
     ),
+    "gemma3-multi-query": (
+        "Gemma3ForCausalLM",
+        GEMMA | {"num_key_value_heads": 1, "sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
+    ),
 }
 SEQ2SEQ = tuple(case for case in CASES if "t5" in case)
-UNTIED = ("t5-v1.1", "t5-gated-relu", "mt5")  # transformers 5 ties their heads unless the file says otherwise
+# transformers 5 ties their heads unless the file says otherwise.
+UNTIED = ("t5-v1.1", "t5-gated-relu", "t5-buckets", "mt5")
 
 
 # transformers 5.23 makes a T5's cache for as many layers as its encoder has, and refuses to speculate (or to use a
@@ -170,7 +196,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
 
 
 def test_golden_files_are_small():
-    assert sum(file.stat().st_size for file in GOLDEN.iterdir()) < 300e3
+    assert sum(file.stat().st_size for file in GOLDEN.iterdir()) < 400e3
 
 
 def peer_of(case: str, folder: Path, draw=weights, **changes):
@@ -263,8 +289,9 @@ def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path)
 
 
 if __name__ == "__main__":
+    import sys
     import tempfile
 
-    for name in CASES:
+    for name in sys.argv[1:] or CASES:
         with tempfile.TemporaryDirectory() as temporary:
             (GOLDEN / f"{name}.json").write_text(json.dumps(measure(name, Path(temporary))) + "\n")

@@ -443,15 +443,25 @@ def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
         assert found.decode(pieces.encode(text)) == text
 
 
-def test_each_end_token_of_a_model_ends_a_row(folder):
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_each_end_token_of_a_model_ends_a_row(folder, file):
     """A model that chats has several; its tokenizer knows one of them."""
     prompt = jaxspec.Prompt(jnp.array([[3, 4]]), jnp.array([2]))
     plain = jaxspec.generate(jaxspec.load(folder), prompt, eos_ids=(), max_new_tokens=6).tokens[0].tolist()
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, plain[2]]}))
+    path = folder / file
+    table = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(table | {"eos_token_id": [0, plain[2]]}))
     model = jaxspec.load(folder)
     assert model.config.end_tokens == (0, plain[2])
     out = jaxspec.generate(model, prompt, max_new_tokens=6)
     assert out.tokens[0].tolist() == plain[: plain.index(plain[2]) + 1]
+
+
+def test_end_tokens_of_config_json_give_way_to_those_of_generation_config_json(folder):
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | {"eos_token_id": [2, 3]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert huggingface.read_config(folder)[1].end_tokens == ()
 
 
 @pytest.mark.parametrize(
