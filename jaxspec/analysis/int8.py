@@ -9,8 +9,8 @@ the same target.
 What a checkpoint stores as int8, as the shipped ones do, was rounded before, and is the same model in float32: give
 folders of unrounded weights to see what rounding costs. Where these are gone, `--unrounded SEED` draws others that are
 rounded to the same int8 matrices, and the comparison is with them. They lie about as far from what is stored as the
-lost ones do, which tells how far rounding moves laws, α and text. It cannot tell which way: the lost ones were trained,
-and these are the stored ones with noise, so that a loss that is higher in float32 than in int8 is to be expected.
+lost ones do, which tells how far rounding moves loss, laws, α and text; not which way, since the lost ones were
+trained, and these are the stored ones with noise.
 """
 
 from __future__ import annotations
