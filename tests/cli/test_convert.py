@@ -68,8 +68,9 @@ def test_dtypes(theirs, tmp_path):
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     report = json.loads(run(tmp_path / "half", tmp_path / "ours", "--json").stdout)
     assert report["dtype"] == "bfloat16"  # as it was
-    assert run(tmp_path / "half", tmp_path / "small", "--dtype", "int8").exit_code == 0
+    small = json.loads(run(tmp_path / "half", tmp_path / "small", "--dtype", "int8", "--json").stdout)
     assert orbax.read_manifest(tmp_path / "small").dtype == "int8"
+    assert small["parameters"] == report["parameters"]
     report = json.loads(run(tmp_path / "small", tmp_path / "wide", "--json").stdout)
     assert (report["format"], report["dtype"]) == ("huggingface", "float32")  # transformers knows no int8 of ours
 
@@ -103,3 +104,13 @@ def test_a_model_without_a_tokenizer(tmp_path):
     huggingface.save(Model(decoder.language_model(CONFIG), params, None, CONFIG), tmp_path / "bare")
     result = run(tmp_path / "bare", tmp_path / "to")
     assert result.exit_code == 2 and "has no tokenizer" in result.stderr
+
+
+def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
+    """Tensor by tensor: no float32 model is held."""
+    asked, load = [], jaxspec.model.load
+    monkeypatch.setattr(jaxspec.model, "load", lambda source, dtype: asked.append(dtype) or load(source, dtype=dtype))
+    assert run(theirs, tmp_path / "small", "--dtype", "int8").exit_code == 0
+    assert asked == ["int8"]
+    expected = orbax.cast(load(theirs).params, "int8")
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype="int8").params, expected)
