@@ -101,7 +101,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     """Writes a checkpoint of jaxspec's.
 
     Raises:
-        ValueError: the model has no tokenizer.
+        ValueError: the model has no tokenizer, or one with more tokens than it has logits.
     """
     from jaxspec import vocabulary
     from jaxspec.recipes import family_of
@@ -113,6 +113,11 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
             "choose --format huggingface"
         )
     config = dataclasses.replace(model.config, dtype="float32")
+    if len(model.tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"{model.name}: the tokenizer has {len(model.tokenizer)} ids, the model only {config.vocab_size}: take the "
+            "tokens that were added out of its files, or choose --format huggingface"
+        )
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
     with vocabulary.written(model.tokenizer) as words:

@@ -114,3 +114,15 @@ def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
     assert asked == ["int8"]
     expected = orbax.cast(load(theirs).params, "int8")
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype="int8").params, expected)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(theirs, tmp_path):
+    """It would be refused in loading."""
+    model = jaxspec.load(theirs)
+    model.tokenizer.add_tokens([f"<{i}>" for i in range(40)])
+    huggingface.save(model, tmp_path / "more")
+    result = run(tmp_path / "more", tmp_path / "ours")
+    assert result.exit_code == 2
+    assert "the tokenizer has 44 ids, the model only 32: take the tokens" in result.stderr
+    assert not (tmp_path / "ours").exists()
+    assert run(tmp_path / "more", tmp_path / "copy", "--format", "huggingface").exit_code == 0
