@@ -143,7 +143,9 @@ def _choices() -> str:
 
 def tokenizer_of(folder: Path) -> Any:
     """The tokenizer of a checkpoint."""
-    # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
     from transformers import PreTrainedTokenizerFast
 
+    if not (folder / orbax.TOKENIZER[0]).is_file():
+        return huggingface.tokenizer(folder)
+    # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

@@ -3,9 +3,14 @@
     python -m jaxspec.analysis.int8 --target debian-t5-base --draft debian-t5-small --rows 64 --json OUT
 
 Both models in each dtype, decoded in one process. "Overlap" is E[Σ min(p, q)] between the law of the target in float32
-and its law in the dtype, at temperature 1: 1 where they are the same. What a checkpoint stores as int8, as the shipped
-ones do, was rounded before, and is the same model in float32: give folders of unrounded weights to see what rounding
-costs. Speculative text is compared with plain text of the same target.
+and its law in the dtype, at temperature 1: 1 where they are the same. Speculative text is compared with plain text of
+the same target.
+
+What a checkpoint stores as int8, as the shipped ones do, was rounded before, and is the same model in float32: give
+folders of unrounded weights to see what rounding costs. Where these are gone, `--unrounded SEED` draws others that are
+rounded to the same int8 matrices, and the comparison is with them. They lie about as far from what is stored as the
+lost ones do, which tells how far rounding moves loss, laws, α and text; not which way, since the lost ones were
+trained, and these are the stored ones with noise.
 """
 
 from __future__ import annotations
@@ -17,17 +22,21 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import typer
+from jaxtyping import Array, Float, Int8
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from jaxspec.analysis import acceptance, cost, environment, heldout, quality, report
 from jaxspec.analysis.estimate import spread
-from jaxspec.base import Model
+from jaxspec.base import Model, Params
 from jaxspec.decode import loop, request
 from jaxspec.model import DTYPES, load
+from jaxspec.nets import quantised
 from jaxspec.training.jsonl import write_text
+from jaxspec.weights import orbax
 
 SIDES = ("target", "draft")
 TIMED = 4  # prompts of a timed turn, one at a time
@@ -98,6 +107,47 @@ def compare(
         ways = {"plain": plain, "speculative": speculative}
         about["speed"] = {name: spread(seconds[0, 0] / one) for name, one in ways.items()}
     return found
+
+
+def pairs_of(names: Sequence[str], seed: int | None = None) -> dict[str, tuple[Model, Model]]:
+    """Target and drafter in each dtype: of the stored weights, or, with a seed, of `unrounded` ones."""
+
+    def loaded(side: int, dtype: str) -> Model:
+        model = load(names[side], dtype=dtype)
+        if seed is None:
+            return model
+        drawn = unrounded(load(names[side], dtype="int8").params, jax.random.fold_in(jax.random.key(seed), side))
+        return model._replace(params=orbax.cast(drawn, dtype))
+
+    return {dtype: (loaded(0, dtype), loaded(1, dtype)) for dtype in DTYPES}
+
+
+def unrounded(params: Params, key: Array) -> Params:
+    """Random float32 matrices w = s(q + u), u uniform in (-1/2, 1/2), that `int8.quantise` rounds to q and s again.
+
+    The largest entries of a channel, which its scale s was made of, stay as they are.
+
+    >>> from jaxspec.weights import int8
+    >>> stored = int8.quantise({"weight": jax.random.normal(jax.random.key(0), (8, 16))})
+    >>> drawn = unrounded(stored, jax.random.key(1))
+    >>> bool((drawn["weight"] == int8.dequantise(stored)["weight"]).all())
+    False
+    >>> jax.tree.map(lambda a, b: bool((a == b).all()), int8.quantise(drawn), stored)
+    {'weight': {'int8': True, 'scale': True}}
+    """
+    leaves, tree = jax.tree.flatten(params, is_leaf=quantised.is_quantised)
+    keys = jax.random.split(key, len(leaves))
+    pairs = zip(leaves, keys, strict=True)
+    return tree.unflatten([_drawn(**x, key=key) if quantised.is_quantised(x) else x for x, key in pairs])
+
+
+@jax.jit
+def _drawn(int8: Int8[Array, "rows columns"], scale: Array, key: Array) -> Float[Array, "rows columns"]:
+    q = int8.astype(jnp.float32)
+    # As far inside as it takes: float32 rounds s(q + u) / s by less than 2**-16.
+    u = jax.random.uniform(key, q.shape, minval=2.0**-15 - 0.5, maxval=0.5 - 2.0**-15)
+    size = jnp.abs(q)
+    return jnp.where(size == size.max(axis=1, keepdims=True), q, q + u) * scale
 
 
 def table(found: dict[str, Any]) -> Table:
@@ -177,15 +227,20 @@ def main(
     gamma: Annotated[int, typer.Option(help="Guesses a round.", min=1)] = 4,
     repeats: Annotated[int, typer.Option(help="Timed turns.", min=1)] = 5,
     data: Annotated[Path | None, typer.Option(help="Folder of held-out data, for losses: see `report`.")] = None,
+    unrounded_seed: Annotated[
+        int | None,
+        typer.Option("--unrounded", help="Instead of stored int8 matrices, take random ones that int8 rounds to them."),
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
 ) -> None:
     """Measures a pair in float32, bfloat16 and int8."""
     with Console(stderr=True).status("loading") as status:
-        pairs = {dtype: (load(target, dtype=dtype), load(draft, dtype=dtype)) for dtype in DTYPES}
+        pairs = pairs_of((target, draft), unrounded_seed)
         tasks = {name: heldout.rows(name)[:rows] for name in heldout.tasks_of(pairs["float32"][0])}
         if set(tasks) & set(report.SCORES):
             quality.check()
         found = compare(pairs, tasks, Ask(gamma, new_tokens, repeats, data), status.update)
+        found["unrounded"] = unrounded_seed
     Console().print(table(found))
     if json_out is not None:
         write_text(json_out, [json.dumps(found, indent=2), "\n"])

@@ -49,7 +49,7 @@ def convert(
     """
     from jaxspec import model as front
     from jaxspec.model import HUGGING_FACE, OURS
-    from jaxspec.weights import huggingface, orbax
+    from jaxspec.weights import huggingface, int8, orbax
 
     if form not in (None, HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
@@ -60,7 +60,7 @@ def convert(
     if kept not in known:
         raise ValueError(f"--dtype is {kept!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):
-        model = front.load(source, dtype="bfloat16" if kept == "bfloat16" else "float32")
+        model = front.load(source, dtype=kept)
     with Console(stderr=True).status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
@@ -70,7 +70,7 @@ def convert(
         "folder": str(to),
         "format": form,
         "dtype": kept,
-        "parameters": parameters(model),
+        "parameters": int8.count(model.params),
         "bytes": sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
     }
     if as_json:
@@ -101,7 +101,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     """Writes a checkpoint of jaxspec's.
 
     Raises:
-        ValueError: the model has no tokenizer.
+        ValueError: the model has no tokenizer, or one with more tokens than it has logits.
     """
     from jaxspec import vocabulary
     from jaxspec.recipes import family_of
@@ -113,14 +113,12 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
             "choose --format huggingface"
         )
     config = dataclasses.replace(model.config, dtype="float32")
+    if len(model.tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"{model.name}: the tokenizer has {len(model.tokenizer)} ids, the model only {config.vocab_size}: take the "
+            "tokens that were added out of its files, or choose --format huggingface"
+        )
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)
-
-
-def parameters(model: Model) -> int:
-    """How many numbers a model has."""
-    import jax
-
-    return sum(x.size for x in jax.tree.leaves(model.params))

@@ -69,6 +69,7 @@ def generate(
     ] = None,
     count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
+    draft_dtype: Annotated[str | None, typer.Option(help="The drafter's, if it is another.")] = None,
     mesh: Annotated[
         str | None,
         typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
@@ -109,6 +110,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         dtype=dtype,
+        draft_dtype=draft_dtype or dtype,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
@@ -183,6 +185,7 @@ def _headline(session: Session) -> Text:
         who = name(session.drafter) if isinstance(session.drafter, Model) else s.draft
         drafted = f"{'up to ' if s.policy else ''}{s.gamma} guesses a round from {who}"
         drafted += f", {s.policy}" if s.policy else ""
+        drafted += f", in {s.draft_dtype}" if s.draft_dtype != s.dtype else ""
     law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")

@@ -39,6 +39,7 @@ class Settings:
     seed: int
     stop: tuple[str, ...]
     dtype: str
+    draft_dtype: str
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -118,7 +119,7 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
 
     mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
     target = model.load(settings.target, dtype=settings.dtype, mesh=mesh)
-    drafter = named.drafter(settings.draft, settings.dtype, mesh) if settings.draft else None
+    drafter = named.drafter(settings.draft, settings.draft_dtype, mesh) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
     prompt = as_chat(target, texts) if settings.chat else request.encode(target, texts)
@@ -136,7 +137,7 @@ def priced(session: Session, rows: int) -> Session:
         return session
     asked: dict[str, Any] = dict(gamma=s.gamma, repeats=9, max_new_tokens=s.max_new_tokens, sampled=s.temperature > 0)
     return session._replace(
-        policy=prices.policy(s.policy, session.drafter, s.draft, s.dtype, session.target, prompt, **asked)
+        policy=prices.policy(s.policy, session.drafter, s.draft, s.draft_dtype, session.target, prompt, **asked)
     )
 
 

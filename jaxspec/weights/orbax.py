@@ -1,4 +1,4 @@
-"""Checkpoints: a folder with params/ (Orbax), manifest.toml, tokenizer.json and tokenizer_config.json.
+"""Checkpoints: a folder with params/ (Orbax), manifest.toml and the tokenizer's files.
 
 The manifest holds the model's shape, and size and SHA-256 of every other file: a damaged or half-copied
 checkpoint is refused, by the name of the file, before anything is loaded. Matrices are stored as float32,
@@ -32,6 +32,7 @@ from jaxspec.weights import int8, orbax_arrays, parameters
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
 
 
 class CheckpointError(ValueError):
@@ -85,7 +86,8 @@ def save(
         folder: where to; its name is usually the model's.
         params: the tree that `init` of the family's network makes, on any devices; its matrices may be int8.
         config: the network's configuration.
-        tokenizer_folder: holds tokenizer.json and tokenizer_config.json, which are copied.
+        tokenizer_folder: holds tokenizer.json (or ByT5's added_tokens.json) and tokenizer_config.json, which are
+            copied.
         name, family: see `Manifest`.
         dtype: how to store matrices. What is stored is the model: "int8" rounds it once and for all.
         about: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
@@ -108,7 +110,7 @@ def save(
     with parameters.beside(folder) as beside:
         _write_params(beside / "params", params, dtype)
         if jax.process_index() == 0:
-            for file in TOKENIZER:
+            for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
                 shutil.copyfile(tokenizer_folder / file, beside / file)
             count, files = int8.count(params), folders.fingerprints(beside)
             _write_manifest(beside / MANIFEST, Manifest(FORMAT, name, family, dtype, count, config, files, about))
@@ -214,6 +216,18 @@ def suggest(wanted: str, names: Iterable[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 
+def tokenizer_files(there: Iterable[str]) -> tuple[str, ...]:
+    """The names of a tokenizer's files, given what is in its folder.
+
+    >>> tokenizer_files(["tokenizer.json", "added_tokens.json", "params"])
+    ('tokenizer.json', 'tokenizer_config.json')
+    >>> tokenizer_files(["tokenizer_config.json", "added_tokens.json"])
+    ('added_tokens.json', 'tokenizer_config.json')
+    """
+    there = set(there)
+    return BYTES if there.issuperset(BYTES) and TOKENIZER[0] not in there else TOKENIZER
+
+
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype is {dtype!r}, expected one of {DTYPES}")
@@ -222,7 +236,8 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     if not isinstance(config, CONFIGS[family]):
         expected = CONFIGS[family].__name__
         raise CheckpointError(f"config is a {type(config).__name__}, family {family!r} expects a {expected}")
-    if absent := [file for file in TOKENIZER if not (tokenizer_folder / file).is_file()]:
+    there = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
+    if absent := [file for file in tokenizer_files(there) if file not in there]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
 
 
@@ -231,7 +246,8 @@ def _check_manifest(manifest: Manifest) -> None:
         raise RecipeError(f"dtype is {manifest.dtype!r}, expected one of {DTYPES}")
     if complaint := folders.ill_formed(manifest.files):
         raise RecipeError(complaint)
-    if absent := [file for file in ("params/_METADATA", *TOKENIZER) if file not in manifest.files]:
+    needed = ("params/_METADATA", *tokenizer_files(manifest.files))
+    if absent := [file for file in needed if file not in manifest.files]:
         raise RecipeError(f"[files] does not list {' and '.join(absent)}")
 
 

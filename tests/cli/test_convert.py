@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec import Model
 from jaxspec.cli.main import app
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, t5
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
@@ -68,8 +69,9 @@ def test_dtypes(theirs, tmp_path):
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     report = json.loads(run(tmp_path / "half", tmp_path / "ours", "--json").stdout)
     assert report["dtype"] == "bfloat16"  # as it was
-    assert run(tmp_path / "half", tmp_path / "small", "--dtype", "int8").exit_code == 0
+    small = json.loads(run(tmp_path / "half", tmp_path / "small", "--dtype", "int8", "--json").stdout)
     assert orbax.read_manifest(tmp_path / "small").dtype == "int8"
+    assert small["parameters"] == report["parameters"]
     report = json.loads(run(tmp_path / "small", tmp_path / "wide", "--json").stdout)
     assert (report["format"], report["dtype"]) == ("huggingface", "float32")  # transformers knows no int8 of ours
 
@@ -103,3 +105,48 @@ def test_a_model_without_a_tokenizer(tmp_path):
     huggingface.save(Model(decoder.language_model(CONFIG), params, None, CONFIG), tmp_path / "bare")
     result = run(tmp_path / "bare", tmp_path / "to")
     assert result.exit_code == 2 and "has no tokenizer" in result.stderr
+
+
+def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
+    """Tensor by tensor: no float32 model is held."""
+    asked, load = [], jaxspec.model.load
+    monkeypatch.setattr(jaxspec.model, "load", lambda source, dtype: asked.append(dtype) or load(source, dtype=dtype))
+    assert run(theirs, tmp_path / "small", "--dtype", "int8").exit_code == 0
+    assert asked == ["int8"]
+    expected = orbax.cast(load(theirs).params, "int8")
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype="int8").params, expected)
+
+
+@pytest.mark.slow
+def test_a_tokenizer_of_bytes(tmp_path):
+    """ByT5's has no tokenizer.json."""
+    from transformers import ByT5Tokenizer
+
+    config = T5Config(384, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    model = Model(t5.language_model(config), t5.init(config, jax.random.key(0)), ByT5Tokenizer(), config, "byt5")
+    huggingface.save(model, tmp_path / "theirs")
+    result = run(tmp_path / "theirs", tmp_path / "ours")
+    assert result.exit_code == 0, result.output
+    assert set(orbax.BYTES) < set(orbax.read_manifest(tmp_path / "ours").files)
+    theirs, ours = (jaxspec.load(tmp_path / name) for name in ("theirs", "ours"))
+    assert ours.tokenizer("häus <extra_id_3>")["input_ids"] == theirs.tokenizer("häus <extra_id_3>")["input_ids"]
+    texts = [jaxspec.generate(model, ["häus"], drafter=model, max_new_tokens=8).texts for model in (theirs, ours)]
+    assert texts[0] == texts[1]
+    again = tmp_path / "again"
+    assert run(tmp_path / "ours", again, "--format", "jaxspec").exit_code == 0
+    added = again / orbax.BYTES[0]
+    added.write_text(added.read_text().replace("259", "260"))
+    with pytest.raises(orbax.CheckpointError, match=r"added_tokens\.json is altered"):
+        jaxspec.load(again)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(theirs, tmp_path):
+    """It would be refused in loading."""
+    model = jaxspec.load(theirs)
+    model.tokenizer.add_tokens([f"<{i}>" for i in range(40)])
+    huggingface.save(model, tmp_path / "more")
+    result = run(tmp_path / "more", tmp_path / "ours")
+    assert result.exit_code == 2
+    assert "the tokenizer has 44 ids, the model only 32: take the tokens" in result.stderr
+    assert not (tmp_path / "ours").exists()
+    assert run(tmp_path / "more", tmp_path / "copy", "--format", "huggingface").exit_code == 0

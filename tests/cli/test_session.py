@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from jaxspec import model, policies
 from jaxspec.analysis import cost
+from jaxspec.cli import prices
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])
@@ -51,3 +53,21 @@ def test_costs_are_measured_for_estimated(report, monkeypatch):
     )
     assert report("--policy", "estimated", "-t", "1")["texts"]
     assert [(tuple(one["gammas"]), one["sampled"]) for one in asked] == [((1, 3), True), ((1,), True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "draft"),
+    [
+        ((), "float32", "float32"),
+        (("--dtype", "int8"), "int8", "int8"),
+        (("--dtype", "int8", "--draft-dtype", "bfloat16"), "int8", "bfloat16"),
+        (("--draft-dtype", "int8"), "float32", "int8"),
+    ],
+)
+def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
+    asked = []
+    monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
+    monkeypatch.setattr(prices, "policy", lambda text, _, *who, **given: asked.append(who[:2]) or policies.fixed(3))
+    shown = run("--policy", "estimated", *options)
+    assert asked == [("debian-t5-base", target), ("debian-t5-small", draft), ("debian-t5-small", draft)]
+    assert (f"in {draft} ·" in shown) == (draft != target)
