@@ -5,7 +5,8 @@
     pytorch_model.bin       read tensor by tensor where it is a zip file; needs PyTorch
 
 Large models lie in several files, which `<file>.index.json` lists. No format is read in a way that can run code: a
-pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses anything but tensors.
+pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses anything but tensors, from PyTorch 2.6 on
+(before, it could be got around: CVE-2025-32434). An older PyTorch is not used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy as np
 
 from jaxspec.folders import some
 from jaxspec.weights.orbax import CheckpointError
+
+SAFE_TORCH = "2.6"
 
 
 class Shard(NamedTuple):
@@ -130,6 +133,11 @@ def _pickle(path: Path) -> Shard:
             f"{path} can only be read with PyTorch, which is not installed: pip install torch, "
             "or get the model as model.safetensors"
         ) from error
+    if torch.__version__ < SAFE_TORCH:  # a TorchVersion: numbers are compared, not letters
+        raise CheckpointError(
+            f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434): "
+            f"expected {SAFE_TORCH} or newer. pip install -U torch, or get the model as model.safetensors"
+        )
 
     def load() -> dict[str, Any]:
         # Files written before 2020 are no zip files, and cannot be mapped.

@@ -267,6 +267,20 @@ def test_pytorch_bin_without_pytorch(t5_folder, monkeypatch):
         jaxspec.load(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu124", "2.6.0", "2.10.0"])
+def test_a_pytorch_that_may_run_a_pickle_is_not_used(t5_folder, monkeypatch, version):
+    torch = pytest.importorskip("torch")
+    folder, _ = t5_folder
+    replace_weights(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    refused = r"not read with PyTorch [12]\..* \(CVE-2025-32434\): expected 2\.6 or newer\. pip install -U torch"
+    message = refused if version in ("1.13.1", "2.5.1+cu124") else "is no file of weights, or damaged"
+    with pytest.raises(CheckpointError, match=message):
+        jaxspec.load(folder)
+
+
 class Malicious:
     """A pickle that runs a command when it is read."""
 
