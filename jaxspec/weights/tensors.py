@@ -25,6 +25,7 @@ from jaxspec.folders import some
 from jaxspec.weights.orbax import CheckpointError
 
 SAFE_TORCH = "2.6"
+MAPPED_BYTES = 2**28  # to read of a safetensors file before it is mapped anew
 
 
 class Shard(NamedTuple):
@@ -89,9 +90,13 @@ def _safetensors(path: Path) -> Shard:
         raise _damaged(path, error) from error
 
     def read() -> Iterator[tuple[str, np.ndarray]]:
-        with safe_open(path, "numpy") as file:
-            for name in shapes:
-                yield name, file.get_tensor(name)
+        file, mapped = safe_open(path, "numpy"), 0
+        for name in shapes:
+            if mapped > MAPPED_BYTES:  # what was read of a mapping stays resident until it is dropped
+                file, mapped = safe_open(path, "numpy"), 0
+            x = file.get_tensor(name)
+            mapped += x.nbytes
+            yield name, x
 
     return Shard(path, shapes, read)
 

@@ -162,7 +162,7 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A Llama of 160 MB in files of 20 MB."""
-    config = DecoderConfig(2048, dim=512, ff_dim=2048, layers=9, heads=8, kv_heads=8, head_dim=64)
+    config = DecoderConfig(1024, dim=512, ff_dim=1024, layers=15, heads=8, kv_heads=8, head_dim=64)
     shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     folder = tmp_path_factory.mktemp("large") / "llama"
@@ -173,8 +173,11 @@ def large(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident")
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
-def test_the_host_holds_a_file_at_a_time_besides_the_parameters(large, form, tmp_path):
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [("safetensors", 0.9), ("bin", 1.5)],  # a few tensors; a file, all of it mapped, and two tensors
+)
+def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_path):
     """By what the system says was resident; reading everything first, as a control, takes as much again."""
     folder = large
     if form == "bin":
@@ -198,7 +201,7 @@ def test_the_host_holds_a_file_at_a_time_besides_the_parameters(large, form, tmp
     assert said.returncode == 0, said.stderr
     found = json.loads(said.stdout)
     assert found["parameters"] > 7 * RESIDENT_SHARD
-    assert found["loaded"] < found["parameters"] + 2.5 * RESIDENT_SHARD  # a file, all of it mapped, and two tensors
+    assert found["loaded"] < found["parameters"] + most * RESIDENT_SHARD
     assert found["control"] > found["parameters"] + 4 * RESIDENT_SHARD
 
 
