@@ -117,6 +117,17 @@ def test_bfloat16(tmp_path, saved):
     assert_same(wide["head"], jax.tree.map(lambda x: x.astype(jnp.float32), narrow.params["head"]))
 
 
+def test_float16(folder):
+    """As Llama 2's files are."""
+    found = {name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()}
+    before = jaxspec.load(folder).params
+    save_file(found, folder / "model.safetensors")
+    expected = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), before)
+    assert_same(jaxspec.load(folder).params, expected)
+    narrow = jaxspec.load(folder, dtype="bfloat16").params
+    assert_same(narrow["head"], jax.tree.map(lambda x: x.astype(jnp.bfloat16), expected["head"]))
+
+
 @pytest.mark.parametrize("config", [LLAMA, T5, GPT])
 def test_int8(config, tmp_path):
     """Quantised as it comes, and written as what it stands for, of which int8 is the same again."""
@@ -206,14 +217,20 @@ def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_p
 
 
 def flax_tree(found: dict) -> dict:
-    """A T5's tensors as transformers' Flax models named and stored them."""
+    """Tensors as transformers' Flax models named and stored them.
+
+    The kernels of GPT-2's FlaxConv1D are [out, in], so that, as elsewhere, PyTorch's tensor is the transpose.
+    """
+    embeddings, norms = ("shared", "relative_attention_bias", "wte", "wpe"), ("ln_1", "ln_2", "ln_f")
     flat = {}
     for name, x in found.items():
-        stem = name.removesuffix(".weight")
-        if stem.endswith("layer_norm"):
+        stem, _, last = name.rpartition(".")
+        if last == "bias" or stem.endswith("layer_norm"):
             flat[name] = x
-        elif stem == "shared" or stem.endswith("relative_attention_bias"):
+        elif stem.endswith(embeddings):
             flat[f"{stem}.embedding"] = x
+        elif stem.endswith(norms):
+            flat[f"{stem}.scale"] = x
         else:
             flat[f"{stem}.kernel"] = x.T
     return flax.traverse_util.unflatten_dict(flat, sep=".")
@@ -232,11 +249,26 @@ def replace_weights(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def test_flax_msgpack(t5_folder):
-    folder, params = t5_folder
+@pytest.mark.parametrize("config", [T5, GPT])
+@pytest.mark.parametrize("style", ["one", "several", "bfloat16"])
+def test_flax_msgpack(tmp_path, config, style):
+    model = model_of(config)
+    folder, expected = huggingface.save(model, tmp_path / "it"), model.params
     tree = flax_tree(replace_weights(folder))
-    (folder / "flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(tree))
-    assert_same(jaxspec.load(folder).params, params)
+    if style == "bfloat16":
+        tree = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), tree)
+        expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), expected)
+    if style == "several":
+        flat = flax.traverse_util.flatten_dict(tree, sep="/")
+        weight_map = {name: f"flax_model-0000{1 + i % 2}-of-00002.msgpack" for i, name in enumerate(flat)}
+        for file in set(weight_map.values()):
+            part = {name: x for name, x in flat.items() if weight_map[name] == file}
+            content = flax.serialization.to_bytes(flax.traverse_util.unflatten_dict(part, sep="/"))
+            (folder / file).write_bytes(content)
+        (folder / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    assert_same(jaxspec.load(folder).params, expected)
 
 
 @pytest.mark.slow
