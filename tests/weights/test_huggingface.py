@@ -531,20 +531,21 @@ def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):
 def test_hub_ids_go_through_huggingface_hub(saved, monkeypatch, tmp_path):
     asked = []
 
-    def snapshot_download(name, allow_patterns, ignore_patterns):
-        asked.append((name, allow_patterns[-1], ignore_patterns))
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
+        asked.append((name, revision, allow_patterns[-1], ignore_patterns))
         return str(saved)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     assert jaxspec.load("someone/llama").name == "someone/llama"
-    assert asked == [("someone/llama", "model*.safetensors", "*/*")]
+    assert jaxspec.load("someone/llama", revision="v2").name == "someone/llama"
+    assert asked == [("someone/llama", revision, "model*.safetensors", "*/*") for revision in (None, "v2")]
 
 
 def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_path):
     asked = []
 
-    def snapshot_download(name, allow_patterns, ignore_patterns):
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
         asked.append(allow_patterns[-1])
         if asked[-1] == there:
             (tmp_path / there.replace("*", "")).touch()
@@ -558,6 +559,42 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
     asked, there = [], "flax_model*.msgpack"
     assert huggingface.download("google/t5-v1_1-small") == tmp_path
     assert asked == ["model*.safetensors", "flax_model*.msgpack"]
+
+
+@pytest.fixture
+def cached(saved, tmp_path, monkeypatch):
+    """The cache of huggingface_hub: a Llama in several files as main, another one as v2; links to blobs."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
+    root = tmp_path / "hub" / "models--someone--llama"
+    (root / "refs").mkdir(parents=True)
+    (root / "blobs").mkdir()
+    models = {"main": jaxspec.load(saved), "v2": model_of(LLAMA, seed=1)}
+    for digit, (revision, model) in enumerate(models.items()):
+        commit = str(digit) * 40
+        (root / "refs" / revision).write_text(commit)
+        snapshot = huggingface.save(model, root / "snapshots" / commit)
+        for file in snapshot.iterdir():
+            blob = root / "blobs" / f"{digit}-{file.name}"
+            file.rename(blob)
+            file.symlink_to(Path("..", "..", "blobs", blob.name))
+    return root, models
+
+
+def test_the_cache_of_the_hub_offline(cached):
+    """conftest.py sets HF_HUB_OFFLINE."""
+    root, models = cached
+    for revision, expected in ((None, models["main"]), ("v2", models["v2"]), ("1" * 40, models["v2"])):
+        found = jaxspec.load("someone/llama", revision=revision)
+        assert found.name == "someone/llama"
+        assert_same(found.params, expected.params)
+    assert jaxspec.load("someone/llama").tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+    with pytest.raises(CheckpointError, match=r"someone/llama cannot be had from the .* hub: "):
+        jaxspec.load("someone/llama", revision="v3")
+    gone, *_ = sorted((root / "snapshots" / ("0" * 40)).glob("model-*.safetensors"))
+    gone.unlink()
+    with pytest.raises(CheckpointError, match=rf"is incomplete: of .* 1 are not there \({gone.name}\)\. Finish the"):
+        jaxspec.load("someone/llama")
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):
