@@ -16,11 +16,17 @@ from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
 OURS, HUGGING_FACE, T5X = "jaxspec", "huggingface", "t5x"  # formats
+IN_FULL = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
+    *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+    *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
+)
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
 
 
-def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None) -> Model:
+def load(
+    source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None, revision: str | None = None
+) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a model of the Hugging Face hub.
 
         target = jaxspec.load("checkpoints/debian-t5-base")
@@ -38,6 +44,7 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
             output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model is another one.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
+        revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
 
     Returns:
         The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
@@ -46,7 +53,8 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
-        ValueError: the dtype is none of the three, or there is no such mesh.
+        ValueError: the dtype is none of the three, there is no such mesh, or a revision is given of something that is
+            not of the hub.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
@@ -56,7 +64,7 @@ def load(source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None 
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     if mesh is not None:
         mesh = sharding.mesh(mesh)
-    folder = find(source)
+    folder = find(source, revision)
     form = format_of(folder)
     if form == T5X:
         folder = t5x.find(folder)  # once: a run may add a newer one at any time
@@ -98,25 +106,28 @@ def shipped() -> dict[str, Path]:
     return found
 
 
-def find(source: str | Path) -> Path:
+def find(source: str | Path, revision: str | None = None) -> Path:
     """The folder that `source` means; a model of the hub is downloaded first.
 
     Raises:
         CheckpointError: there is none.
+        ValueError: a revision is given of something that is not of the hub.
     """
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
-    if path.exists():
-        return path
     names = shipped()
     bare = path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
-    if bare and path.name in names:
-        return names[path.name]
-    missing = f"no checkpoint at {source}{orbax.suggest(path.name, names) or '.'}"
+    here = path if path.exists() else names.get(path.name) if bare else None
+    if here is not None and revision is not None:
+        raise ValueError(f"revision is {revision!r}, but {source} is {here}: only models of the hub have revisions")
+    if here is not None:
+        return here
+    meant = next((f": did you mean {name!r}?" for name in IN_FULL if name.endswith(f"/{source}")), "")
+    missing = f"no checkpoint at {source}{meant or orbax.suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")
     try:
-        return huggingface.download(str(source))
+        return huggingface.download(str(source), revision)
     except CheckpointError as error:
         raise CheckpointError(f"{missing} {_choices()}. As a hub id: {error}") from error
 

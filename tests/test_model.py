@@ -174,6 +174,19 @@ def test_names_that_can_be_no_hub_id_are_not_asked_for(shipping, monkeypatch):
             load(source)
 
 
+@pytest.mark.parametrize("name", ["openai-community/gpt2", "google-t5/t5-small"])
+def test_models_whose_owner_the_hub_knows_are_named_in_full(shipping, monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
+    with pytest.raises(CheckpointError, match=f"did you mean '{name}'"):
+        load(name.partition("/")[2])
+
+
+def test_only_models_of_the_hub_have_revisions(shipping):
+    for source in ("tiny-t5", shipping / "tiny-t5"):
+        with pytest.raises(ValueError, match=r"revision is 'v1', but .*tiny-t5: only models of the hub have revisions"):
+            load(source, revision="v1")
+
+
 def test_a_folder_without_a_manifest(tmp_path):
     with pytest.raises(CheckpointError, match=r"it has no manifest\.toml"):
         load(tmp_path)

@@ -40,10 +40,14 @@ def is_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def download(name: str) -> Path:
+def download(name: str, revision: str | None = None) -> Path:
     """The folder of a hub id, downloaded unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
+
+    Args:
+        name: owner/name.
+        revision: a branch, a tag or a commit; None for the main branch.
 
     Raises:
         CheckpointError: it cannot be had; the message says why.
@@ -53,7 +57,8 @@ def download(name: str) -> Path:
     try:
         for weights in WEIGHT_FILES:
             wanted = [*SMALL_FILES, weights]
-            folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=IN_FOLDERS))
+            how: dict[str, Any] = dict(allow_patterns=wanted, ignore_patterns=IN_FOLDERS)
+            folder = Path(snapshot_download(name, revision=revision, **how))
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:

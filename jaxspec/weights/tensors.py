@@ -5,7 +5,8 @@
     pytorch_model.bin       read tensor by tensor where it is a zip file; needs PyTorch
 
 Large models lie in several files, which `<file>.index.json` lists. No format is read in a way that can run code: a
-pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses anything but tensors.
+pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses anything but tensors, from PyTorch 2.6 on
+(before, it could be got around: CVE-2025-32434). An older PyTorch is not used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import numpy as np
 
 from jaxspec.folders import some
 from jaxspec.weights.orbax import CheckpointError
+
+SAFE_TORCH = "2.6"
+MAPPED_BYTES = 2**28  # to read of a safetensors file before it is mapped anew
 
 
 class Shard(NamedTuple):
@@ -86,9 +90,13 @@ def _safetensors(path: Path) -> Shard:
         raise _damaged(path, error) from error
 
     def read() -> Iterator[tuple[str, np.ndarray]]:
-        with safe_open(path, "numpy") as file:
-            for name in shapes:
-                yield name, file.get_tensor(name)
+        file, mapped = safe_open(path, "numpy"), 0
+        for name in shapes:
+            if mapped > MAPPED_BYTES:  # what was read of a mapping stays resident until it is dropped
+                file, mapped = safe_open(path, "numpy"), 0
+            x = file.get_tensor(name)
+            mapped += x.nbytes
+            yield name, x
 
     return Shard(path, shapes, read)
 
@@ -130,6 +138,11 @@ def _pickle(path: Path) -> Shard:
             f"{path} can only be read with PyTorch, which is not installed: pip install torch, "
             "or get the model as model.safetensors"
         ) from error
+    if torch.__version__ < SAFE_TORCH:  # a TorchVersion: numbers are compared, not letters
+        raise CheckpointError(
+            f"{path} is not read with PyTorch {torch.__version__}, in which a pickle can run code (CVE-2025-32434): "
+            f"expected {SAFE_TORCH} or newer. pip install -U torch, or get the model as model.safetensors"
+        )
 
     def load() -> dict[str, Any]:
         # Files written before 2020 are no zip files, and cannot be mapped.

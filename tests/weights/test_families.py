@@ -272,6 +272,35 @@ def test_round_trip_is_bit_equal(case, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["t5-v1.1", "gpt2", "llama-3"])
+def test_transformers_reads_what_was_saved_in_several_files(case, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    _, shapes = peer_of(case, tmp_path / "written")
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
+    huggingface.save(jaxspec.load(tmp_path / "written"), tmp_path / "ours")
+    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 3
+    auto = transformers.AutoModelForSeq2SeqLM if case in SEQ2SEQ else transformers.AutoModelForCausalLM
+    again, said = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(said.values())
+    for name, x in weights(shapes).items():
+        np.testing.assert_array_equal(again.state_dict()[name].numpy(), x, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["t5-v1.1", "gpt2", "llama-3"])
+def test_a_bfloat16_folder_of_transformers(case, tmp_path):
+    """In several files: the same numbers in either dtype."""
+    torch = pytest.importorskip("torch")
+    peer, _ = peer_of(case, tmp_path / "written")
+    peer.to(torch.bfloat16).save_pretrained(tmp_path / "theirs", max_shard_size="10KB")
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 3
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), jaxspec.load(tmp_path / "written").params)
+    for dtype in ("float32", "bfloat16"):
+        found = jaxspec.load(tmp_path / "theirs", dtype=dtype).params
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), found, rounded)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path):
     """Speculation of either, on the same two models: guesses are kept and refused, and the text is one."""

@@ -117,6 +117,17 @@ def test_bfloat16(tmp_path, saved):
     assert_same(wide["head"], jax.tree.map(lambda x: x.astype(jnp.float32), narrow.params["head"]))
 
 
+def test_float16(folder):
+    """As Llama 2's files are."""
+    found = {name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()}
+    before = jaxspec.load(folder).params
+    save_file(found, folder / "model.safetensors")
+    expected = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), before)
+    assert_same(jaxspec.load(folder).params, expected)
+    narrow = jaxspec.load(folder, dtype="bfloat16").params
+    assert_same(narrow["head"], jax.tree.map(lambda x: x.astype(jnp.bfloat16), expected["head"]))
+
+
 @pytest.mark.parametrize("config", [LLAMA, T5, GPT])
 def test_int8(config, tmp_path):
     """Quantised as it comes, and written as what it stands for, of which int8 is the same again."""
@@ -162,7 +173,7 @@ def test_the_host_holds_a_tensor_at_a_time(saved, monkeypatch, dtype):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A Llama of 160 MB in files of 20 MB."""
-    config = DecoderConfig(2048, dim=512, ff_dim=2048, layers=9, heads=8, kv_heads=8, head_dim=64)
+    config = DecoderConfig(1024, dim=512, ff_dim=1024, layers=15, heads=8, kv_heads=8, head_dim=64)
     shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     folder = tmp_path_factory.mktemp("large") / "llama"
@@ -173,8 +184,11 @@ def large(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much was resident")
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
-def test_the_host_holds_a_file_at_a_time_besides_the_parameters(large, form, tmp_path):
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [("safetensors", 0.9), ("bin", 1.5)],  # a few tensors; a file, all of it mapped, and two tensors
+)
+def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_path):
     """By what the system says was resident; reading everything first, as a control, takes as much again."""
     folder = large
     if form == "bin":
@@ -198,19 +212,25 @@ def test_the_host_holds_a_file_at_a_time_besides_the_parameters(large, form, tmp
     assert said.returncode == 0, said.stderr
     found = json.loads(said.stdout)
     assert found["parameters"] > 7 * RESIDENT_SHARD
-    assert found["loaded"] < found["parameters"] + 2.5 * RESIDENT_SHARD  # a file, all of it mapped, and two tensors
+    assert found["loaded"] < found["parameters"] + most * RESIDENT_SHARD
     assert found["control"] > found["parameters"] + 4 * RESIDENT_SHARD
 
 
 def flax_tree(found: dict) -> dict:
-    """A T5's tensors as transformers' Flax models named and stored them."""
+    """Tensors as transformers' Flax models named and stored them.
+
+    The kernels of GPT-2's FlaxConv1D are [out, in], so that, as elsewhere, PyTorch's tensor is the transpose.
+    """
+    embeddings, norms = ("shared", "relative_attention_bias", "wte", "wpe"), ("ln_1", "ln_2", "ln_f")
     flat = {}
     for name, x in found.items():
-        stem = name.removesuffix(".weight")
-        if stem.endswith("layer_norm"):
+        stem, _, last = name.rpartition(".")
+        if last == "bias" or stem.endswith("layer_norm"):
             flat[name] = x
-        elif stem == "shared" or stem.endswith("relative_attention_bias"):
+        elif stem.endswith(embeddings):
             flat[f"{stem}.embedding"] = x
+        elif stem.endswith(norms):
+            flat[f"{stem}.scale"] = x
         else:
             flat[f"{stem}.kernel"] = x.T
     return flax.traverse_util.unflatten_dict(flat, sep=".")
@@ -229,11 +249,26 @@ def replace_weights(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def test_flax_msgpack(t5_folder):
-    folder, params = t5_folder
+@pytest.mark.parametrize("config", [T5, GPT])
+@pytest.mark.parametrize("style", ["one", "several", "bfloat16"])
+def test_flax_msgpack(tmp_path, config, style):
+    model = model_of(config)
+    folder, expected = huggingface.save(model, tmp_path / "it"), model.params
     tree = flax_tree(replace_weights(folder))
-    (folder / "flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(tree))
-    assert_same(jaxspec.load(folder).params, params)
+    if style == "bfloat16":
+        tree = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16), tree)
+        expected = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), expected)
+    if style == "several":
+        flat = flax.traverse_util.flatten_dict(tree, sep="/")
+        weight_map = {name: f"flax_model-0000{1 + i % 2}-of-00002.msgpack" for i, name in enumerate(flat)}
+        for file in set(weight_map.values()):
+            part = {name: x for name, x in flat.items() if weight_map[name] == file}
+            content = flax.serialization.to_bytes(flax.traverse_util.unflatten_dict(part, sep="/"))
+            (folder / file).write_bytes(content)
+        (folder / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    assert_same(jaxspec.load(folder).params, expected)
 
 
 @pytest.mark.slow
@@ -264,6 +299,20 @@ def test_pytorch_bin_without_pytorch(t5_folder, monkeypatch):
     (folder / "pytorch_model.bin").write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin can only be read with PyTorch.*pip install torch"):
+        jaxspec.load(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu124", "2.6.0", "2.10.0"])
+def test_a_pytorch_that_may_run_a_pickle_is_not_used(t5_folder, monkeypatch, version):
+    torch = pytest.importorskip("torch")
+    folder, _ = t5_folder
+    replace_weights(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"anything")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    refused = r"not read with PyTorch [12]\..* \(CVE-2025-32434\): expected 2\.6 or newer\. pip install -U torch"
+    message = refused if version in ("1.13.1", "2.5.1+cu124") else "is no file of weights, or damaged"
+    with pytest.raises(CheckpointError, match=message):
         jaxspec.load(folder)
 
 
@@ -492,20 +541,21 @@ def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):
 def test_hub_ids_go_through_huggingface_hub(saved, monkeypatch, tmp_path):
     asked = []
 
-    def snapshot_download(name, allow_patterns, ignore_patterns):
-        asked.append((name, allow_patterns[-1], ignore_patterns))
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
+        asked.append((name, revision, allow_patterns[-1], ignore_patterns))
         return str(saved)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     assert jaxspec.load("someone/llama").name == "someone/llama"
-    assert asked == [("someone/llama", "model*.safetensors", "*/*")]
+    assert jaxspec.load("someone/llama", revision="v2").name == "someone/llama"
+    assert asked == [("someone/llama", revision, "model*.safetensors", "*/*") for revision in (None, "v2")]
 
 
 def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_path):
     asked = []
 
-    def snapshot_download(name, allow_patterns, ignore_patterns):
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
         asked.append(allow_patterns[-1])
         if asked[-1] == there:
             (tmp_path / there.replace("*", "")).touch()
@@ -519,6 +569,42 @@ def test_older_formats_are_asked_for_where_there_is_no_other(monkeypatch, tmp_pa
     asked, there = [], "flax_model*.msgpack"
     assert huggingface.download("google/t5-v1_1-small") == tmp_path
     assert asked == ["model*.safetensors", "flax_model*.msgpack"]
+
+
+@pytest.fixture
+def cached(saved, tmp_path, monkeypatch):
+    """The cache of huggingface_hub: a Llama in several files as main, another one as v2; links to blobs."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
+    root = tmp_path / "hub" / "models--someone--llama"
+    (root / "refs").mkdir(parents=True)
+    (root / "blobs").mkdir()
+    models = {"main": jaxspec.load(saved), "v2": model_of(LLAMA, seed=1)}
+    for digit, (revision, model) in enumerate(models.items()):
+        commit = str(digit) * 40
+        (root / "refs" / revision).write_text(commit)
+        snapshot = huggingface.save(model, root / "snapshots" / commit)
+        for file in snapshot.iterdir():
+            blob = root / "blobs" / f"{digit}-{file.name}"
+            file.rename(blob)
+            file.symlink_to(Path("..", "..", "blobs", blob.name))
+    return root, models
+
+
+def test_the_cache_of_the_hub_offline(cached):
+    """conftest.py sets HF_HUB_OFFLINE."""
+    root, models = cached
+    for revision, expected in ((None, models["main"]), ("v2", models["v2"]), ("1" * 40, models["v2"])):
+        found = jaxspec.load("someone/llama", revision=revision)
+        assert found.name == "someone/llama"
+        assert_same(found.params, expected.params)
+    assert jaxspec.load("someone/llama").tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+    with pytest.raises(CheckpointError, match=r"someone/llama cannot be had from the .* hub: "):
+        jaxspec.load("someone/llama", revision="v3")
+    gone, *_ = sorted((root / "snapshots" / ("0" * 40)).glob("model-*.safetensors"))
+    gone.unlink()
+    with pytest.raises(CheckpointError, match=rf"is incomplete: of .* 1 are not there \({gone.name}\)\. Finish the"):
+        jaxspec.load("someone/llama")
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):

@@ -71,18 +71,19 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
         jax.block_until_ready(model.params)
         seconds = time.perf_counter() - start
     on_host = jax.devices()[0].platform == "cpu"
-    size = sum(x.nbytes for x in jax.tree.leaves(model.params))
+    size, largest = sum(x.nbytes for x in jax.tree.leaves(model.params)), max(files.values())
     extra = peak.bytes - peak.before - (size if on_host else 0)  # a CPU's memory holds the model, too
     return {
         "environment": environment.current(),
         "files": len(files),
-        "largest_file_bytes": max(files.values()),
+        "largest_file_bytes": largest,
         "parameters_bytes": size,
         "before_bytes": peak.before,
         "peak_bytes": peak.bytes,
         "measured_by": peak.how,
         "extra_bytes": extra,
-        "extra_over_largest_file": extra / max(files.values()),
+        "extra_over_largest_file": extra / largest,
+        "within_one_file": extra <= largest,
         "seconds": seconds,
         "bits": bits(model.params, model.config.dtype),
     }
