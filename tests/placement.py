@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import jaxspec
-from jaxspec import accept, noise, sharding
+from jaxspec import accept, drafters, noise, sharding
 from jaxspec.base import Model, Prompt
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode import loop, request
@@ -42,6 +42,8 @@ def pair(kind, mesh=None):
     if kind in ("llama", "int8"):
         dtype = "int8" if kind == "int8" else "float32"
         return llama(0, mesh, dtype), llama(1, mesh, dtype)
+    if kind == "edit":
+        return jaxspec.load("debian-t5-edit", mesh=mesh), drafters.lookup()
     return [jaxspec.load(name, mesh=mesh) for name in PAIRS[kind]]
 
 
@@ -79,18 +81,18 @@ def _split(x):
 
 
 def gathered(hlo):
-    """The number of entries of what each all-gather of a program takes from one device."""
+    """The number of entries of what each operation of a program that moves parts between devices takes from one."""
     shape = re.compile(r"(%?[\w.-]+) = \w+\[([\d,]*)\]")
     size = {name.lstrip("%"): int(np.prod([int(n) for n in dims.split(",") if n])) for name, dims in shape.findall(hlo)}
-    operands = re.findall(r" all-gather(?:-start)?\(([^)]*)\)", hlo)
+    operands = re.findall(r" (?:all-gather|all-to-all|collective-permute)(?:-start)?\(([^)]*)\)", hlo)
     return [size[one.split()[-1].lstrip("%")] for each in operands for one in re.split(r", (?=%)", each)]
 
 
-def cache_is_placed(mesh):
+def cache_is_placed(kind, mesh):
     """Whether keys, values and lengths lie where `sharding.cache` says, though nobody told the compiler."""
-    target, draft = pair("llama", mesh)
-    state = loop.start(*request.prepare(target, prompts("llama", target), **options(draft)))
-    wanted = sharding.cache(state.cache, LLAMA, mesh)
+    target, draft = pair(kind, mesh)
+    state = loop.start(*request.prepare(target, prompts(kind, target), **options(draft)))
+    wanted = sharding.cache(state.cache, target.config, mesh)
     same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), state.cache, wanted)
     return all(jax.tree.leaves(same))
 
@@ -165,14 +167,18 @@ def meshes(folder):
     mesh = sharding.mesh("data=2,model=4")
     report = {}
     quantised.SMALL = 0  # so that these matrices are multiplied as large ones are
-    for kind in (*PAIRS, "llama", "int8"):
+    for kind in (*PAIRS, "edit", "llama", "int8"):
         split, hlo, part = compiled(kind, mesh)
         found = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
         report[kind] = found
     weight = llama(0, mesh).params["layers_0"]["ff"]["wi"]["weight"]
     whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
     report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
-    report |= dict(cache=cache_is_placed(mesh), streamed=streamed(mesh), restored=restored(Path(folder), mesh))
+    report |= dict(
+        cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "t5")},
+        streamed=streamed(mesh),
+        restored=restored(Path(folder), mesh),
+    )
     report |= dict(left=left_on_the_host(Path(folder) / "again", mesh), parts=stored_in_parts(Path(folder), mesh))
     return report | dict(programs=loop.advance._cache_size())
 

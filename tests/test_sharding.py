@@ -173,13 +173,14 @@ def answer(process):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    if not {f"debian-{kind}-{size}" for kind in ("t5", "gpt") for size in ("base", "small")} <= set(shipped()):
+    needed = {"debian-t5-edit", *(f"debian-{kind}-{size}" for kind in ("t5", "gpt") for size in ("base", "small"))}
+    if not needed <= set(shipped()):
         pytest.skip("the shipped pairs are not there")
     return answer(start(8, "meshes", tmp_path_factory.mktemp("placement")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["t5", "gpt", "llama", "int8"])
+@pytest.mark.parametrize("kind", ["t5", "gpt", "edit", "llama", "int8"])
 def test_text_on_a_mesh_is_that_on_one_device(found, kind):
     """Greedy rows and, with the coupled rule, sampled ones, on 2 x 4 devices."""
     assert found[kind]["split"] == found[kind]["one"]
@@ -187,7 +188,7 @@ def test_text_on_a_mesh_is_that_on_one_device(found, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["t5", "gpt", "llama", "int8"])
+@pytest.mark.parametrize("kind", ["t5", "gpt", "edit", "llama", "int8"])
 def test_no_weights_are_gathered(found, kind):
     """Every device computes with its own part of each matrix; what is summed are activations."""
     assert [n for n in found[kind]["gathered"] if n >= found[kind]["part"]] == []
@@ -198,7 +199,7 @@ def test_no_weights_are_gathered(found, kind):
 
 @pytest.mark.slow
 def test_caches_follow_the_table(found):
-    assert found["cache"]
+    assert found["cache"] == {"llama": True, "t5": True}
 
 
 @pytest.mark.slow
