@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+import jax
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -41,7 +42,16 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture
+def same_cache():
+    """A page sets where jax keeps its programs; other tests, and the processes that they start, keep theirs."""
+    folder = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", folder)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_cache")
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON.search(page.read_text("utf-8"))], ids=name_of)
 def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From top to bottom, as one reads it; lines `# > ...` are what is printed. The README's blocks stand alone."""
