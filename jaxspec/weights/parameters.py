@@ -66,10 +66,10 @@ def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) 
 
 
 def _put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
-    """The file's own memory is let go of: what comes from NumPy is copied."""
+    """The file's own memory is let go of: what comes from NumPy is copied, and that is waited for."""
     if mesh is not None:
-        return sharding.put(x, sharding.of(path, x.shape, config, mesh))
-    return x if isinstance(x, jax.Array) else jnp.array(x)
+        return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, config, mesh)))
+    return x if isinstance(x, jax.Array) else jax.block_until_ready(jnp.array(x))
 
 
 def apart(x: Any) -> jax.Array:
