@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.cli import named
 
 if TYPE_CHECKING:
-    from jaxspec.base import Drafter, Model, Policy, Prompt
+    from jaxspec.base import Drafter, Model, Prompt
 
 
 def of_guess(drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, **options: Any) -> float:
@@ -19,43 +19,36 @@ def of_guess(drafter: Model | Drafter, name: str, dtype: str, target: Model, pro
         **options: of `analysis.cost.measure`.
     """
     from jaxspec.analysis import cost
-    from jaxspec.base import Model
 
-    if "+" in name:
-        last = name.rpartition("+")[2]
-        return of_guess(named.drafter(last, dtype), last, dtype, target, prompt, **options)
-    if name.startswith(("argmax:", "abstaining")):  # the model inside
-        drafter = named.drafter(name.rpartition(":")[2], dtype)
-    if not isinstance(drafter, Model):
-        return 0.0
-    return cost.measure(target, drafter, prompt, gamma=1, **options).c
+    model = guesser(drafter, name, dtype)
+    return 0.0 if model is None else cost.measure(target, model, prompt, gamma=1, **options).c
 
 
-def policy(
-    text: str,
-    drafter: Model | Drafter,
-    name: str,
-    dtype: str,
-    target: Model,
-    prompt: Prompt,
-    *,
-    gamma: int,
-    **options: Any,
-) -> Policy:
-    """The policy of this name (`named.policy`); `estimated` learns c and v here, unless its c is given.
+def of_policy(
+    drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, *, gamma: int, **options: Any
+) -> dict[str, Any]:
+    """c and v of `policies.estimated`, measured in one go.
 
     Args:
-        text: the policy's name, or name=number.
         drafter, name, dtype: who guesses.
         target, prompt: who judges, and the batch that is measured.
-        gamma: most guesses.
+        gamma: most guesses, at least 1.
         **options: of `analysis.cost.measure`.
     """
     from jaxspec.analysis import cost
 
-    if text.partition("=")[0] != "estimated":
-        return named.policy(text)
-    v = cost.verify_costs(target, prompt, gamma=gamma, **options)
-    if "=" in text:
-        return named.policy(text, v=v)
-    return named.policy(text, v=v, c=of_guess(drafter, name, dtype, target, prompt, **options))
+    model = guesser(drafter, name, dtype)
+    found = cost.measure_all(target, model or target, prompt, gammas=cost.judged(gamma), **options)
+    return {"c": found[0].c if model else 0.0, "v": cost.stepped(gamma, {one.gamma: one.v for one in found})}
+
+
+def guesser(drafter: Model | Drafter, name: str, dtype: str) -> Model | None:
+    """The model whose passes guesses cost; None where they are looked up. Of several drafters it is the last."""
+    from jaxspec.base import Model
+
+    if "+" in name:
+        last = name.rpartition("+")[2]
+        return guesser(named.drafter(last, dtype), last, dtype)
+    if name.startswith(("argmax:", "abstaining")):  # the model inside
+        drafter = named.drafter(name.rpartition(":")[2], dtype)
+    return drafter if isinstance(drafter, Model) else None

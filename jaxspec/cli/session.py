@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Job
 
 TARGET, DRAFT = "debian-t5-base", "debian-t5-small"
+PRICED = 9  # timings of each pass, for a policy: they are waited for
 WARPING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
            "draft_temperature", "banned")  # fmt: skip
 
@@ -131,14 +132,14 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
 
 
 def priced(session: Session, rows: int) -> Session:
-    """With a policy that knows what passes cost here, where it goes by that: `rows` prompts at a time are measured."""
-    s, (prompt, _) = session.settings, session.rows(0, rows)
-    if s.policy is None or s.draft is None or session.drafter is None or s.gamma == 0:
+    """Tells the policy `estimated` what passes over `rows` prompts at a time cost here; other policies do not ask."""
+    s, drafter = session.settings, session.drafter
+    if not s.policy or s.policy.partition("=")[0] != "estimated" or not s.draft or drafter is None or s.gamma == 0:
         return session
-    asked: dict[str, Any] = dict(gamma=s.gamma, repeats=9, max_new_tokens=s.max_new_tokens, sampled=s.temperature > 0)
-    return session._replace(
-        policy=prices.policy(s.policy, session.drafter, s.draft, s.draft_dtype, session.target, prompt, **asked)
-    )
+    asked: dict[str, Any] = dict(gamma=s.gamma, max_new_tokens=s.max_new_tokens, sampled=s.temperature > 0)
+    prompt, _ = session.rows(0, rows)
+    costs = prices.of_policy(drafter, s.draft, s.draft_dtype, session.target, prompt, repeats=PRICED, **asked)
+    return session._replace(policy=named.policy(s.policy, **costs))
 
 
 def warm_up(session: Session, rows: int, by_rounds: bool) -> None:

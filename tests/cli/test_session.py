@@ -37,9 +37,9 @@ def test_text_ends_before_a_stop_string(report, run):
 def test_estimated_goes_by_what_passes_cost_here(report, monkeypatch):
     found = {}
     for price in (1.0, 50.0):
-        costs = np.append(1.0, np.full(3, price))
-        monkeypatch.setattr(cost, "verify_costs", lambda target, prompt, *, gamma, costs=costs, **options: costs)
-        found[price] = report("--policy", "estimated=0.01")
+        priced = [cost.Cost(n, 1, np.ones(1), np.full(1, price), np.full(1, 0.01)) for n in (1, 3)]
+        monkeypatch.setattr(cost, "measure_all", lambda *given, priced=priced, **options: priced)
+        found[price] = report("--policy", "estimated")
     assert found[1.0]["texts"] == found[50.0]["texts"]
     assert sum(found[1.0]["stats"]["drafted"]) > 4 * sum(found[50.0]["stats"]["drafted"])
 
@@ -52,7 +52,7 @@ def test_costs_are_measured_for_estimated(report, monkeypatch):
         cost, "measure_all", lambda *given, **options: asked.append(options) or measure_all(*given, **options)
     )
     assert report("--policy", "estimated", "-t", "1")["texts"]
-    assert [(tuple(one["gammas"]), one["sampled"]) for one in asked] == [((1, 3), True), ((1,), True)]
+    assert [(tuple(one["gammas"]), one["sampled"]) for one in asked] == [((1, 3), True)]
 
 
 @pytest.mark.parametrize(
