@@ -83,7 +83,6 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
         "measured_by": peak.how,
         "extra_bytes": extra,
         "extra_over_largest_file": extra / largest,
-        "within_one_file": extra <= largest,
         "seconds": seconds,
         "bits": bits(model.params, model.config.dtype),
     }

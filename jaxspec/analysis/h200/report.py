@@ -125,7 +125,7 @@ def _loading(results: Results) -> list[str]:
     if found is None:
         return []
     same = "the same parameters" if written and written["bits"] == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
-    within = "within one file" if found["within_one_file"] else "MORE THAN ONE FILE"
+    within = "within one file" if found["extra_over_largest_file"] <= 1 else "MORE THAN ONE FILE"
     return [
         f"Loading {found['parameters_bytes'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s "
         f"and {found['extra_bytes'] / 1e9:.2f} GB of host memory: {found['extra_over_largest_file']:.2f} of the "
