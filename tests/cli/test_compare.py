@@ -16,7 +16,7 @@ def costs(monkeypatch):
         assert (target.name, drafter.name, len(prompts.length)) == ("debian-t5-base", "debian-t5-small", 2)
         return acceptance.Acceptance(np.array([[1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 5]), np.array([5, 5]))
 
-    def passes(target, drafter, prompts, *, gamma, repeats, max_new_tokens, sampled):
+    def passes(target, drafter, prompts, *, gamma, max_new_tokens, sampled):
         rows.append(len(prompts.length))
         return cost.Cost(gamma, 1, target=np.array([10.0]), verify=np.array([20.0]), draft=np.array([5.0]))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec import model, policies
+from jaxspec import model
 from jaxspec.analysis import cost
 from jaxspec.cli import prices
 
@@ -67,7 +67,7 @@ def test_costs_are_measured_for_estimated(report, monkeypatch):
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
     asked = []
     monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(prices, "policy", lambda text, _, *who, **given: asked.append(who[:2]) or policies.fixed(3))
+    monkeypatch.setattr(prices, "of_policy", lambda _, *who, **given: asked.append(who[:2]) or {"v": np.ones(4)})
     shown = run("--policy", "estimated", *options)
     assert asked == [("debian-t5-base", target), ("debian-t5-small", draft), ("debian-t5-small", draft)]
     assert (f"in {draft} ·" in shown) == (draft != target)
