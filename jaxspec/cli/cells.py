@@ -6,6 +6,9 @@ generations, plain decoding and all gammas of a setting in turn; between the rep
 Theorem 3.8, from alpha alone: guesses are kept independently of each other in an endless text ("theorem"). The same in
 texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a round that these very texts
 would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
+Where tokens are sampled each gamma says another text, and some texts yield more tokens a round than others. So a
+sampled speed is also given "on average": the rounds as timed, each with the tokens of a replayed one. That is what
+gammas are compared by: their replayed texts are the same.
 Beside alpha, and not to be taken for it, stands the censored rate of the timed runs' own rounds: kept over tried.
 """
 
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 5  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+CONTENTS = 6  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
 OF_SPEED = ("c", "v", "theorem", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
-OF_SPEED += ("censored", "censored_by_guess")
+OF_SPEED += ("speed_on_average", "censored", "censored_by_guess")
 
 Gamma = int | str  # a number of guesses, or `PLANNED`
 
@@ -180,12 +183,17 @@ def cells_of(
             tokens = [1.0, *(tokens_per_round(temperature, alpha, gamma) for gamma in range(1, MOST + 1))]
         return planning.plan(alpha, *costs(temperature > 0), tokens=tokens).gamma
 
-    def foretold(temperature: float, share: float, alpha: float, gamma: int, c: float, v: float) -> dict[str, Any]:
+    def foretold(temperature: float, share: float, alpha: float, gamma: int, timed: dict[str, Any]) -> dict[str, Any]:
+        c, v, speed = timed["c"], timed["v"], timed["speed_after_prefill"]
         found: dict[str, Any] = {"theorem": float(theory.improvement(alpha, gamma, c, v))}
         found["predicted"] = float(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
-        rule, found["replayed"] = rule_of(share), None
+        rule, found["replayed"], found["speed_on_average"] = rule_of(share), None, None
         if rule.exact:  # otherwise decoding says something else than these texts, and its rounds are not known
-            found["replayed"] = replay.evaluate(texts(temperature), rule, gamma=gamma).improvement(c, v)
+            again = replay.evaluate(texts(temperature), rule, gamma=gamma)
+            found["replayed"] = again.improvement(c, v)
+            if temperature > 0 and ask.batch == 1 and speed is not None:  # a batch ends with its longest row
+                luck = timed["tokens_per_round"] / again.tokens_per_round.value
+                found["speed_on_average"] = {name: x / luck for name, x in speed.items()}
         return found
 
     def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:
@@ -197,7 +205,7 @@ def cells_of(
         used = sorted({gamma for gamma in chosen.values() if gamma})
         found: dict[int, dict[str, Any]] = {}
         for gamma, timed in zip(used, _speeds(target, drafter, prompt, ask, temperature, share, used), strict=True):
-            found[gamma] = timed | foretold(temperature, share, alpha, gamma, timed["c"], timed["v"])
+            found[gamma] = timed | foretold(temperature, share, alpha, gamma, timed)
         plain: dict[str, Any] = dict.fromkeys(OF_SPEED)
         return {asked: both | {"chosen_gamma": gamma} | found.get(gamma, plain) for asked, gamma in chosen.items()}
 

@@ -66,8 +66,10 @@ def measure(
     that had a trial were kept, over all and by their place in the round ("censored"). The prediction is Theorem 3.8
     with v, which takes guesses to be independent, in texts as long as these; replayed is the same with the tokens a
     round that these texts would yield (known of exact rules only). Plain decoding and all γ of a setting take turns,
-    so that --gamma plan,1,2,3,5,7 compares the plan with a sweep. n-gram drafters are counted on the references of
-    held-out prompts that are not measured on. An interrupted run goes on where it was if given the same --resume.
+    so that --gamma plan,1,2,3,5,7 compares the plan with a sweep; sampled ways each say another text, and are compared
+    "on average": as timed, with the tokens of replayed rounds in place of their own. n-gram drafters are counted on the
+    references of held-out prompts that are not measured on. An interrupted run goes on where it was if given the same
+    --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -137,7 +139,9 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
     varied = [name for name in names if len({cell[name] for cell in found}) > 1]
     alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
     heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "re-\nplayed"]
-    made = tables.table([*heads, "meas-\nured", "min..max"], title=", ".join([title, *alike]))
+    averaged = any(cell["speed_on_average"] for cell in found)
+    heads += ["meas-\nured", "min..max", *["on\naverage"] * averaged]
+    made = tables.table(heads, title=", ".join([title, *alike]))
     for cell in found:
         half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
         line = [f"{cell[name]:g}" for name in varied]
@@ -146,6 +150,7 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
             line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
             line += [f"{cell['predicted']:.2f}", "–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"]
             line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
+            line += [f"{cell['speed_on_average']['median']:.2f}"] if cell["speed_on_average"] else []
         made.add_row(*line)
     return made
 
@@ -166,6 +171,7 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
     >>> cell |= {"theorem": 2.5, "predicted": 2.0, "replayed": 1.9, "speed_after_prefill": {"median": 1.9}}
+    >>> cell |= {"speed_on_average": None}
     >>> for said in summary([cell]).split(". "):
     ...     print(said)
     Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95
@@ -193,10 +199,19 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
 
 def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
-    """Speed with the plan's gamma over that with the best measured, wherever both were asked for."""
+    """Speed with the plan's gamma over that with the best measured, wherever both were asked for; sampled, on average.
+
+    >>> cell = {"task": "text", "draft": "d", "temperature": 1, "lenience": 1, "gamma": 3, "predicted": 2.0}
+    >>> fast, lucky = ({"speed_after_prefill": {"median": speed}} for speed in (1.8, 2.0))
+    >>> sweep = [cell | fast | {"gamma": "plan", "speed_on_average": {"median": 1.8}}]
+    >>> plan_shares([*sweep, cell | lucky | {"speed_on_average": {"median": 1.7}}])
+    [1.0]
+    >>> plan_shares([*sweep, cell | lucky | {"speed_on_average": None}])
+    [0.9]
+    """
     sweeps: dict[tuple[Any, ...], dict[Any, float]] = {}
     for cell in found:
-        after = cell["speed_after_prefill"]
+        after = cell["speed_on_average"] or cell["speed_after_prefill"]
         speed = 1.0 if cell["predicted"] is None else after["median"] if after else 0.0
         where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience"))
         sweeps.setdefault(where, {})[cell["gamma"]] = speed

@@ -88,6 +88,25 @@ def test_all_gammas_of_a_setting_take_turns_and_one_can_be_added(run, tmp_path, 
     assert two["chosen_gamma"] == 2 and two["predicted"] > 0
 
 
+@pytest.mark.slow
+def test_a_sampled_speed_on_average(run, monkeypatch):
+    monkeypatch.setattr(cells.speeds, "ratio", lambda *times: {"median": 2.0, "min": 1.0, "max": 3.0})
+    asked = ["--draft", "debian-t5-small", "--temperature", "0,1", "--lenience", "1,0.5"]
+    greedy, _, sampled, lenient = report(run(*asked, "--json"))
+    assert greedy["speed_on_average"] is lenient["speed_on_average"] is None
+    replayed = sampled["replayed"] * (2 * sampled["c"] + sampled["v"])  # tokens a round
+    more = replayed / sampled["tokens_per_round"]
+    assert more != 1 and sampled["speed_on_average"] == pytest.approx(
+        {"median": 2 * more, "min": more, "max": 3 * more}
+    )
+    table = run(*asked)
+    assert table.exit_code == 0 and "on" in table.stdout and "average" in table.stdout
+    (batched,) = report(
+        run("--draft", "debian-t5-small", "-t", "1", "--json", "--batch", "2", few=[*FEW[:3], "2", *FEW[4:]])
+    )
+    assert batched["speed_on_average"] is None
+
+
 def test_references_are_not_those_measured_on(zoo):
     target = zoo["debian-t5-base"]
     everything, rest = prompts.references(target, 0), prompts.references(target, 200)
