@@ -178,6 +178,13 @@ def open_store(folder: str | Path) -> Store:
     return Store(manifest, counts, tokens, *(np.load(folder / f"{s}.npy", mmap_mode="r") for s in ("target", "draft")))
 
 
+def first(store: Store, rows: int) -> Store:
+    """The first texts of a store, or all if there are no more than `rows`."""
+    counts = store.counts[:rows]
+    here = slice(int(counts.sum()))
+    return Store(store.manifest, counts, store.tokens[here], store.target[here], store.draft[here])
+
+
 def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None = None) -> Evaluation:
     """What decoding with a rule, gamma guesses a round and the store's drafter would yield.
 

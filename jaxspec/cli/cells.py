@@ -157,7 +157,7 @@ def cells_of(
     from jaxspec.decode import request
 
     prompt = request.encode(target, task.prompts)
-    group = speeds.groups_of(prompt, ask.batch, ask.rows)[0]
+    groups = speeds.groups_of(prompt, ask.batch, ask.rows)
 
     @functools.cache
     def texts(temperature: float) -> Store:
@@ -168,11 +168,15 @@ def cells_of(
     @functools.cache
     def costs(sampled: bool) -> tuple[float, np.ndarray]:
         timed: dict[str, Any] = dict(repeats=max(ask.repeats, cost.REPEATS), max_new_tokens=ask.new_tokens)
-        return planning.costs(target, drafter, group, MOST, sampled=sampled, **timed)
+        return planning.costs(target, drafter, groups[0], MOST, sampled=sampled, **timed)
+
+    def timed_texts(temperature: float) -> Store:
+        """The texts that timed runs say, where these are known; else all there are."""
+        return texts(temperature) if temperature else replay.first(texts(temperature), len(groups) * ask.batch)
 
     def tokens_per_round(temperature: float, alpha: float, gamma: int) -> float:
         """Of guesses that are kept independently of each other, in texts of these lengths."""
-        later = [count - 1 for count in texts(temperature).counts.tolist() if count > 1]
+        later = [count - 1 for count in timed_texts(temperature).counts.tolist() if count > 1]
         rounds = {n: replay.expected_rounds(replay.independent(alpha, n, gamma)) for n in set(later)}
         return sum(later) / max(sum(rounds[n] for n in later), 1)
 
@@ -189,11 +193,11 @@ def cells_of(
         found["predicted"] = float(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
         rule, found["replayed"], found["speed_on_average"] = rule_of(share), None, None
         if rule.exact:  # otherwise decoding says something else than these texts, and its rounds are not known
-            again = replay.evaluate(texts(temperature), rule, gamma=gamma)
+            again = replay.evaluate(timed_texts(temperature), rule, gamma=gamma)
             found["replayed"] = again.improvement(c, v)
-            if temperature > 0 and ask.batch == 1 and speed is not None:  # a batch ends with its longest row
-                luck = timed["tokens_per_round"] / again.tokens_per_round.value
-                found["speed_on_average"] = {name: x / luck for name, x in speed.items()}
+            own, mean = timed["tokens_per_round"], again.tokens_per_round.value
+            if temperature > 0 and ask.batch == 1 and speed is not None and own > 0 < mean:  # a batch waits for a row
+                found["speed_on_average"] = {name: x / own * mean for name, x in speed.items()}
         return found
 
     def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:

@@ -167,7 +167,7 @@ def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
 
 
 def summary(found: Sequence[dict[str, Any]]) -> str:
-    """How measured speeds compare with predicted ones, and the plan's gamma with the best of a sweep.
+    """How measured speeds (on average) compare with predicted ones, and the plan's gamma with the best of a sweep.
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
     >>> cell |= {"theorem": 2.5, "predicted": 2.0, "replayed": 1.9, "speed_after_prefill": {"median": 1.9}}
@@ -183,8 +183,7 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     said = []
     hows = {"predicted": "predicted", "replayed": "replayed", "theorem": "Theorem 3.8 in endless texts"}
     for name, how in hows.items():
-        speeds = [cell for cell in found if cell[name] and cell["speed_after_prefill"]]
-        shares = [cell["speed_after_prefill"]["median"] / cell[name] for cell in speeds]
+        shares = [speed_of(cell) / cell[name] for cell in found if cell[name] and cell["speed_after_prefill"]]
         if shares:
             around = f"{min(shares):.2f} to {max(shares):.2f}"
             said.append(f"Measured over {how}: {np.median(shares):.2f} in the median of {len(shares)} cells, {around}.")
@@ -211,12 +210,16 @@ def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
     """
     sweeps: dict[tuple[Any, ...], dict[Any, float]] = {}
     for cell in found:
-        after = cell["speed_on_average"] or cell["speed_after_prefill"]
-        speed = 1.0 if cell["predicted"] is None else after["median"] if after else 0.0
+        speed = 1.0 if cell["predicted"] is None else speed_of(cell) if cell["speed_after_prefill"] else 0.0
         where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience"))
         sweeps.setdefault(where, {})[cell["gamma"]] = speed
     both = [speeds for speeds in sweeps.values() if cells.PLANNED in speeds and len(speeds) > 1]
     return [speeds[cells.PLANNED] / max(1.0, *speeds.values()) for speeds in both]
+
+
+def speed_of(cell: dict[str, Any]) -> float:
+    """A cell's measured speed: on average, where that is known."""
+    return (cell["speed_on_average"] or cell["speed_after_prefill"])["median"]
 
 
 def as_csv(found: Sequence[dict[str, Any]]) -> str:
