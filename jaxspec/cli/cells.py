@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import json
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,8 +37,19 @@ if TYPE_CHECKING:
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 6  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
-OF_SPEED = ("c", "v", "theorem", "predicted", "replayed", "tokens_per_round", "speed", "speed_after_prefill")
+CONTENTS = 7  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+OF_SPEED = (
+    "c",
+    "v",
+    "c_spread",
+    "v_spread",
+    "theorem",
+    "predicted",
+    "replayed",
+    "tokens_per_round",
+    "speed",
+    "speed_after_prefill",
+)
 OF_SPEED += ("speed_on_average", "censored", "censored_by_guess")
 
 Gamma = int | str  # a number of guesses, or `PLANNED`
@@ -109,7 +121,7 @@ def measure(
     machine = environment.current()
     shared = {"target": identity(target), "contents": CONTENTS}
     shared |= {name: getattr(ask, name) for name in ("new_tokens", "rows", "batch", "repeats", "seed", "dtype")}
-    shared |= {name: machine[name] for name in ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec")}
+    shared |= {name: machine.get(name) for name in ("device", "cpu", "cpus", "jax", "jaxlib", "jaxspec", "xla_flags")}
     names = [identity(drafter) for drafter in drafters]
     for task, (drafter, name) in itertools.product(tasks, zip(drafters, names, strict=True)):
         prompts = hashlib.sha256(json.dumps(task.prompts).encode()).hexdigest()[:16]
@@ -151,9 +163,10 @@ def cells_of(
         folder: for the texts' logits; the caller deletes it.
 
     Returns:
-        (temperature, lenience, gammas) -> what was found with each. Without a speed, if the plan says not to speculate.
+        (temperature, lenience, gammas) -> what was found with each, and when: those of one "id" took turns. Without a
+        speed, if the plan says not to speculate.
     """
-    from jaxspec.analysis import cost, lenience, planning, replay, theory
+    from jaxspec.analysis import cost, environment, lenience, planning, replay, theory
     from jaxspec.decode import request
 
     prompt = request.encode(target, task.prompts)
@@ -203,8 +216,10 @@ def cells_of(
     def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:
         rate = lenience.alpha(texts(temperature), share)
         (low, high), alpha = rate.interval, min(rate.value, 1.0)
+        about = environment.current()
+        together = {"id": uuid.uuid4().hex[:12]} | {name: about.get(name) for name in ("date", "load", "commit")}
         both: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
-        both["positions"] = int(rate.counts.sum())
+        both |= {"positions": int(rate.counts.sum()), "measured": together}
         chosen = {g: g if isinstance(g, int) else planned(temperature, share, alpha) for g in gammas}
         used = sorted({gamma for gamma in chosen.values() if gamma})
         found: dict[int, dict[str, Any]] = {}
@@ -241,6 +256,7 @@ def _speeds(
     import jax
 
     from jaxspec.analysis import acceptance, cost
+    from jaxspec.analysis.estimate import spread
     from jaxspec.decode import request
 
     if not gammas:
@@ -268,10 +284,13 @@ def _speeds(
     for way in range(1, len(jobs)):
         found = speeds.against_plain(outcomes[0], outcomes[way], seconds[0], seconds[way])
         tried = acceptance.censored(*(outcome.trace for outcome in outcomes[way])).first(len(prompt.length))
+        c, v = (spread(np.array([getattr(one[way - 1], name) for one in passes])) for name in "cv")
         results.append(
             {
-                "c": float(np.median([one[way - 1].c for one in passes])),
-                "v": float(np.median([one[way - 1].v for one in passes])),
+                "c": c["median"],
+                "v": v["median"],
+                "c_spread": c,
+                "v_spread": v,
                 "tokens_per_round": found["tokens_per_round"],
                 "speed": found["ratio"],
                 "speed_after_prefill": speeds.ratio(after[0], after[way], tokens[way] / max(tokens[0], 1)),

@@ -92,7 +92,7 @@ def measure(
     )
     if task and prompts is not None:
         raise ValueError("got a --task and --prompts: expected one of them")
-    ledger = Ledger(resume)
+    about, ledger = environment.current(), Ledger(resume)
     big = named.widened(model.load(target, dtype=dtype), widen)
     tasks = _tasks(big, task, prompts, count)
     drafters = [_drafter(name, big, count, dtype) for name in _parts(draft, "--draft")]
@@ -111,7 +111,6 @@ def measure(
         from jaxspec.training.jsonl import write_text
 
         write_text(csv_out, [as_csv(found)])
-    about = environment.current()
     if as_json:
         print(json.dumps({"environment": about, "cells": found}, ensure_ascii=False))
         return
@@ -138,17 +137,21 @@ def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
     names = {"temperature": "T", "lenience": "l"}
     varied = [name for name in names if len({cell[name] for cell in found}) > 1]
     alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
-    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round", "pre-\ndicted", "re-\nplayed"]
+    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round"]
+    heads += ["Thm\n3.8", "pre-\ndicted", "re-\nplayed"]
     averaged = any(cell["speed_on_average"] for cell in found)
+    swept = any(cell["gamma"] != cells.PLANNED for cell in found)
     heads += ["meas-\nured", "min..max", *["on\naverage"] * averaged]
     made = tables.table(heads, title=", ".join([title, *alike]))
     for cell in found:
         half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
         line = [f"{cell[name]:g}" for name in varied]
-        line += [f"{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
+        planned = "plan: " if swept and cell["gamma"] == cells.PLANNED else ""
+        line += [f"{planned}{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
         if cell["chosen_gamma"]:
             line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
-            line += [f"{cell['predicted']:.2f}", "–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"]
+            line += [f"{cell['theorem']:.2f}", f"{cell['predicted']:.2f}"]
+            line += ["–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"]
             line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
             line += [f"{cell['speed_on_average']['median']:.2f}"] if cell["speed_on_average"] else []
         made.add_row(*line)
@@ -171,7 +174,7 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 0, "lenience": 1, "gamma": 4}
     >>> cell |= {"theorem": 2.5, "predicted": 2.0, "replayed": 1.9, "speed_after_prefill": {"median": 1.9}}
-    >>> cell |= {"speed_on_average": None}
+    >>> cell |= {"speed_on_average": None, "measured": {"id": "one"}}
     >>> for said in summary([cell]).split(". "):
     ...     print(said)
     Measured over predicted: 0.95 in the median of 1 cells, 0.95 to 0.95
@@ -198,20 +201,23 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
 
 
 def plan_shares(found: Sequence[dict[str, Any]]) -> list[float]:
-    """Speed with the plan's gamma over that with the best measured, wherever both were asked for; sampled, on average.
+    """Speed with the plan's gamma over that with the best measured, wherever both took turns; sampled, on average.
 
     >>> cell = {"task": "text", "draft": "d", "temperature": 1, "lenience": 1, "gamma": 3, "predicted": 2.0}
+    >>> cell |= {"measured": {"id": "one"}}
     >>> fast, lucky = ({"speed_after_prefill": {"median": speed}} for speed in (1.8, 2.0))
     >>> sweep = [cell | fast | {"gamma": "plan", "speed_on_average": {"median": 1.8}}]
     >>> plan_shares([*sweep, cell | lucky | {"speed_on_average": {"median": 1.7}}])
     [1.0]
     >>> plan_shares([*sweep, cell | lucky | {"speed_on_average": None}])
     [0.9]
+    >>> plan_shares([*sweep, cell | lucky | {"speed_on_average": None, "measured": {"id": "another day"}}])
+    []
     """
     sweeps: dict[tuple[Any, ...], dict[Any, float]] = {}
     for cell in found:
         speed = 1.0 if cell["predicted"] is None else speed_of(cell) if cell["speed_after_prefill"] else 0.0
-        where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience"))
+        where = tuple(cell[name] for name in ("task", "draft", "temperature", "lenience")), cell["measured"]["id"]
         sweeps.setdefault(where, {})[cell["gamma"]] = speed
     both = [speeds for speeds in sweeps.values() if cells.PLANNED in speeds and len(speeds) > 1]
     return [speeds[cells.PLANNED] / max(1.0, *speeds.values()) for speeds in both]
