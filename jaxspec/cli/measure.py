@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from jaxspec.base import Model
 
 COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3}
+TOKENS, THEOREM = "tokens\na round", "Thm\n3.8"
+LESS = (THEOREM, "c", TOKENS, "v")  # columns that a narrow screen does not have, the first ones first
 
 
 def measure(
@@ -68,8 +70,8 @@ def measure(
     round that these texts would yield (known of exact rules only). Plain decoding and all γ of a setting take turns,
     so that --gamma plan,1,2,3,5,7 compares the plan with a sweep; sampled ways each say another text, and are compared
     "on average": as timed, with the tokens of replayed rounds in place of their own. n-gram drafters are counted on the
-    references of held-out prompts that are not measured on. An interrupted run goes on where it was if given the same
-    --resume.
+    references of held-out prompts that are not measured on. A narrow screen has fewer columns; --json and --csv have
+    all. An interrupted run goes on where it was if given the same --resume.
 
         jaxspec measure --draft debian-t5-small,bigram,unigram --resume t5.jsonl
 
@@ -116,7 +118,7 @@ def measure(
         return
     out = Console(highlight=False, width=200 if markdown else None)
     out.print(Text(headline(big, ask, about), "bold"))
-    for made in of_pairs(found):
+    for made in of_pairs(found, out):
         if markdown:
             out.print(f"**{made.title}**\n")
             made.title, made.box = None, box.MARKDOWN
@@ -124,38 +126,54 @@ def measure(
     out.print(Text(summary(found)))
 
 
-def of_pairs(found: Sequence[dict[str, Any]]) -> list[Table]:
-    """A table for each task and drafter, with a line for each cell."""
+def of_pairs(found: Sequence[dict[str, Any]], out: Console) -> list[Table]:
+    """A table for each task and drafter, with a line for each cell, and as many columns as there is room for."""
     pairs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for cell in found:
         pairs.setdefault((cell["task"], cell["draft_name"]), []).append(cell)
-    return [table(f"{task}, {draft}", some) for (task, draft), some in pairs.items()]
+    made, room = [], Console(width=1000)
+    for (task, draft), some in pairs.items():
+        sizes = [table(f"{task}, {draft}", some, LESS[:count]) for count in range(len(LESS) + 1)]
+        made.append(next((one for one in sizes if room.measure(one).maximum <= out.width), sizes[-1]))
+    return made
 
 
-def table(title: str, found: Sequence[dict[str, Any]]) -> Table:
-    """A line for each cell, speed-ups after prefill; a setting that all have in common goes into the title."""
+def table(title: str, found: Sequence[dict[str, Any]], without: Sequence[str] = ()) -> Table:
+    """A line for each cell, speed-ups after prefill; a setting that all have in common goes into the title.
+
+    Args:
+        title: above the table.
+        found: the cells.
+        without: heads of columns to leave out.
+    """
     names = {"temperature": "T", "lenience": "l"}
     varied = [name for name in names if len({cell[name] for cell in found}) > 1]
     alike = [f"{names[name]} = {found[0][name]:g}" for name in names if name not in varied]
-    heads = [*(names[name] for name in varied), "γ", "α", "c", "v", "tokens\na round"]
-    heads += ["Thm\n3.8", "pre-\ndicted", "re-\nplayed"]
-    averaged = any(cell["speed_on_average"] for cell in found)
-    swept = any(cell["gamma"] != cells.PLANNED for cell in found)
-    heads += ["meas-\nured", "min..max", *["on\naverage"] * averaged]
+    lines = [{names[name]: f"{cell[name]:g}" for name in varied} | line_of(cell) for cell in found]
+    heads = [head for head in dict.fromkeys(head for line in lines for head in line) if head not in without]
+    if any(cell["gamma"] != cells.PLANNED for cell in found):
+        for cell, line in zip(found, lines, strict=True):
+            line["γ"] += "*" if cell["gamma"] == cells.PLANNED else ""
+        alike.append("* the plan's")
     made = tables.table(heads, title=", ".join([title, *alike]))
-    for cell in found:
-        half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
-        line = [f"{cell[name]:g}" for name in varied]
-        planned = "plan: " if swept and cell["gamma"] == cells.PLANNED else ""
-        line += [f"{planned}{cell['chosen_gamma'] or 'plain'}", f"{cell['alpha']:.2f}±{half:.2f}"]
-        if cell["chosen_gamma"]:
-            line += [f"{cell['c']:.3f}", f"{cell['v']:.2f}", f"{cell['tokens_per_round']:.2f}"]
-            line += [f"{cell['theorem']:.2f}", f"{cell['predicted']:.2f}"]
-            line += ["–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"]
-            line += [f"{after['median']:.2f}", f"{after['min']:.2f}..{after['max']:.2f}"] if after else []
-            line += [f"{cell['speed_on_average']['median']:.2f}"] if cell["speed_on_average"] else []
-        made.add_row(*line)
+    for line in lines:
+        made.add_row(*(line.get(head, "") for head in heads))
     return made
+
+
+def line_of(cell: dict[str, Any]) -> dict[str, str]:
+    """A cell by the heads of its columns; one without a speed has few."""
+    half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
+    line = {"γ": f"{cell['chosen_gamma'] or 'plain'}", "α": f"{cell['alpha']:.2f}±{half:.2f}"}
+    if cell["chosen_gamma"]:
+        line |= {"c": f"{cell['c']:.3f}", "v": f"{cell['v']:.2f}", TOKENS: f"{cell['tokens_per_round']:.2f}"}
+        line |= {THEOREM: f"{cell['theorem']:.2f}", "pre-\ndicted": f"{cell['predicted']:.2f}"}
+        line["re-\nplayed"] = "–" if cell["replayed"] is None else f"{cell['replayed']:.2f}"
+        if after:
+            line |= {"meas-\nured": f"{after['median']:.2f}", "min..max": f"{after['min']:.2f}..{after['max']:.2f}"}
+        if averaged := cell["speed_on_average"]:
+            line["on\naverage"] = f"{averaged['median']:.2f}"
+    return line
 
 
 def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:

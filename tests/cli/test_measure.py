@@ -100,7 +100,7 @@ def test_a_sampled_speed_on_average(run, monkeypatch):
         {"median": 2 * more, "min": more, "max": 3 * more}
     )
     table = run(*asked)
-    assert table.exit_code == 0 and "on" in table.stdout and "average" in table.stdout
+    assert table.exit_code == 0 and "average" in table.stdout and "…" not in table.stdout
     (batched,) = report(
         run("--draft", "debian-t5-small", "-t", "1", "--json", "--batch", "2", few=[*FEW[:3], "2", *FEW[4:]])
     )
