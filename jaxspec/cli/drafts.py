@@ -70,7 +70,7 @@ def drafts(
     lengths, heat = numbers(gammas, "--gammas"), _temperatures(temperatures)
     names = [name for name in drafters.split(",") if name]
     if no_speed:
-        made = {name: named.drafter(name, dtype) for name in names}
+        made = {name: named.drafter(name, dtype, target=big) for name in names}
         found = {"environment": environment.current(), "target": target, "rows": rows, "new_tokens": new_tokens}
         found["results"] = _without_speed(big, made, _names(big, tasks), heat, lengths, rows, new_tokens)
         if as_json:
@@ -88,7 +88,7 @@ def drafts(
         shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
         found: dict[str, Any] = {"environment": environment.current(), "target": target, "widen": widen, "batch": batch}
         found |= {"costs": [], "tasks": []}
-        made = {name: named.drafter(name, dtype) for name in names}
+        made = {name: named.drafter(name, dtype, target=big) for name in names}
         ways: dict[bool, list[Way]] = {}
         for sampled in kinds:
             sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 
 
-def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
+def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | None = None) -> Model | Drafter:
     """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
 
     "lookup" or "lookup=2" (matches of at least 2 tokens), "online_ngram", "retrieval:FOLDER" (of a datastore),
@@ -22,16 +22,20 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     Args:
         name: as above.
         dtype, mesh: of the models among them; see `jaxspec.load`.
+        target: for whom they guess; if given, a datastore must have been built with its vocabulary.
+
+    Raises:
+        ValueError: no such drafter, or a datastore that was built with another vocabulary.
     """
     from jaxspec import drafters, model
 
     if "+" in name:
-        return drafters.first_of(*[drafter(part, dtype, mesh) for part in name.split("+")])
+        return drafters.first_of(*[drafter(part, dtype, mesh, target) for part in name.split("+")])
     kind, colon, rest = name.partition(":")
     if colon and kind == "retrieval":
-        return drafters.retrieval(rest)
+        return drafters.retrieval(rest, target)
     if colon and kind == "argmax":
-        return drafters.argmax(drafter(rest, dtype, mesh))
+        return drafters.argmax(drafter(rest, dtype, mesh, target))
     option, _, least = kind.partition("=")
     if colon and option == "abstaining":
         if least and not least.isdecimal():

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import datastore, drafters
 from jaxspec.analysis import acceptance
 from jaxspec.cli import drafts, kept, named, ways
 from jaxspec.cli.main import app
@@ -97,6 +97,14 @@ class _Thing:
 def test_errors(loading, option, message):
     result = CliRunner().invoke(app, ["drafts", *SMALL, *option])
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize("option", [(), ("--no-speed",)])
+def test_a_datastore_must_be_of_the_targets_vocabulary(loading, zoo, option, tmp_path):
+    store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
+    datastore.save(tmp_path / "store", store, {})
+    result = CliRunner().invoke(app, ["drafts", *SMALL, *option, "--drafters", f"retrieval:{tmp_path / 'store'}"])
+    assert result.exit_code == 2 and "built with another vocabulary than that of debian-t5-base" in result.stderr
 
 
 def test_a_lookup_by_its_shortest_match():
