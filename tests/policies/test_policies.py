@@ -361,7 +361,7 @@ def test_oracle_makes_no_guess_in_vain():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: policies.fixed(-1), "guesses is -1: expected a number of at least 0"),
+        (lambda: policies.fixed(-1), "guesses is -1: expected a finite number of at least 0"),
         (lambda: policies.fixed(1.5), "guesses is 1.5"),
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
         (lambda: policies.entropy(0), "least is 0"),
@@ -369,6 +369,11 @@ def test_oracle_makes_no_guess_in_vain():
         (lambda: policies.estimated(v=[1.0, 1.2, 1.1]), "do not fall"),
         (lambda: policies.estimated(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
+        (lambda: policies.estimated(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
+        (lambda: policies.estimated(c=[0.1, 1e39]), "expected a finite number of at least 0"),
+        (lambda: policies.estimated(v=float("inf")), "v is inf"),
+        (lambda: policies.estimated(v=[1.0, float("inf")]), "v is"),
+        (lambda: policies.heuristic(grow=float("inf")), "grow is inf"),
         (lambda: policies.heuristic(start=0), "start is 0"),
         (lambda: policies.oracle(np.ones(3)), "expected counts"),
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
