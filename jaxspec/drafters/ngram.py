@@ -27,7 +27,11 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         target: the model to draft for.
         order, options: see `count`.
 
+    Returns:
+        The tables as a model, for `jaxspec.generate` or another drafter; its config says how many contexts there are.
+
     Raises:
+        TypeError: one string instead of several.
         ValueError: strings, and the target has no tokenizer; and see `count`.
 
     Example:
@@ -39,6 +43,8 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         >>> jaxspec.generate(target, prompt, drafter=trigram, gamma=2, max_new_tokens=5).lengths.tolist()
         [5]
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token ids")
     strings = [text for text in texts if isinstance(text, str)]
     rows = [text for text in texts if not isinstance(text, str)]
     if strings and target.tokenizer is None:
