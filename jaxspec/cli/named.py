@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
 
     "lookup" or "lookup=2" (matches of at least 2 tokens), "online_ngram", "retrieval:FOLDER" (of a datastore),
     "argmax:NAME" (a model's best guess, with certainty), "abstaining:NAME" or "abstaining=1:NAME" (n-gram tables, where
-    the longest context, or one of 1 token, was counted).
+    the longest context, or one of 1 token, was counted). A + in a path that exists belongs to the path.
 
     Args:
         name: as above.
@@ -29,8 +30,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     """
     from jaxspec import drafters, model
 
-    if "+" in name:
-        return drafters.first_of(*[drafter(part, dtype, mesh, target) for part in name.split("+")])
+    if len(names := parts(name)) > 1:
+        return drafters.first_of(*[drafter(part, dtype, mesh, target) for part in names])
     kind, colon, rest = name.partition(":")
     if colon and kind == "retrieval":
         return drafters.retrieval(rest, target)
@@ -49,6 +50,22 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     if name in ("lookup", "online_ngram"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)
+
+
+def parts(name: str) -> list[str]:
+    """The drafters of a name, which + parts; but no + of a path that exists does.
+
+    >>> parts("lookup+argmax:debian-t5-small")
+    ['lookup', 'argmax:debian-t5-small']
+    """
+    found, pieces = [], name.split("+")
+    while pieces:
+        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
+        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        end = next(ends, 1)
+        found.append("+".join(pieces[:end]))
+        pieces = pieces[end:]
+    return found
 
 
 def widened(target: Model, ff_dim: int) -> Model:

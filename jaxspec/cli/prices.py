@@ -46,8 +46,8 @@ def guesser(drafter: Model | Drafter, name: str, dtype: str) -> Model | None:
     """The model whose passes guesses cost; None where they are looked up. Of several drafters it is the last."""
     from jaxspec.base import Model
 
-    if "+" in name:
-        last = name.rpartition("+")[2]
+    *_, last = named.parts(name)
+    if last != name:
         return guesser(named.drafter(last, dtype), last, dtype)
     if name.startswith(("argmax:", "abstaining")):  # the model inside
         drafter = named.drafter(name.rpartition(":")[2], dtype)

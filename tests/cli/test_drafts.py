@@ -112,6 +112,23 @@ def test_a_lookup_by_its_shortest_match():
     assert named.drafter("lookup=5", "float32") is drafters.lookup(5, 5)
 
 
+def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = datastore.build([[1, 2]], vocab_size=3)
+    for folder in ("store", "store+v2", "a+b+c"):
+        datastore.save(folder, store, {})
+    for name, expected in [
+        ("retrieval:store+v2", ["retrieval:store+v2"]),
+        ("lookup+retrieval:store+v2+debian-t5-small", ["lookup", "retrieval:store+v2", "debian-t5-small"]),
+        ("lookup+retrieval:store+lookup", ["lookup", "retrieval:store", "lookup"]),
+        (f"argmax:{tmp_path}/a+b+c+a", [f"argmax:{tmp_path}/a+b+c", "a"]),
+        ("store+v3", ["store", "v3"]),
+    ]:
+        assert named.parts(name) == expected
+    both = drafters.first_of(drafters.lookup(), drafters.retrieval(store))
+    assert named.drafter("lookup+retrieval:store+v2", "float32").propose is both.propose
+
+
 @pytest.mark.slow
 def test_without_speed_it_is_table_3(loading, zoo):
     """A model's alpha is over all positions; a look-up has kept over tried, and the share of rounds with a guess."""
