@@ -54,7 +54,8 @@ def estimated(
     is twice as long, up to 16 times the first: a lull is over soon, and a hopeless drafter costs next to nothing.
 
     Args:
-        c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up).
+        c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up,
+            whose search is a part of v, from one guess on: `jaxspec.analysis.searches`).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... guesses, as
             `jaxspec.analysis.cost.verify_costs` measures them; each guess beyond these adds the mean of what they add.
             Or one number, what each guess adds to 1. Either is for all rows.

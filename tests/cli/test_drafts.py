@@ -41,6 +41,7 @@ def test_drafters_and_policies(loading):
             assert len(fixed) == 2 and max(fixed) == 1
     assert [costs["sampled"] for costs in found["costs"]] == [False, True]
     assert all(set(costs["c"]) == {"debian-t5-small", "lookup+debian-t5-small"} for costs in found["costs"])
+    assert all(set(costs["search"].values()) == {0.0} for costs in found["costs"])  # a model is behind the look-up
     greedy = found["tasks"][0]["results"]
     assert all(r["same_text"] == 2 and not r["sampled"] for r in greedy)
     assert found["tasks"][1]["results"][0]["sampled"]
