@@ -151,7 +151,7 @@ def save(folder: str | Path, store: Datastore, about: dict[str, Any], *, overwri
 
 
 def load(folder: str | Path) -> Datastore:
-    """Opens a datastore, having checked its files; its arrays are mapped into memory, not read.
+    """Opens a datastore: its files are read once, to check them, and its arrays then mapped into memory, not copied.
 
     Raises:
         DatastoreError: there is none, or it is damaged.

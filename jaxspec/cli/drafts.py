@@ -70,7 +70,7 @@ def drafts(
     lengths, heat = numbers(gammas, "--gammas"), _temperatures(temperatures)
     names = [name for name in drafters.split(",") if name]
     if no_speed:
-        made = {name: named.drafter(name, dtype) for name in names}
+        made = {name: named.drafter(name, dtype, target=big) for name in names}
         found = {"environment": environment.current(), "target": target, "rows": rows, "new_tokens": new_tokens}
         found["results"] = _without_speed(big, made, _names(big, tasks), heat, lengths, rows, new_tokens)
         if as_json:
@@ -88,7 +88,7 @@ def drafts(
         shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
         found: dict[str, Any] = {"environment": environment.current(), "target": target, "widen": widen, "batch": batch}
         found |= {"costs": [], "tasks": []}
-        made = {name: named.drafter(name, dtype) for name in names}
+        made = {name: named.drafter(name, dtype, target=big) for name in names}
         ways: dict[bool, list[Way]] = {}
         for sampled in kinds:
             sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled)
@@ -96,16 +96,18 @@ def drafts(
             passes = cost.measure_all(big, big, example, gammas=sorted({*lengths, *cost.judged(most)}), **sized)
             exact = {one.gamma: one.v for one in passes}
             v = cost.stepped(most, exact)
-            c = {}
+            c, search = {}, {}
             ways[sampled] = [Way(("plain", ""), None, 0)]
             for name, drafter in made.items():
                 c[name] = prices.of_guess(drafter, name, dtype, big, example, **sized)
                 fixed = [(n, fixed_costs(drafter, n, exact[n])) for n in lengths]
                 ways[sampled] += [Way((name, f"γ = {n}"), drafter, n, None, c[name], each) for n, each in fixed]
-                free = chosen(policies, c[name], v)
+                search[name] = prices.of_search(drafter, big, example, gamma=most, **sized)
+                free = chosen(policies, c[name], v + search[name] * (np.arange(most + 1) > 0))
                 ways[sampled] += [Way((name, kind), drafter, most, p, c[name], v) for kind, p in free]
                 bar.update(shown, advance=1)
-            found["costs"].append({"sampled": sampled, "c": c, "v": v.tolist(), "v_by_gamma": exact})
+            costs = {"sampled": sampled, "c": c, "search": search, "v": v.tolist(), "v_by_gamma": exact}
+            found["costs"].append(costs)
         for task in wanted:
             bar.update(shown, description=task.name, advance=len(names))
             sized = dict(batch=batch, new_tokens=new_tokens, repeats=repeats)
@@ -166,7 +168,7 @@ def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:
 
 
 def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Policy]]:
-    """Policies by their names; `estimated` knows what was measured."""
+    """Policies by their names; `estimated` knows what was measured, searches included."""
     wanted = [] if names == "none" else [name for name in names.split(",") if name]
     return [(name, named.policy(name, c=c, v=v)) for name in wanted]
 

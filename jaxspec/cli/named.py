@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,26 +13,30 @@ if TYPE_CHECKING:
 POLICIES = ("fixed", "heuristic", "confidence", "entropy", "estimated")
 
 
-def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
+def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | None = None) -> Model | Drafter:
     """A model by its name or folder; what needs no model; or several with + between them: the first that has a guess.
 
     "lookup" or "lookup=2" (matches of at least 2 tokens), "online_ngram", "retrieval:FOLDER" (of a datastore),
     "argmax:NAME" (a model's best guess, with certainty), "abstaining:NAME" or "abstaining=1:NAME" (n-gram tables, where
-    the longest context, or one of 1 token, was counted).
+    the longest context, or one of 1 token, was counted). A + in a path that exists belongs to the path.
 
     Args:
         name: as above.
         dtype, mesh: of the models among them; see `jaxspec.load`.
+        target: for whom they guess; if given, a datastore must have been built with its vocabulary.
+
+    Raises:
+        ValueError: no such drafter, or a datastore that was built with another vocabulary.
     """
     from jaxspec import drafters, model
 
-    if "+" in name:
-        return drafters.first_of(*[drafter(part, dtype, mesh) for part in name.split("+")])
+    if len(names := parts(name)) > 1:
+        return drafters.first_of(*[drafter(part, dtype, mesh, target) for part in names])
     kind, colon, rest = name.partition(":")
     if colon and kind == "retrieval":
-        return drafters.retrieval(rest)
+        return drafters.retrieval(rest, target)
     if colon and kind == "argmax":
-        return drafters.argmax(drafter(rest, dtype, mesh))
+        return drafters.argmax(drafter(rest, dtype, mesh, target))
     option, _, least = kind.partition("=")
     if colon and option == "abstaining":
         if least and not least.isdecimal():
@@ -45,6 +50,22 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None) -> Model | Drafter:
     if name in ("lookup", "online_ngram"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)
+
+
+def parts(name: str) -> list[str]:
+    """The drafters of a name, which + parts; but no + of a path that exists does.
+
+    >>> parts("lookup+argmax:debian-t5-small")
+    ['lookup', 'argmax:debian-t5-small']
+    """
+    found, pieces = [], name.split("+")
+    while pieces:
+        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
+        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        end = next(ends, 1)
+        found.append("+".join(pieces[:end]))
+        pieces = pieces[end:]
+    return found
 
 
 def widened(target: Model, ff_dim: int) -> Model:

@@ -27,7 +27,7 @@ def of_guess(drafter: Model | Drafter, name: str, dtype: str, target: Model, pro
 def of_policy(
     drafter: Model | Drafter, name: str, dtype: str, target: Model, prompt: Prompt, *, gamma: int, **options: Any
 ) -> dict[str, Any]:
-    """c and v of `policies.estimated`, measured in one go.
+    """c and v of `policies.estimated`; what a look-up's search costs is part of v, from one guess on.
 
     Args:
         drafter, name, dtype: who guesses.
@@ -39,15 +39,33 @@ def of_policy(
 
     model = guesser(drafter, name, dtype)
     found = cost.measure_all(target, model or target, prompt, gammas=cost.judged(gamma), **options)
-    return {"c": found[0].c if model else 0.0, "v": cost.stepped(gamma, {one.gamma: one.v for one in found})}
+    v = cost.stepped(gamma, {one.gamma: one.v for one in found})
+    v[1:] += of_search(drafter, target, prompt, gamma=gamma, **options)
+    return {"c": found[0].c if model else 0.0, "v": v}
+
+
+def of_search(drafter: Model | Drafter, target: Model, prompt: Prompt, *, gamma: int, **options: Any) -> float:
+    """What a round's guesses cost together that are looked up, in passes of the target; 0 where a model makes some.
+
+    Args:
+        drafter: who guesses.
+        target, prompt, gamma, **options: as in `of_policy`.
+    """
+    from jaxspec.analysis import cost, searches
+    from jaxspec.base import Model
+
+    if isinstance(drafter, Model) or drafter.lm is not None:
+        return 0.0
+    greedy = options | {"sampled": False}  # a look-up draws nothing
+    return cost.measure(target, searches.as_model(drafter, target, gamma), prompt, gamma=gamma, **greedy).c
 
 
 def guesser(drafter: Model | Drafter, name: str, dtype: str) -> Model | None:
     """The model whose passes guesses cost; None where they are looked up. Of several drafters it is the last."""
     from jaxspec.base import Model
 
-    if "+" in name:
-        last = name.rpartition("+")[2]
+    *_, last = named.parts(name)
+    if last != name:
         return guesser(named.drafter(last, dtype), last, dtype)
     if name.startswith(("argmax:", "abstaining")):  # the model inside
         drafter = named.drafter(name.rpartition(":")[2], dtype)

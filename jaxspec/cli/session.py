@@ -120,7 +120,7 @@ def open_session(settings: Settings, given: list[str], count: int) -> Session:
 
     mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
     target = model.load(settings.target, dtype=settings.dtype, mesh=mesh)
-    drafter = named.drafter(settings.draft, settings.draft_dtype, mesh) if settings.draft else None
+    drafter = named.drafter(settings.draft, settings.draft_dtype, mesh, target) if settings.draft else None
     texts = given or heldout_for(target, count)
     keys = jax.random.key_data(noise.row_keys(jax.random.key(settings.seed), len(texts)))
     prompt = as_chat(target, texts) if settings.chat else request.encode(target, texts)

@@ -80,6 +80,22 @@ def model(lm: LanguageModel, coupled: bool = False, knows: Knows | None = None) 
         coupled: whether guesses are drawn with plain sampling's noise.
         knows: of a pass of the model, where it has something to say: a row's draft ends where it has not. By default it
             has everywhere. It must not depend on what is drawn next, or the text is biased.
+
+    Returns:
+        The drafter, whose params are the model's and yet to be given; `jaxspec.generate(..., drafter=a_model)` does all
+        of this by itself.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompt = Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> drafter = model(draft.lm)._replace(params=draft.params, models=(draft,))
+        >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
     """
     return _model(lm, coupled, knows)
 

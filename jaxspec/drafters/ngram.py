@@ -27,7 +27,11 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         target: the model to draft for.
         order, options: see `count`.
 
+    Returns:
+        The tables as a model, for `jaxspec.generate` or another drafter; its config says how many contexts there are.
+
     Raises:
+        TypeError: one string instead of several.
         ValueError: strings, and the target has no tokenizer; and see `count`.
 
     Example:
@@ -39,6 +43,8 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         >>> jaxspec.generate(target, prompt, drafter=trigram, gamma=2, max_new_tokens=5).lengths.tolist()
         [5]
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token ids")
     strings = [text for text in texts if isinstance(text, str)]
     rows = [text for text in texts if not isinstance(text, str)]
     if strings and target.tokenizer is None:
@@ -51,12 +57,46 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
 
 
 def unigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """The most frequent tokens, wherever they stand; see `ngram`."""
+    """The most frequent tokens, wherever they stand.
+
+    Args:
+        texts, target, options: as in `ngram`, whose `order` is 1.
+
+    Returns:
+        As `ngram`.
+
+    Raises:
+        TypeError, ValueError: as `ngram`.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import table_model
+        >>> tables = unigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
+        >>> tables.levels[0].follower[0, :3].tolist(), tables.levels[0].times[0, :3].tolist()
+        ([2, 0, 1], [3, 2, 1])
+    """
     return ngram(texts, target, order=1, **options)
 
 
 def bigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """What followed the last token most often; see `ngram`."""
+    """What followed the last token most often.
+
+    Args:
+        texts, target, options: as in `ngram`, whose `order` is 2.
+
+    Returns:
+        As `ngram`.
+
+    Raises:
+        TypeError, ValueError: as `ngram`.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import table_model
+        >>> tables = bigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
+        >>> tables.levels[1].token.tolist(), tables.levels[1].follower[:, 0].tolist()  # behind 0, 1 and 2
+        ([0, 1, 2], [2, 2, 0])
+    """
     return ngram(texts, target, order=2, **options)
 
 

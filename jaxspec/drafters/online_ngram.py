@@ -1,4 +1,4 @@
-"""N-gram tables that grow while a row is generated: the target's own top tokens behind each context it has read.
+"""N-gram tables that grow while a row is generated: the target's own top tokens behind each context it has verified.
 
 N-gram-assisted decoding, as in Ou, Chen and Tian (arXiv 2404.08698): nothing is trained, and each pass of the target,
 which is paid for anyway, fills the tables.
@@ -32,10 +32,11 @@ Entries = Int[Array, "B O H E"]
 def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
     """Proposes, with certainty, what the target said last behind the same n - 1, n - 2, ..., 1 tokens.
 
-    At every position that it has verified the target says which `top` tokens it finds most probable: they are
+    At every position that a round verifies the target says which `top` tokens it finds most probable: they are
     remembered for the contexts that end there, in place of what was remembered before. The prompt's own n-grams come
-    first. A draft follows the tables from guess to guess, and ends where no context is known; where not even the first
-    one is, the row proposes nothing.
+    first; what prefill says behind the prompt is left out, since an encoder-decoder says it behind a start token, which
+    no drafter is told. A draft follows the tables from guess to guess, and ends where no context is known; where not
+    even the first one is, the row proposes nothing.
 
     The guess is a vote: the i-th best token behind a context of length m gets 2^m / i, so that the longest context
     decides, unless its second choice is the first of several shorter ones.

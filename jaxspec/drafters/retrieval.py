@@ -47,7 +47,8 @@ def retrieval(
 
     Args:
         store: what `datastore.load` gives, or the folder.
-        target: if given, the datastore must have been built with its vocabulary.
+        target: if given, the datastore must have been built with its vocabulary; where either has no tokenizer to
+            compare, the datastore may have no more ids than it.
         longest, shortest: tokens to match, at most (31) and at least. 1 guesses most often, more guesses better.
         candidates: most occurrences that vote.
 
@@ -77,13 +78,18 @@ def retrieval(
 
 
 def _check(store: Datastore, target: Model) -> None:
-    if store.vocab_size > target.lm.vocab_size:
+    """Where both know their tokens these count, and not the widths: of models with one tokenizer some pad their logits.
+
+    An id that the target's logits lack is none of its tokenizer's, and decoders cut a draft before it.
+    """
+    if store.vocabulary and target.tokenizer is not None:
+        if store.vocabulary != datastore.vocabulary_of(target.tokenizer):
+            raise DatastoreError(
+                f"the datastore was built with another vocabulary than that of {target.name or 'the target'}: build "
+                "one with the target's tokenizer"
+            )
+    elif store.vocab_size > target.lm.vocab_size:
         raise DatastoreError(f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}")
-    if target.tokenizer is not None and store.vocabulary not in ("", datastore.vocabulary_of(target.tokenizer)):
-        raise DatastoreError(
-            f"the datastore was built with another vocabulary than that of {target.name or 'the target'}: build one "
-            "with the target's tokenizer"
-        )
 
 
 @functools.cache

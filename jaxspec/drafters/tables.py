@@ -106,7 +106,10 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         step = jnp.asarray(tokens.shape[1], cache.length.dtype)
         rows = buffers.append(cache.tokens, cache.length, tokens)
         at = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=cache.length.dtype)[None, :]
-        logits, depth = _next(params, config.vocab_size, _contexts(rows, at, len(config.contexts)), tokens.shape)
+        follower, times, depth = _followers(
+            params, config.vocab_size, _contexts(rows, at, len(config.contexts)), tokens.shape
+        )
+        logits = _log_probs(follower, times, config.vocab_size)
         grown = Rows(rows, cache.length + step)
         return Forward(logits, depth[..., None].astype(jnp.float32)), grown
 
@@ -129,6 +132,23 @@ def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
     return Tables(tuple(levels))
 
 
+def first_guesses(config: NGramConfig, tables: Tables, rows: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The most probable token behind each token of some rows: the argmax of the logits, without making any.
+
+    Args:
+        config, tables: of `drafters.ngram.count`.
+        rows: token ids; -1 is no token, and known to no table.
+
+    >>> from jaxspec.drafters.ngram import count
+    >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3)
+    >>> first_guesses(config, tables, jnp.array([[1, 2, 0]])).tolist()
+    [[2, 3, 1]]
+    """
+    at = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :], rows.shape)
+    follower, _, _ = _followers(tables, config.vocab_size, _contexts(rows, at, len(config.contexts)), rows.shape)
+    return follower[..., 0]
+
+
 def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T"], depth: int) -> list[Int[Array, "B T"]]:
     """The tokens that end at each position, the last one first; NO_TOKEN before the row's beginning."""
     found = []
@@ -139,10 +159,10 @@ def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T"], depth: int) -> lis
     return found
 
 
-def _next(
+def _followers(
     tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
-) -> tuple[Float[Array, "B T V"], Int[Array, "B T"]]:
-    """Log probabilities behind the longest context that the tables hold, and how many tokens that one has."""
+) -> tuple[Int[Array, "B T F"], Int[Array, "B T F"], Int[Array, "B T"]]:
+    """What followed the longest context that the tables hold, how often, and how many tokens that context has."""
     empty, *levels = tables.levels
     node, known, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
     follower, times = (jnp.broadcast_to(x[0], (*shape, x.shape[1])) for x in (empty.follower, empty.times))
@@ -152,12 +172,18 @@ def _next(
         depth = depth + known.astype(jnp.int32)
         follower = jnp.where(known[..., None], level.follower[node], follower)
         times = jnp.where(known[..., None], level.times[node], times)
+    return follower, times, depth
+
+
+def _log_probs(follower: Int[Array, "B T F"], times: Int[Array, "B T F"], vocab: int) -> Float[Array, "B T V"]:
+    """The law of the followers; every other token has probability 0."""
+    batch, steps, _ = follower.shape
     weight = times.astype(jnp.float32)
     log_probs = jnp.log(weight) - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
-    nothing = jnp.full((shape[0] * shape[1], vocab), -jnp.inf)
+    nothing = jnp.full((batch * steps, vocab), -jnp.inf)
     flat = [x.reshape(-1, x.shape[-1]) for x in (follower, log_probs)]
     rows = jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat)
-    return rows.reshape(*shape, vocab), depth
+    return rows.reshape(batch, steps, vocab)
 
 
 def _child(

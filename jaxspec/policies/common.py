@@ -16,15 +16,15 @@ def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.floa
     """A number, or one per prompt.
 
     Raises:
-        ValueError: one that is not between `low` and `high`.
+        ValueError: one that is not between `low` and `high`, or not finite.
 
     >>> checked(0.5, "threshold", 0, 1).dtype
     dtype('float32')
     """
-    array = np.asarray(value)
+    array, largest = np.asarray(value), float(np.finfo(np.float32).max)  # infinity makes NaN of an average
     kinds = "iuf" if np.issubdtype(dtype, np.floating) else "iu"
-    if array.dtype.kind not in kinds or array.ndim > 1 or not np.all((array >= low) & (array <= high)):
-        expected = f"a number from {low} to {high}" if np.isfinite(high) else f"a number of at least {low}"
+    if array.dtype.kind not in kinds or array.ndim > 1 or not np.all((array >= low) & (array <= min(high, largest))):
+        expected = f"a number from {low} to {high}" if np.isfinite(high) else f"a finite number of at least {low}"
         raise ValueError(f"{name} is {value!r}: expected {expected}, or one for each prompt")
     return array.astype(dtype)
 

@@ -21,7 +21,8 @@ def confidence(threshold: Any = 0.4) -> Policy:
     A drafter without laws (a look-up) goes on to gamma.
 
     Args:
-        threshold: 0 never stops, 1 makes one guess a round.
+        threshold: 0 never stops; 1 stops behind the first guess whose law is not certain, so most often behind the
+            first of all.
 
     Raises:
         ValueError: a threshold outside [0, 1].

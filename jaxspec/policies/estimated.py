@@ -25,6 +25,7 @@ class Values(NamedTuple):
 
 
 LONGEST = 16  # the longest pause, in first ones
+WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
 
 
 class Memory(NamedTuple):
@@ -53,9 +54,11 @@ def estimated(
     is twice as long, up to 16 times the first: a lull is over soon, and a hopeless drafter costs next to nothing.
 
     Args:
-        c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up).
+        c: cost of one guess, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a look-up,
+            whose search is a part of v, from one guess on: `jaxspec.analysis.searches`).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... guesses, as
-            `jaxspec.analysis.cost.verify_costs` measures them; or one number, what each guess adds to 1.
+            `jaxspec.analysis.cost.verify_costs` measures them; each guess beyond these adds the mean of what they add.
+            Or one number, what each guess adds to 1. Either is for all rows.
         alpha, weight: what is believed at the start, and how many trials that is worth.
         forget: share of the evidence that a round with guesses loses. The default looks back some five rounds: right
             guesses cluster in text.
@@ -63,7 +66,7 @@ def estimated(
 
     Raises:
         ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
-            a weight that is not positive.
+            a weight that is not positive, a number that is not finite.
 
     Example:
         >>> policy = estimated(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
@@ -134,12 +137,20 @@ def best_length(
 def _increments(v: Any) -> np.ndarray:
     """What each guess adds to the verify pass, one row for all prompts.
 
-    >>> _increments([1.0, 1.25, 1.25]).tolist()
-    [[0.25, 0.0]]
+    Its width is a multiple of `WIDTH`, so that lists of any usual length share a program, and it always ends with the
+    mean: the last increment of a staircase is most often 0, which says nothing of what lies beyond.
+
+    >>> found = _increments([1.0, 1.25, 1.25])
+    >>> found.shape, found[0, :4].tolist()
+    ((1, 64), [0.25, 0.0, 0.125, 0.125])
     """
     if np.ndim(v) == 0:
-        return checked(v, "v", 0, float("inf")).reshape(1, 1)
+        return np.full((1, WIDTH), checked(v, "v", 0, float("inf")))
     costs = np.asarray(v, np.float32)
-    if costs.ndim != 1 or len(costs) < 2 or not np.isclose(costs[0], 1) or not np.all(np.diff(costs) >= 0):
+    usable = costs.ndim == 1 and len(costs) > 1 and np.isfinite(costs).all()
+    if not (usable and np.isclose(costs[0], 1) and np.all(np.diff(costs) >= 0)):
         raise ValueError(f"v is {v!r}: expected a number, or costs that begin with 1 and do not fall: 1.0, 1.2, 1.3")
-    return np.diff(costs)[None, :]
+    steps = np.diff(costs)
+    row = np.full(WIDTH * (len(steps) // WIDTH + 1), steps.mean())
+    row[: len(steps)] = steps
+    return row[None, :]

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxspec import vocabulary
-from jaxspec.base import LanguageModel
 from jaxspec.corpus import read_texts, token_rows
 from jaxspec.drafters.ngram import count
-from jaxspec.drafters.tables import NGramConfig, Rows, Tables, language_model
+from jaxspec.drafters.tables import NGramConfig, Tables, first_guesses
 from jaxspec.recipes import TableRecipe
 from jaxspec.vocabulary import Vocabulary
 
@@ -86,20 +85,20 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> flo
     >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 behind 1 and 2
     0.6
     """
-    lm, right, total = language_model(config), 0, 0
+    right, total = 0, 0
     for first in range(0, len(rows), ROWS):
         tokens = np.full((ROWS, WIDTH), -1, np.int32)
         for i, row in enumerate(rows[first : first + ROWS]):
             tokens[i, : len(row)] = row[:WIDTH]
-        right += int(_right(lm, tables, jnp.asarray(tokens), config.start_token))
+        right += int(_right(config, tables, jnp.asarray(tokens)))
         total += int((tokens >= 0).sum())
     return right / total
 
 
-@functools.partial(jax.jit, static_argnames=("lm", "start"))
-def _right(lm: LanguageModel, tables: Tables, tokens: Int[Array, "B T"], start: int | None) -> Int[Array, ""]:
+@functools.partial(jax.jit, static_argnames=("config",))
+def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"]) -> Int[Array, ""]:
     """How many tokens are what the tables say first behind the ones before; -1 is padding."""
-    before = jnp.full_like(tokens[:, :1], -1 if start is None else start)  # the tables know nothing of -1
-    fed = jnp.concatenate([before, tokens[:, :-1]], axis=1)
-    forward, _ = lm.extend(tables, Rows(jnp.zeros_like(fed), jnp.zeros_like(fed[:, 0])), fed)
-    return jnp.sum(jnp.logical_and(tokens >= 0, jnp.argmax(forward.logits, axis=-1) == tokens))
+    start = -1 if config.start_token is None else config.start_token  # the tables know nothing of -1
+    fed = jnp.concatenate([jnp.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
+    guesses = first_guesses(config, tables, fed)  # not by logits: for a large vocabulary these would take gigabytes
+    return jnp.sum(jnp.logical_and(tokens >= 0, guesses == tokens))

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import datastore, drafters
 from jaxspec.analysis import acceptance
 from jaxspec.cli import drafts, kept, named, ways
 from jaxspec.cli.main import app
@@ -41,6 +41,7 @@ def test_drafters_and_policies(loading):
             assert len(fixed) == 2 and max(fixed) == 1
     assert [costs["sampled"] for costs in found["costs"]] == [False, True]
     assert all(set(costs["c"]) == {"debian-t5-small", "lookup+debian-t5-small"} for costs in found["costs"])
+    assert all(set(costs["search"].values()) == {0.0} for costs in found["costs"])  # a model is behind the look-up
     greedy = found["tasks"][0]["results"]
     assert all(r["same_text"] == 2 and not r["sampled"] for r in greedy)
     assert found["tasks"][1]["results"][0]["sampled"]
@@ -99,9 +100,34 @@ def test_errors(loading, option, message):
     assert result.exit_code == 2 and message in result.output
 
 
+@pytest.mark.parametrize("option", [(), ("--no-speed",)])
+def test_a_datastore_must_be_of_the_targets_vocabulary(loading, zoo, option, tmp_path):
+    store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
+    datastore.save(tmp_path / "store", store, {})
+    result = CliRunner().invoke(app, ["drafts", *SMALL, *option, "--drafters", f"retrieval:{tmp_path / 'store'}"])
+    assert result.exit_code == 2 and "built with another vocabulary than that of debian-t5-base" in result.stderr
+
+
 def test_a_lookup_by_its_shortest_match():
     assert named.drafter("lookup=2", "float32") is drafters.lookup(3, 2)
     assert named.drafter("lookup=5", "float32") is drafters.lookup(5, 5)
+
+
+def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = datastore.build([[1, 2]], vocab_size=3)
+    for folder in ("store", "store+v2", "a+b+c"):
+        datastore.save(folder, store, {})
+    for name, expected in [
+        ("retrieval:store+v2", ["retrieval:store+v2"]),
+        ("lookup+retrieval:store+v2+debian-t5-small", ["lookup", "retrieval:store+v2", "debian-t5-small"]),
+        ("lookup+retrieval:store+lookup", ["lookup", "retrieval:store", "lookup"]),
+        (f"argmax:{tmp_path}/a+b+c+a", [f"argmax:{tmp_path}/a+b+c", "a"]),
+        ("store+v3", ["store", "v3"]),
+    ]:
+        assert named.parts(name) == expected
+    both = drafters.first_of(drafters.lookup(), drafters.retrieval(store))
+    assert named.drafter("lookup+retrieval:store+v2", "float32").propose is both.propose
 
 
 @pytest.mark.slow

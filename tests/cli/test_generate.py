@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec import datastore
 from jaxspec.cli.prompts import heldout
 
 PROMPT = heldout("translation", 1)[0]
@@ -67,6 +68,17 @@ def test_drafters_and_policies_by_name(report, draft):
     found = report(PROMPT, "--draft", draft, "--policy", "estimated=0.1")
     assert found["texts"] == report(PROMPT)["texts"]
     assert found["settings"]["draft"] == draft and found["settings"]["policy"] == "estimated=0.1"
+
+
+def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp_path):
+    for name in ("debian-t5-base", "stranger"):
+        vocabulary = datastore.vocabulary_of(zoo[name].tokenizer)
+        store = datastore.build([[5, 6, 8, 1]], vocab_size=18, start_token=0, vocabulary=vocabulary)
+        datastore.save(tmp_path / name, store, {})
+    assert report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-base'}")["texts"] == report(PROMPT)["texts"]
+    for front in ("", "lookup+"):
+        said = refused(PROMPT, "--draft", f"{front}retrieval:{tmp_path / 'stranger'}")
+        assert "built with another vocabulary than that of debian-t5-base" in said
 
 
 def test_plain_decoding_has_the_same_text_and_no_guesses(report):

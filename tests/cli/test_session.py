@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec import model
+import jaxspec
+from jaxspec import drafters, model
 from jaxspec.analysis import cost
 from jaxspec.cli import prices
 
@@ -71,3 +72,25 @@ def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draf
     shown = run("--policy", "estimated", *options)
     assert asked == [("debian-t5-base", target), ("debian-t5-small", draft), ("debian-t5-small", draft)]
     assert (f"in {draft} ·" in shown) == (draft != target)
+
+
+def test_what_a_search_costs_is_told_from_one_guess_on(zoo, monkeypatch):
+    """A pass over any draft costs 1.5, a pass of what guesses, or searches, 0.25."""
+    one, prompt = np.ones(1), jaxspec.Prompt(np.array([[5, 6]]), np.array([2]))
+    asked = []
+
+    def measured(target, drafter, prompts, *, gammas, sampled, **options):
+        asked.append(sampled)
+        return [cost.Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
+
+    monkeypatch.setattr(cost, "measure_all", measured)
+    target, small = zoo["debian-t5-base"], zoo["debian-t5-small"]
+    for drafter, name, c, v in [
+        (drafters.lookup(), "lookup", 0.0, [1.0, 1.75, 1.75, 1.75]),
+        (small, "debian-t5-small", 0.25, [1.0, 1.5, 1.5, 1.5]),
+    ]:
+        found = prices.of_policy(drafter, name, "float32", target, prompt, gamma=3, sampled=True)
+        assert found["c"] == c and found["v"].tolist() == v
+    assert asked == [True, False, True]  # a search draws nothing
+    both = drafters.first_of(drafters.lookup(), small)
+    assert prices.of_search(both, target, prompt, gamma=3, sampled=True) == 0

@@ -43,6 +43,7 @@ POLICIES = {
     "confidence": policies.confidence(0.45),
     "entropy": policies.entropy(1, 2, 0.5),
     "estimated": policies.estimated(0.1, 0.1, pause=1),
+    "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
 SELDOM = ("a model", "its argmax", "unigram")  # others stand for these
 QUICK = {("a model", name) for name in POLICIES} | {("lookup", "estimated"), ("first_of", "estimated")}

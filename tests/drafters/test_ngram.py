@@ -1,6 +1,7 @@
 """N-gram tables against counts in dictionaries."""
 
 import collections
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -109,3 +110,10 @@ def test_bad_arguments():
         count([], vocab_size=2, order=1)
     with pytest.raises(ValueError, match="ids range from 1 to 5: expected 0 to 4"):
         count([[1, 5]], vocab_size=5, order=1)
+
+
+@pytest.mark.parametrize("make", [drafters.unigram, drafters.bigram, functools.partial(drafters.ngram, order=3)])
+def test_one_string_is_no_list_of_texts(make):
+    """It is a sequence of strings, too: its letters would be counted."""
+    with pytest.raises(TypeError, match="texts is one string, 'abc': expected a list of strings, or of rows of token"):
+        make("abc", table_model(jax.random.key(1), 4))

@@ -15,6 +15,7 @@ from jaxspec.testing import table_model
 RANDOM = np.random.default_rng(0)
 VOCAB = 5
 ROWS = [RANDOM.integers(VOCAB, size=n).tolist() for n in (40, 1, 25, 2, 60)]
+ROW = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 
 
 def by_search(rows, row, gamma, longest, shortest):
@@ -58,10 +59,9 @@ def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
 def test_of_many_occurrences_some_vote_from_all_over():
     """9 of 10 documents go on with 3; the few that vote are spread over all."""
     rows = [[1, 2, 0]] * 10 + [[1, 2, 3]] * 90
-    row = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
     for candidates in (1, 3, 20):
         drafter = drafters.retrieval(datastore.build(rows, vocab_size=4), candidates=candidates)
-        draft, _ = drafter.propose(None, drafter.params, (), row, 1, None)
+        draft, _ = drafter.propose(None, drafter.params, (), ROW, 1, None)
         assert draft.tokens.tolist() == [[0 if candidates == 1 else 3]]
 
 
@@ -112,3 +112,18 @@ def test_bad_arguments():
         drafters.retrieval(store, target._replace(tokenizer=Words(["a", "c", "b"])))
     with pytest.raises(ValueError, match="the datastore has 3 token ids and the target 2"):
         drafters.retrieval(store, table_model(jax.random.key(1), 2))
+
+
+def test_models_with_one_tokenizer_may_pad_their_logits_to_other_widths():
+    """As those of one family do. Where a side does not know its tokens only the widths can be compared."""
+    target, words = table_model(jax.random.key(1), 5), Words(["a", "b", "c"])
+    known, vocabulary = target._replace(tokenizer=words), datastore.vocabulary_of(words)
+    plain = jaxspec.generate(target, ROW, max_new_tokens=9)
+    for width in (3, 5, 8):
+        store = datastore.build([[1, 2, width - 1], [2, 1]], vocab_size=width, vocabulary=vocabulary)
+        drafter = drafters.retrieval(store, known, shortest=1)
+        out = jaxspec.generate(target, ROW, drafter=drafter, gamma=2, max_new_tokens=9)
+        assert out.tokens.tolist() == plain.tokens.tolist()
+    for wide, asked in ((store, target), (store._replace(vocabulary=""), known)):
+        with pytest.raises(ValueError, match="the datastore has 8 token ids and the target 5"):
+            drafters.retrieval(wide, asked)

@@ -153,8 +153,10 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too():
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
         (policies.estimated(0.1, 0.1, pause=2), policies.estimated([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
         (policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int))),
+        (policies.estimated(0.1, 0.1), policies.estimated(0.1, [1.0, 1.4, 2.0])),
+        (policies.estimated(0.1, [1.0, 1.4, 2.0]), policies.estimated(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
     ],
-    ids=[*POLICIES, "oracle"],
+    ids=[*POLICIES, "oracle", "a list for a number", "a longer list"],
 )
 def test_another_value_compiles_nothing(first, other):
     one = decode(first)
@@ -332,6 +334,20 @@ def test_estimated_fills_the_pass_that_it_pays_for():
     assert out.trace.draft_length[:, 0].tolist() == [3] * 3
 
 
+@pytest.mark.parametrize(
+    ("v", "alpha", "gamma", "guesses"),
+    [
+        ([1.0, 1.3, 1.3], 0.5, 8, 2),  # 1.75 / 1.3 tokens a pass; a third guess costs 0.15: 1.875 / 1.45
+        ([1.0, *[2.0] * 64], 0.9, 200, 64),  # beyond any width
+        ([1.0, *[2.0] * 80], 0.9, 200, 80),
+        (np.linspace(1.0, 2.0, 9), 1.0, 200, 200),
+    ],
+)
+def test_guesses_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, guesses):
+    policy = policies.estimated(0.0, v, alpha=alpha, weight=1e6)
+    assert policy.limit(policy.params, policy.init(policy.params, FEW), gamma).tolist() == [guesses]
+
+
 def test_oracle_makes_no_guess_in_vain():
     from jaxspec.analysis.policies import runs
 
@@ -345,7 +361,7 @@ def test_oracle_makes_no_guess_in_vain():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: policies.fixed(-1), "guesses is -1: expected a number of at least 0"),
+        (lambda: policies.fixed(-1), "guesses is -1: expected a finite number of at least 0"),
         (lambda: policies.fixed(1.5), "guesses is 1.5"),
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
         (lambda: policies.entropy(0), "least is 0"),
@@ -353,6 +369,11 @@ def test_oracle_makes_no_guess_in_vain():
         (lambda: policies.estimated(v=[1.0, 1.2, 1.1]), "do not fall"),
         (lambda: policies.estimated(v=[1.2, 1.3]), "begin with 1"),
         (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
+        (lambda: policies.estimated(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
+        (lambda: policies.estimated(c=[0.1, 1e39]), "expected a finite number of at least 0"),
+        (lambda: policies.estimated(v=float("inf")), "v is inf"),
+        (lambda: policies.estimated(v=[1.0, float("inf")]), "v is"),
+        (lambda: policies.heuristic(grow=float("inf")), "grow is inf"),
         (lambda: policies.heuristic(start=0), "start is 0"),
         (lambda: policies.oracle(np.ones(3)), "expected counts"),
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
