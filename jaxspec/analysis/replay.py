@@ -217,7 +217,7 @@ def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None 
         rounds[row] = expected_rounds(weights[1:])
     later, own_text = store.counts - 1, rule.exact and temperature == own
     tokens_per_round = Ratio(later, rounds) if own_text else Ratio(later + accepted, later)
-    found = (Ratio(alpha, store.counts), Ratio(accepted, later), tokens_per_round)
+    found = (Ratio(alpha, store.counts, probability=True), Ratio(accepted, later), tokens_per_round)
     return Evaluation(rule.name, gamma, temperature, own_text, *found)
 
 
@@ -241,7 +241,7 @@ def alpha_of_several(store: Store, count: int) -> list[Ratio]:
         kept.append(divergence.beta_of_several(p[:, 0], q[:, 0], count))
     whole = np.concatenate(kept)[: len(store.tokens)]
     sums = np.add.reduceat(whole, np.cumsum(store.counts) - store.counts, axis=0)
-    return [Ratio(sums[:, k], store.counts) for k in range(count)]
+    return [Ratio(sums[:, k], store.counts, probability=True) for k in range(count)]
 
 
 def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gamma: int, exact: bool):

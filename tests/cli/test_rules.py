@@ -60,4 +60,5 @@ def test_half_a_pair_is_refused():
 
 def test_cells():
     assert rules.cell(None) == "–"
+    assert rules.cell({"value": 0.9, "low": 0.7, "high": 1.0}) == "0.900 ± 0.200"
     assert np.isclose(float(rules.cell({"value": 1.0, "low": 0.5, "high": 1.5}).split()[0]), 1.0)
