@@ -82,6 +82,15 @@ class Acceptance:
         """Positions measured, over all rows."""
         return int(self.counts.sum())
 
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON: alpha, its error and interval (None where a single row does not say), and how many positions.
+
+        >>> Acceptance(np.array([[1.0, 0.5]]), np.array([2])).to_dict()
+        {'alpha': 0.75, 'stderr': None, 'low': None, 'high': None, 'positions': 2}
+        """
+        rate = self.rate.to_dict()
+        return {"alpha": rate.pop("value"), **rate, "positions": self.positions}
+
 
 @dataclasses.dataclass(frozen=True)
 class Censored:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from jaxspec.analysis.estimate import with_error
 from jaxspec.cli import tables
 
 
@@ -78,7 +79,7 @@ def notes(found: dict[str, Any]) -> list[Text]:
     alpha, process = found["alpha"], found["process"]
     lines: list[str] = []
     if alpha:
-        about = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f} over {alpha['positions']} positions"
+        about = f"{with_error(alpha['alpha'], alpha['stderr'])} over {alpha['positions']} positions"
         lines.append(f"α = {about}. Predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
     for row in found["results"]:
         if row.get("ratio") and row["ratio"]["median"] < 1:

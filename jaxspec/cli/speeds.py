@@ -66,15 +66,15 @@ def collect(
     Returns:
         "environment", "target", "draft", "alpha" (None without a drafter) and "results", one per batch size
         and gamma (0 is plain decoding); times in milliseconds, memory in bytes, spreads as median, min, max.
+        "alpha" is of the first `ask.rows` prompts, or as many as there are: its error is over those, each once.
     """
     from jaxspec.analysis import acceptance, environment
 
     found: dict[str, Any] = {"environment": environment.current(), "target": _describe(target)}
     found |= {"draft": None if drafter is None else _describe(drafter), **ask._asdict(), "alpha": None}
     if drafter is not None and ask.gammas:
-        (pool,) = groups_of(prompt, ask.rows, ask.rows)
-        measured = acceptance.measure(target, drafter, pool, max_new_tokens=ask.new_tokens)
-        found["alpha"] = {"alpha": measured.alpha, "stderr": measured.stderr, "positions": measured.positions}
+        there = prompt._replace(tokens=prompt.tokens[: ask.rows], length=prompt.length[: ask.rows])
+        found["alpha"] = acceptance.measure(target, drafter, there, max_new_tokens=ask.new_tokens).to_dict()
         advance("alpha")
     found["results"] = []
     for batch in ask.batches:
