@@ -214,7 +214,7 @@ def main(
             max_new_tokens=new_tokens,
             advance=lambda doing, done: bar.update(task, advance=done, description=doing),
         )
-    Console().print(table(found))
+    Console(highlight=False).print(Text(environment.line(found["environment"]), "bold"), table(found), sep="\n")
     if json_out is not None:
         write_text(json_out, [json.dumps(found, indent=2), "\n"])
 

@@ -13,13 +13,12 @@ from jaxspec.cli import tables
 
 def headline(found: dict[str, Any]) -> Text:
     """What was measured, and on what."""
+    from jaxspec.analysis import environment
+
     sides = [found[side] for side in ("target", "draft") if found[side]]
-    about = found["environment"]
-    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
-    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
     names = " and ".join(f"{side['name']} ({tables.count(side['parameters'])})" for side in sides)
     how = f"greedy, {found['new_tokens']} new tokens, {sides[0]['dtype']}"
-    return Text(f"{names} · {how} · {machine}, {cpus} · jax {about['jax']}", "bold")
+    return Text(f"{names} · {how} · {environment.line(found['environment'])}", "bold")
 
 
 def speed_table(found: dict[str, Any]) -> Table:

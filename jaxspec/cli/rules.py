@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.options import numbers
@@ -65,6 +66,7 @@ def rules(
         print(json.dumps(found))
         return
     out = Console(highlight=False, width=200 if markdown else None)
+    out.print(Text(environment.line(found["environment"]), "bold"), *[""] * markdown, sep="\n")
     for table in cost_tables(found) if cost else pair_tables(found):
         tables.show(out, table, markdown)
 

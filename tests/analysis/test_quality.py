@@ -159,4 +159,5 @@ def test_report_as_a_command(found, tokenizer, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert asked == [("big", "small", tmp_path, 2, 4)]
     assert "sacreBLEU" in result.output and "tokens per round, γ = 3" in result.output
+    assert f"jax {jax.__version__}, jaxlib" in result.output.replace("\n", " ")
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(found))
