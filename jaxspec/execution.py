@@ -90,13 +90,15 @@ def speculate(
     """
     if guesses < 1:
         raise ValueError(f"guesses is {guesses}: expected at least 1")
-    started: list[concurrent.futures.Future] = []
-    with _threads(executor, guesses + 1, started) as pool:
+    submitted: list[concurrent.futures.Future] = []
+    with _threads(executor, guesses + 1, submitted) as pool:
         said = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
+        submitted.append(said)
         q_logits = _checked(approximation(x), "approximation")
         proposals = _propose(key, q_logits, min(guesses, len(q_logits)))
         tokens = np.asarray(proposals.tokens)[0, : int(proposals.length[0])].tolist()
-        started += [pool.submit(g, token) for token in tokens]
+        started = [pool.submit(g, token) for token in tokens]
+        submitted += started
         p_logits = _checked(said.result(), "f")
         if p_logits.shape != q_logits.shape:
             raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
@@ -159,14 +161,14 @@ def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
 
 @contextlib.contextmanager
 def _threads(
-    executor: concurrent.futures.Executor | None, count: int, started: list[concurrent.futures.Future]
+    executor: concurrent.futures.Executor | None, count: int, submitted: list[concurrent.futures.Future]
 ) -> Iterator[concurrent.futures.Executor]:
     """The caller's executor, or threads for one call; nobody waits for what runs in vain, or leaves it waiting."""
     if executor is not None:
         try:
             yield executor
         finally:
-            for future in started:
+            for future in submitted:
                 future.cancel()
         return
     own = concurrent.futures.ThreadPoolExecutor(count)

@@ -193,6 +193,23 @@ def test_bad_arguments(changed, error, message):
         jaxspec.speculate(lambda x: np.zeros(2), lambda token: token, None, **options)
 
 
+def test_without_an_approximation_f_need_not_begin():
+    """The caller's only thread is busy when the approximation fails: f is not left waiting for it."""
+    released, begun = threading.Event(), []
+
+    def fails(x):
+        raise OSError("the sensor is gone")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        busy = executor.submit(released.wait, 30)
+        options = dict(approximation=fails, key=jax.random.key(0), executor=executor)
+        with pytest.raises(OSError, match="sensor"):
+            jaxspec.speculate(begun.append, lambda token: token, None, **options)
+        released.set()
+        assert busy.result()
+    assert begun == []
+
+
 def test_what_f_raises_is_raised():
     def f(x):
         raise OSError("the sensor is gone")

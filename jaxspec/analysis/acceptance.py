@@ -35,11 +35,12 @@ class Acceptance:
         overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is behind its end is 0.
         counts: how many positions each row has [rows].
 
-    >>> measured = Acceptance(np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0]]), np.array([4, 2]))
-    >>> round(measured.alpha, 3), round(measured.stderr, 3), measured.positions
-    (0.667, 0.111, 6)
-    >>> [round(end, 3) for end in measured.interval], [each.value for each in measured.by_position]
-    ([0.449, 0.884], [0.75, 0.5, 0.5, 1.0])
+    >>> overlaps = np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
+    >>> measured = Acceptance(overlaps, np.array([4, 2, 2]))
+    >>> measured.alpha, round(measured.stderr, 3), measured.positions
+    (0.6875, 0.072, 8)
+    >>> [round(end, 3) for end in measured.interval], [round(each.value, 2) for each in measured.by_position]
+    ([0.379, 0.996], [0.67, 0.67, 0.5, 1.0])
     """
 
     overlaps: Float[np.ndarray, "rows N"]
@@ -53,11 +54,11 @@ class Acceptance:
     @property
     def rate(self) -> Ratio:
         """Alpha and its error: rows are independent, positions in one are not."""
-        return Ratio(self.sums, self.counts)
+        return Ratio(self.sums, self.counts, probability=True)
 
     @property
     def alpha(self) -> float:
-        """The mean over all positions: 4 of 6 is 0.667."""
+        """The mean over all positions: 5.5 of 8 is 0.6875."""
         return self.rate.value
 
     @property
@@ -74,12 +75,21 @@ class Acceptance:
     def by_position(self) -> list[Ratio]:
         """Alpha at each position of the text, over the rows that reach it."""
         reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
-        return [Ratio(some, np.ones(len(some))) for some in reached]
+        return [Ratio(some, np.ones(len(some)), probability=True) for some in reached]
 
     @property
     def positions(self) -> int:
         """Positions measured, over all rows."""
         return int(self.counts.sum())
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON: alpha, its error and interval (None where a single row does not say), and how many positions.
+
+        >>> Acceptance(np.array([[1.0, 0.5]]), np.array([2])).to_dict()
+        {'alpha': 0.75, 'stderr': None, 'low': None, 'high': None, 'positions': 2}
+        """
+        rate = self.rate.to_dict()
+        return {"alpha": rate.pop("value"), **rate, "positions": self.positions}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +115,12 @@ class Censored:
     @property
     def overall(self) -> Ratio:
         """Kept over tried; its interval is over prompts."""
-        return Ratio(self.kept.sum(axis=1), self.tried.sum(axis=1))
+        return Ratio(self.kept.sum(axis=1), self.tried.sum(axis=1), probability=True)
 
     @property
     def by_guess(self) -> list[Ratio]:
         """How often the first guess of a round is kept, the second if the first was, and so on; NaN if never tried."""
-        return [Ratio(kept, tried) for kept, tried in zip(self.kept.T, self.tried.T, strict=True)]
+        return [Ratio(kept, tried, probability=True) for kept, tried in zip(self.kept.T, self.tried.T, strict=True)]
 
     def first(self, rows: int) -> Censored:
         """Of the first rows alone: those behind may be of the same prompts, and intervals want independent texts."""

@@ -64,14 +64,24 @@ class Cost:
         return float(np.median(self.draft))
 
     @property
+    def c_each(self) -> np.ndarray:
+        """draft / target, repeat by repeat (neighbours in time share the load): 1.2 / 12 is 0.1."""
+        return self.draft / self.target
+
+    @property
+    def v_each(self) -> np.ndarray:
+        """verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
+        return self.verify / self.target
+
+    @property
     def c(self) -> float:
-        """Median over the repeats of draft / target (neighbours in time share the load): 1.2 / 12 is 0.1."""
-        return float(np.median(self.draft / self.target))
+        """Median of `c_each`."""
+        return float(np.median(self.c_each))
 
     @property
     def v(self) -> float:
-        """Median over the repeats of verify / target: 14.4 / 12 is 1.2."""
-        return float(np.median(self.verify / self.target))
+        """Median of `v_each`."""
+        return float(np.median(self.v_each))
 
 
 def measure(

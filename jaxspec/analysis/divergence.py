@@ -44,11 +44,13 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> np.ndarray:
         >>> p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
         >>> float(beta(p, q)), float(beta(q, p)), float(beta(q, p, lenience=0.5))
         (0.5, 0.5, 1.0)
+        >>> float(beta([0.5, 0.5005], [0.5, 0.5005]))  # laws may be off by what rounding does
+        1.0
     """
     if not 0 < lenience <= 1:
         raise ValueError(f"lenience is {lenience}: expected above 0 and at most 1")
     p, q = _laws(p, q)
-    return np.minimum(p / lenience, q).sum(axis=-1)
+    return np.minimum(np.minimum(p / lenience, q).sum(axis=-1), 1.0)
 
 
 def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:

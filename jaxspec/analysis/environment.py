@@ -48,6 +48,19 @@ def current() -> dict[str, Any]:
     return about | {name: value for name, value in perhaps.items() if value}
 
 
+def line(about: dict[str, Any]) -> str:
+    """The machine and the versions of what `current` returned, for a screen.
+
+    >>> line({"device": "cpu", "cpu": "Xeon", "cpus": 2, "jax": "0.10.2", "jaxlib": "0.10.1", "jaxspec": "0.1.0"})
+    'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'
+    """
+    machine = about["cpu"]
+    if about["device"] != "cpu":
+        machine = about["device"] if about["devices"] == 1 else f"{about['devices']} × {about['device']}"
+    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
+    return f"{machine}, {cpus} · jax {about['jax']}, jaxlib {about['jaxlib']} · jaxspec {about['jaxspec']}"
+
+
 @functools.cache
 def _commit(folder: Path) -> str | None:
     """The commit of a checkout; None of any other folder, or without git."""

@@ -50,7 +50,8 @@ def alpha(store: replay.Store, lenience: float) -> Ratio:
         sides = store.target[part].astype(np.float64), store.draft[part].astype(np.float64)
         kept[part] = _near_best(*sides, lenience) if temperature == 0 else _overlap(*sides, temperature, lenience)
     ends = np.cumsum(store.counts)
-    return Ratio(np.array([kept[end - n : end].sum() for end, n in zip(ends, store.counts, strict=True)]), store.counts)
+    sums = np.array([kept[end - n : end].sum() for end, n in zip(ends, store.counts, strict=True)])
+    return Ratio(sums, store.counts, probability=True)
 
 
 def _overlap(target: Logits, draft: Logits, temperature: float, lenience: float) -> Float[np.ndarray, " N"]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxspec import accept
 from jaxspec.analysis import cost, replay, theory
+from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.roofline import load_of
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import request
@@ -23,25 +24,34 @@ from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
 
-# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps. It is taken
-# to be linear between them.
-PROBES = (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63)
+# Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
+# and 17, behind two of them. It is taken to be linear between them.
+PROBES = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
+NEAR = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
+EITHER = "clustered guesses or short texts"
 
 
 class Plan(NamedTuple):
     """What to do at one batch size.
 
+    Tokens per round, and so the speed, are those of a row. A batch goes on until its slowest row is done: the more
+    rows, and the less alike they are, the further its own speed falls short of this.
+
     Attributes:
         batch: rows.
         gamma: the best number of guesses a round; 0 says not to speculate.
-        tokens_per_round: expected; 1 at gamma 0.
+        tokens_per_round: expected, of a row; 1 at gamma 0.
         improvement: speed over plain decoding.
         operations: arithmetic operations over those of plain decoding.
         alpha, c: as in `theory`.
         v: the verify pass, at gamma or, if that is 0, at gamma = 1.
         break_even: the alpha above which speculation would pay.
-        obstacles: why not, if gamma is 0: as in `theory.obstacles`, or "clustered guesses" where measured tokens per
-            round fall short of Equation 1.
+        obstacles: why not, if gamma is 0: as in `theory.obstacles`; or, where measured tokens per round fall short of
+            Equation 1, "short texts", if independent guesses would fall short, too, "clustered guesses", if they would
+            not, and "clustered guesses or short texts", if that is not known.
+        near: the other gammas whose speed is within 3% of this one's.
+        measured: of a pair, what alpha, c and v rest on: "alpha" as value, stderr, low and high (95%), "c" and, by the
+            gammas that were timed, "v" as median, min and max over the repeats; None of given numbers.
     """
 
     batch: int
@@ -54,6 +64,8 @@ class Plan(NamedTuple):
     v: float
     break_even: float
     obstacles: tuple[str, ...]
+    near: tuple[int, ...] = ()
+    measured: dict[str, Any] | None = None
 
 
 def plan(
@@ -64,6 +76,7 @@ def plan(
     c_hat: float | None = None,
     batch: int = 1,
     tokens: Sequence[float] | np.ndarray | None = None,
+    independent: Sequence[float] | np.ndarray | None = None,
 ) -> Plan:
     """The best gamma and what it promises.
 
@@ -73,31 +86,46 @@ def plan(
         c_hat: operations of the drafter over the target's; c unless told.
         batch: rows, for the record.
         tokens: measured tokens per round at index gamma, which need no independence; Equation 1 unless given.
+        independent: those of independent guesses in texts of the same lengths (`replay.independent_tokens`), which tell
+            short texts from clustered guesses.
 
     Raises:
-        ValueError: a number out of range, or `tokens` and `v` of different lengths.
+        ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
 
     Example, then a machine with no compute to spare:
         >>> found = plan(0.75, 0.02, [1.0] * 17)
-        >>> found.gamma, round(found.improvement, 2), round(found.operations, 2)
-        (9, 3.2, 2.7)
+        >>> found.gamma, round(found.improvement, 2), round(found.operations, 2), found.near
+        (9, 3.2, 2.7, (7, 8, 10, 11, 12, 13))
         >>> plan(0.75, 0.02, [1 + gamma for gamma in range(17)]).obstacles
         ('no spare compute',)
     """
     costs, gammas = np.array(v, np.float64), np.arange(len(v))
-    if tokens is not None and len(tokens) != len(costs):
-        raise ValueError(f"got tokens per round for {len(tokens)} gammas and v for {len(costs)}: expected as many")
+    for given in (tokens, independent):
+        if given is not None and len(given) != len(costs):
+            raise ValueError(f"got tokens per round for {len(given)} gammas and v for {len(costs)}: expected as many")
     expected = theory.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
     costs[0] = expected[0] = 1.0
     obstacles: tuple[str, ...] = ()
     speed = expected / (gammas * c + costs)
     gamma = int(np.argmax(speed >= speed.max() * (1 - theory.TIE)))
     if gamma == 0:
-        obstacles = theory.obstacles(alpha, c, costs) or ("clustered guesses",)
+        obstacles = theory.obstacles(alpha, c, costs) or (_shortfall(independent, gammas * c + costs),)
     work = (gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]
     numbers = (float(expected[gamma]), float(speed[gamma]), float(work), float(alpha), float(c))
     verify = float(costs[gamma or min(1, len(costs) - 1)])
-    return Plan(batch, gamma, *numbers, verify, theory.break_even(c, costs), obstacles)
+    near = tuple(int(other) for other in gammas[speed >= speed[gamma] * (1 - NEAR)] if other != gamma)
+    return Plan(batch, gamma, *numbers, verify, theory.break_even(c, costs), obstacles, near)
+
+
+def _shortfall(independent: Sequence[float] | np.ndarray | None, cost: np.ndarray) -> str:
+    """Why no gamma pays though by Equation 1 one would: in texts as short, would independent guesses pay?
+
+    >>> _shortfall([1.0, 1.3], np.array([1.0, 1.2])), _shortfall([1.0, 1.1], np.array([1.0, 1.2]))
+    ('clustered guesses', 'short texts')
+    """
+    if independent is None:
+        return EITHER
+    return "clustered guesses" if bool((np.array(independent) > cost)[1:].any()) else "short texts"
 
 
 def of_pair(
@@ -116,7 +144,7 @@ def of_pair(
     """Plans for a pair of models, from what is measured on prompts.
 
     Tokens per round are those of replaying the rejection rule along the target's own texts (`replay`), for each gamma;
-    c and v are timed at each batch size, v at some gammas.
+    c and v are timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are.
 
     Args:
         target, drafter: two models with one vocabulary.
@@ -145,7 +173,9 @@ def of_pair(
     options: dict[str, Any] = dict(temperature=temperature, key=key, max_new_tokens=max_new_tokens)
     with tempfile.TemporaryDirectory() as folder:
         store = replay.record(Path(folder) / "store", target, drafter, prompt, **options)
-        alpha, tokens = replay.evaluate(store, accept.rejection(), gamma=1).alpha.value, tokens_by_gamma(store, most)
+        rate, tokens = replay.evaluate(store, accept.rejection(), gamma=1).alpha, tokens_by_gamma(store, most)
+        alpha, counts = min(rate.value, 1.0), np.asarray(store.counts)
+    independent = [1.0, *(replay.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
     ratio = operations_ratio(target, drafter)
     for batch in batches:
@@ -157,9 +187,12 @@ def of_pair(
 
         timing: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, advance=timed)
         timing["sampled"] = temperature > 0
-        c, v = costs(target, drafter, group, most, **timing)
+        found = timings(target, drafter, group, most, **timing)
         advance(f"batch {batch}")
-        yield plan(min(alpha, 1.0), c, v, c_hat=ratio, batch=batch, tokens=tokens)
+        numbers: dict[str, Any] = dict(c_hat=ratio, batch=batch, tokens=tokens, independent=independent)
+        made = plan(alpha, *_interpolated(found, most), **numbers)
+        spreads = {"c": spread(found[0].c_each), "v": {str(one.gamma): spread(one.v_each) for one in found}}
+        yield made._replace(measured={"alpha": rate.to_dict(), **spreads})
 
 
 def tokens_by_gamma(store: replay.Store, most: int) -> list[float]:
@@ -168,7 +201,16 @@ def tokens_by_gamma(store: replay.Store, most: int) -> list[float]:
     return [1.0, *(one.tokens_per_round.value for one in found)]
 
 
-def costs(
+def costs(target: Model, drafter: Model, prompt: Prompt, most: int, **options: Any) -> tuple[float, np.ndarray]:
+    """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `probes(most)`, and linear between them.
+
+    Args:
+        target, drafter, prompt, most, **options: as in `timings`.
+    """
+    return _interpolated(timings(target, drafter, prompt, most, **options), most)
+
+
+def timings(
     target: Model,
     drafter: Model,
     prompt: Prompt,
@@ -178,8 +220,8 @@ def costs(
     max_new_tokens: int,
     sampled: bool = False,
     advance: Callable[[int], object] = lambda gamma: None,
-) -> tuple[float, np.ndarray]:
-    """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `probes(most)`, and linear between them.
+) -> list[cost.Cost]:
+    """What passes cost at each of `probes(most)`, every repeat.
 
     Args:
         target, drafter: two models with one vocabulary.
@@ -189,7 +231,11 @@ def costs(
         advance: called with each gamma when its pass is compiled; timing follows.
     """
     options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
-    found = cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
+    return cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
+
+
+def _interpolated(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
+    """c, and v by gamma."""
     return found[0].c, between({one.gamma: one.v for one in found}, most)
 
 
@@ -207,7 +253,7 @@ def probes(most: int) -> tuple[int, ...]:
     """Gammas at which v is timed, up to `most`.
 
     >>> probes(9)
-    (1, 2, 3, 4, 5, 7, 9)
+    (1, 2, 3, 4, 5, 7, 8, 9)
     """
     return (*(gamma for gamma in PROBES if gamma < most), most)
 
@@ -220,27 +266,57 @@ def steps(batches: Sequence[int], most: int) -> int:
 def sentence(found: Plan) -> str:
     """What a plan comes to, in plain words.
 
-    >>> sentence(plan(0.75, 0.02, [1.0] * 17))
-    'Take γ = 9: a round yields 3.77 tokens in the time of 1.18 passes, 3.20 times the speed of plain decoding.'
+    >>> for said in sentence(plan(0.9, 0.1, [1.0] * 17)).split(". "):
+    ...     print(said)
+    Take γ = 10: a round yields 6.86 tokens in the time of 2.00 passes, 3.43 times the speed of plain decoding
+    Within 3% of that: γ = 7..9, 11..13.
     >>> print(sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])))
     Do not speculate: no compute is idle (to check one guess, a pass takes 2.00 times as long). No α pays.
     """
     if found.gamma:
         cost = found.gamma * found.c + found.v
+        rows = " for each row; the batch waits for its slowest" if found.batch > 1 else ""
         return (
             f"Take γ = {found.gamma}: a round yields {found.tokens_per_round:.2f} tokens in the time of {cost:.2f} "
-            f"passes, {found.improvement:.2f} times the speed of plain decoding."
+            f"passes, {found.improvement:.2f} times the speed of plain decoding{rows}.{_near(found, 'that')}"
         )
     words = {
         "low alpha": f"guesses are right too rarely (α = {found.alpha:.2f})",
         "expensive draft": f"the drafter takes too long (c = {found.c:.2f})",
         "no spare compute": f"no compute is idle (to check one guess, a pass takes {found.v:.2f} times as long)",
-        "clustered guesses": f"right guesses cluster, so that rounds yield less than α = {found.alpha:.2f} promises",
     }
-    said = f"Do not speculate: {'; '.join(words[name] for name in found.obstacles)}."
-    if "clustered guesses" in found.obstacles:
-        return said
-    return f"{said} It would pay from α = {found.break_even:.2f} on." if found.break_even < 1 else f"{said} No α pays."
+    less = f"so that rounds yield less than α = {found.alpha:.2f} promises"
+    fallen = {
+        "clustered guesses": f"right guesses cluster, {less}",
+        "short texts": f"texts are short, {less}",
+        EITHER: f"right guesses cluster, or texts are short, {less}",
+    }
+    said = f"Do not speculate: {'; '.join((words | fallen)[name] for name in found.obstacles)}."
+    if not fallen.keys() & set(found.obstacles):
+        said += f" It would pay from α = {found.break_even:.2f} on." if found.break_even < 1 else " No α pays."
+    return said + _near(found, "plain decoding's speed")
+
+
+def _near(found: Plan, what: str) -> str:
+    """Which other gammas are as good, nearly."""
+    if not found.near:
+        return ""
+    names = ["plain decoding"] if 0 in found.near else []
+    names += [f"γ = {_runs([gamma for gamma in found.near if gamma])}"] if any(found.near) else []
+    return f" Within {NEAR:.0%} of {what}: {', '.join(names)}."
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Rising integers, three or more without a gap as the first and the last.
+
+    >>> _runs([1, 2, 4, 5, 6, 9])
+    '1, 2, 4..6, 9'
+    """
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(
+        f"{a}..{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in zip(starts, ends, strict=True)
+    )
 
 
 def operations_ratio(target: Model, drafter: Model) -> float:

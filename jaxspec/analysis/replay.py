@@ -217,7 +217,7 @@ def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None 
         rounds[row] = expected_rounds(weights[1:])
     later, own_text = store.counts - 1, rule.exact and temperature == own
     tokens_per_round = Ratio(later, rounds) if own_text else Ratio(later + accepted, later)
-    found = (Ratio(alpha, store.counts), Ratio(accepted, later), tokens_per_round)
+    found = (Ratio(alpha, store.counts, probability=True), Ratio(accepted, later), tokens_per_round)
     return Evaluation(rule.name, gamma, temperature, own_text, *found)
 
 
@@ -241,7 +241,7 @@ def alpha_of_several(store: Store, count: int) -> list[Ratio]:
         kept.append(divergence.beta_of_several(p[:, 0], q[:, 0], count))
     whole = np.concatenate(kept)[: len(store.tokens)]
     sums = np.add.reduceat(whole, np.cumsum(store.counts) - store.counts, axis=0)
-    return [Ratio(sums[:, k], store.counts) for k in range(count)]
+    return [Ratio(sums[:, k], store.counts, probability=True) for k in range(count)]
 
 
 def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gamma: int, exact: bool):
@@ -268,6 +268,22 @@ def independent(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"
     [2.62, 2.95]
     """
     return survival(np.full(count, alpha), np.ones(count), gamma, exact=True)
+
+
+def independent_tokens(alpha: float, counts: Int[np.ndarray, " rows"], gamma: int) -> float:
+    """Tokens per round where every guess is kept with probability alpha, in texts of so many tokens.
+
+    Less than Equation 1 says, since last rounds are cut short; all the same what `Evaluation.tokens_per_round` would be
+    if right guesses did not cluster. A text's first token takes no round. NaN of texts that have no other.
+
+    >>> round(independent_tokens(0.8, np.array([11, 11]), 3), 2)  # Equation 1 promises 2.95
+    2.62
+    """
+    later, texts = np.unique(counts[counts > 1] - 1, return_counts=True)
+    if not len(later):
+        return float("nan")
+    rounds = np.array([expected_rounds(independent(alpha, count, gamma)) for count in later.tolist()])
+    return float(later @ texts / (rounds @ texts))
 
 
 def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:

@@ -21,8 +21,10 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from jaxspec.analysis import acceptance, environment, heldout, quality
+from jaxspec.analysis.estimate import with_error
 from jaxspec.base import Model
 from jaxspec.decode import generate, request
 from jaxspec.model import load
@@ -133,8 +135,7 @@ def table(found: dict[str, Any]) -> Table:
             got = rest["quality"]
             view.add_row(got["metric"], f"{got['target']:.1f}", f"{got['draft']:.1f}")
         for temperature, alpha in rest["alpha"].items():
-            spread = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f}"
-            view.add_row(f"α, temperature {temperature}", "", "", spread)
+            view.add_row(f"α, temperature {temperature}", "", "", with_error(alpha["alpha"], alpha["stderr"]))
         for gamma, tokens in rest["tokens_per_round"].items():
             view.add_row(f"tokens per round, γ = {gamma}", "", "", f"{tokens:.2f}")
         view.add_row("greedy texts as plain", "", "", f"{rest['same_text']} of {rest['compared']}")
@@ -182,11 +183,7 @@ def _of_task(
             batch=BATCH,
             advance=doing(f"alpha at temperature {temperature}"),
         )
-        found["alpha"][str(temperature)] = {
-            "alpha": measured.alpha,
-            "stderr": measured.stderr,
-            "positions": measured.positions,
-        }
+        found["alpha"][str(temperature)] = measured.to_dict()
     found["tokens_per_round"], same = {}, 0
     for gamma in GAMMAS:
         options = dict(drafter=draft, gamma=gamma, max_new_tokens=max_new_tokens)
@@ -217,7 +214,7 @@ def main(
             max_new_tokens=new_tokens,
             advance=lambda doing, done: bar.update(task, advance=done, description=doing),
         )
-    Console().print(table(found))
+    Console(highlight=False).print(Text(environment.line(found["environment"]), "bold"), table(found), sep="\n")
     if json_out is not None:
         write_text(json_out, [json.dumps(found, indent=2), "\n"])
 

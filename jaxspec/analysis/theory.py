@@ -64,16 +64,18 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
         ValueError: an argument out of range.
 
     Example, the speeds of Table 1; Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); then
-    Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c):
+    Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c); and what a drafter that costs nothing could give:
         >>> improvement([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
         [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
         >>> improvement([0.75, 0.80, 0.82], 7, [0.02, 0.04, 0.11]).round(1).tolist()
         [3.2, 3.3, 2.5]
         >>> round(float(improvement(0.6, 1, 0.25)), 2)
         1.28
+        >>> improvement([0.5, 0.75], np.inf, 0.0).round(2).tolist()
+        [2.0, 4.0]
     """
-    c, v = _checked(c, "c"), _checked(v, "v")
-    return expected_tokens(alpha, gamma) / (np.asarray(gamma, np.float64) * c + v)
+    with np.errstate(divide="ignore"):  # infinite where all guesses are right and free, and so are checks
+        return 1 / _per_token(alpha, gamma, _checked(c, "c"), _checked(v, "v"))
 
 
 def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarray:
@@ -90,8 +92,7 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
         >>> operations([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
         [1.53, 1.58, 1.23, 1.63, 1.11, 1.6]
     """
-    gamma, c_hat = _checked(gamma, "gamma"), _checked(c_hat, "c_hat")
-    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
+    return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
 
 
 def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
@@ -104,12 +105,13 @@ def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0
     Raises:
         ValueError: an argument out of range.
 
-    Example, the settings of Table 1, where operations grow by up to 63%:
+    Example, the settings of Table 1, where operations grow by up to 63%; then the bound 1 - alpha:
         >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
         [0.51, 0.39, 0.41, 0.27, 0.37, 0.15]
+        >>> memory_accesses([0.5, 0.75], np.inf).round(2).tolist()
+        [0.5, 0.25]
     """
-    gamma, c_bytes = _checked(gamma, "gamma"), _checked(c_bytes, "c_bytes")
-    return (gamma * c_bytes + 1) / expected_tokens(alpha, gamma)
+    return _per_token(alpha, gamma, _checked(c_bytes, "c_bytes"), np.ones(()))
 
 
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
@@ -136,11 +138,14 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np
         return 1 / (alpha * c + (1 - alpha) * v)
 
 
-def assured_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
-    """What the best gamma is sure to reach where v = 1, Corollary 3.9: (1 + alpha) / (1 + c), or 1 if alpha <= c.
+def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """What the best gamma is sure to reach, Corollary 3.9: gamma = 1's (1 + alpha) / (c + v), or plain decoding's 1.
+
+    The corollary takes v = 1: then this is more than 1 if alpha > c.
 
     Args:
         alpha, c: as in `improvement`.
+        v: the verify pass over two tokens, gamma = 1's.
 
     Raises:
         ValueError: an argument out of range.
@@ -148,9 +153,12 @@ def assured_improvement(alpha: ArrayLike, c: ArrayLike) -> np.ndarray:
     Example:
         >>> assured_improvement([0.75, 0.05], [0.02, 0.11]).round(2).tolist()
         [1.72, 1.0]
+        >>> round(float(assured_improvement(0.75, 0.02, v=1.2)), 2)
+        1.43
     """
-    alpha, c = _checked(alpha, "alpha", 1.0), _checked(c, "c")
-    return np.maximum((1 + alpha) / (1 + c), 1.0)
+    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
+    with np.errstate(divide="ignore"):
+        return np.maximum((1 + alpha) / (c + v), 1.0)
 
 
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
@@ -261,6 +269,14 @@ def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
         costs = np.array(v, np.float64)[: len(gammas)]
     costs[0] = 1.0
     return costs
+
+
+def _per_token(alpha: ArrayLike, gamma: ArrayLike, each: np.ndarray, once: np.ndarray) -> np.ndarray:
+    """What a token costs if a guess costs `each` and a round `once`; of an infinite gamma the limit."""
+    tokens, gamma = expected_tokens(alpha, gamma), np.asarray(gamma, np.float64)
+    with np.errstate(invalid="ignore"):  # both cases are filled in
+        cost = np.where(each == 0, once, gamma * each + once) / tokens
+    return np.where(np.isinf(tokens), each, cost)[()]
 
 
 def _checked(value: ArrayLike, name: str, largest: float = np.inf) -> np.ndarray:

@@ -86,7 +86,7 @@ def bench(
     out.print(results.headline(found), results.speed_table(found), sep="\n")
     if any("ratio" in row for row in found["results"]):
         out.print(results.theory_table(found))
-    out.print(results.detail_table(found), *results.notes(found), sep="\n")
+    out.print(results.latency_table(found), results.memory_table(found), *results.notes(found), sep="\n")
 
 
 def _models(

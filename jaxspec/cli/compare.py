@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec import trace
+from jaxspec.analysis.estimate import spread
 from jaxspec.cli import timing
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from jaxspec.cli.session import Session
     from jaxspec.decode.request import Job
 
-REPEATS = 5  # of each side of a comparison; the median counts
+REPEATS = 5  # of each side of a comparison, in turn
 CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 
 
@@ -23,7 +24,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         gamma: guesses a round.
-        speculative, plain: tokens/s.
+        speculative, plain: tokens/s, in the median.
+        ratio: of the one to the other, repeat by repeat: median, min and max.
         identical: whether all texts were the same; None where they need not be (sampling).
         difference: where they first differ, if they do.
         alpha, c, v: acceptance rate; cost of a draft pass and of the check, in one-token passes.
@@ -35,6 +37,7 @@ class Comparison(NamedTuple):
     gamma: int
     speculative: float
     plain: float
+    ratio: dict[str, float]
     identical: bool | None
     difference: str | None
     alpha: float
@@ -43,11 +46,6 @@ class Comparison(NamedTuple):
     expected: float
     predicted: float
     cached: bool
-
-    @property
-    def ratio(self) -> float:
-        """Speculative over plain speed."""
-        return self.speculative / self.plain
 
     @property
     def round_cost(self) -> float:
@@ -66,8 +64,8 @@ def compare_with_plain(session: Session, drafter: Model, rows: int) -> Compariso
     sides = [[session.job(at, at + rows, drafter=d) for at in starts] for d in (drafter, None)]
     runs = [functools.partial(run, jobs) for jobs in sides]
     texts = [side() for side in runs]  # also compiles
-    seconds = np.median(cost.take_turns(runs, REPEATS), axis=1)
-    speeds = [float(sum(map(len, said)) / t) for said, t in zip(texts, seconds, strict=True)]
+    tokens = np.array([[sum(map(len, said))] for said in texts])
+    ours, plain = tokens / cost.take_turns(runs, REPEATS)
     where = first_difference(session, *texts) if s.temperature == 0 else None
     prompt, keys = session.rows(0, len(session.texts))
     limit = dict(max_new_tokens=s.max_new_tokens)
@@ -77,8 +75,9 @@ def compare_with_plain(session: Session, drafter: Model, rows: int) -> Compariso
     size = sum(x.nbytes for x in jax.tree.leaves(target.params))
     return Comparison(
         gamma=s.gamma,
-        speculative=speeds[0],
-        plain=speeds[1],
+        speculative=float(np.median(ours)),
+        plain=float(np.median(plain)),
+        ratio=spread(ours / plain),
         identical=where is None if s.temperature == 0 else None,
         difference=where,
         alpha=alpha,

@@ -151,7 +151,10 @@ def generate(
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
-        out.print("", verdict.table(found), *verdict.sentences(found), sep="\n")
+        from jaxspec.analysis import environment
+
+        where = Text(environment.line(environment.current()), "bold")
+        out.print("", where, verdict.table(found), *verdict.sentences(found), sep="\n")
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:
@@ -232,7 +235,7 @@ def _report(session: Session, decoded: list[Decoded], found: Comparison | None, 
     if trace:
         report["rounds"] = [[_round(step) for step in row.rounds] for row in decoded]
     if found is not None:
-        report["compare"] = {**found._asdict(), "ratio": found.ratio}
+        report["compare"] = found._asdict()
     return report
 
 

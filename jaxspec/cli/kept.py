@@ -76,7 +76,7 @@ def measure(
                 "gamma": gamma,
                 "censored": stated(censored.overall),
                 "censored_by_guess": [stated(rate) for rate in censored.by_guess],
-                "guessed": Ratio(guessed, stats.rounds).to_dict(),
+                "guessed": Ratio(guessed, stats.rounds, probability=True).to_dict(),
                 "tokens_per_round": Ratio(stats.emitted - 1, stats.rounds).to_dict(),
             }
         )

@@ -7,18 +7,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from jaxspec.analysis.estimate import with_error
 from jaxspec.cli import tables
 
 
 def headline(found: dict[str, Any]) -> Text:
     """What was measured, and on what."""
+    from jaxspec.analysis import environment
+
     sides = [found[side] for side in ("target", "draft") if found[side]]
-    about = found["environment"]
-    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
-    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
     names = " and ".join(f"{side['name']} ({tables.count(side['parameters'])})" for side in sides)
     how = f"greedy, {found['new_tokens']} new tokens, {sides[0]['dtype']}"
-    return Text(f"{names} · {how} · {machine}, {cpus} · jax {about['jax']}", "bold")
+    return Text(f"{names} · {how} · {environment.line(found['environment'])}", "bold")
 
 
 def speed_table(found: dict[str, Any]) -> Table:
@@ -48,28 +48,29 @@ def theory_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def detail_table(found: dict[str, Any]) -> Table:
-    """Latency and memory."""
-    heads = [
-        "batch",
-        "γ",
-        "first\ntoken\nms",
-        "p50 per\ntoken\nms",
-        "p95\n\nms",
-        "program",
-        "what it\nneeds",
-        "times\nthat",
-    ]
+def latency_table(found: dict[str, Any]) -> Table:
+    """Milliseconds of the first token, and of the others: the percentiles over all of a repeat's tokens."""
+    heads = ["batch", "γ", "first\ntoken, ms", "p50 per\ntoken, ms", "min..max", "p95 per\ntoken, ms", "min..max"]
     table = tables.table(heads)
     for row in found["results"]:
-        used, token = row["memory"], row["token_ms"]
-        needs = used["weights"] + used["caches"] + used["logits"]
         cells = [*_which(row), f"{row['first_token_ms']['median']:.1f}"]
-        cells += [f"{token['p50']:.2f}", f"{token['p95']:.2f}"] if token else ["–", "–"]
-        if used["program"] is None:
-            table.add_row(*cells, "–", tables.size(needs), "–")
-        else:
-            table.add_row(*cells, tables.size(used["program"]), tables.size(needs), f"{used['program'] / needs:.2f}")
+        for share in ("p50", "p95"):
+            each = row["token_ms"][share] if row["token_ms"] else None
+            cells += [f"{each['median']:.2f}", f"{each['min']:.2f}..{each['max']:.2f}"] if each else ["–", "–"]
+        table.add_row(*cells)
+    return table
+
+
+def memory_table(found: dict[str, Any]) -> Table:
+    """What the program takes, and what it cannot do without."""
+    table = tables.table(["batch", "γ", "program", "what it\nneeds", "times\nthat"])
+    for row in found["results"]:
+        used = row["memory"]
+        needs, taken = used["weights"] + used["caches"] + used["logits"], used["program"]
+        cells = ["–", tables.size(needs), "–"]
+        if taken is not None:
+            cells = [tables.size(taken), tables.size(needs), f"{taken / needs:.2f}"]
+        table.add_row(*_which(row), *cells)
     return table
 
 
@@ -78,7 +79,7 @@ def notes(found: dict[str, Any]) -> list[Text]:
     alpha, process = found["alpha"], found["process"]
     lines: list[str] = []
     if alpha:
-        about = f"{alpha['alpha']:.3f} ± {alpha['stderr']:.3f} over {alpha['positions']} positions"
+        about = f"{with_error(alpha['alpha'], alpha['stderr'])} over {alpha['positions']} positions"
         lines.append(f"α = {about}. Predicted: Theorem 3.8 with v, from the passes saved, and from α alone.")
     for row in found["results"]:
         if row.get("ratio") and row["ratio"]["median"] < 1:

@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.options import numbers
@@ -65,6 +66,7 @@ def rules(
         print(json.dumps(found))
         return
     out = Console(highlight=False, width=200 if markdown else None)
+    out.print(Text(environment.line(found["environment"]), "bold"), *[""] * markdown, sep="\n")
     for table in cost_tables(found) if cost else pair_tables(found):
         tables.show(out, table, markdown)
 
@@ -168,14 +170,15 @@ def cost_tables(found: dict[str, Any]) -> list[Table]:
 
 
 def cell(numbers: dict[str, float] | None) -> str:
-    """A value and half of its 95% interval.
+    """A value, and how far its 95% interval reaches; that of a probability may be cut on one side.
 
-    >>> cell({"value": 2.5, "low": 2.4, "high": 2.6})
-    '2.500 ± 0.100'
+    >>> cell({"value": 2.5, "low": 2.4, "high": 2.6}), cell({"value": 0.98, "low": 0.94, "high": 1.0})
+    ('2.500 ± 0.100', '0.980 ± 0.040')
     """
     if numbers is None:
         return "–"
-    return f"{numbers['value']:.3f} ± {(numbers['high'] - numbers['low']) / 2:.3f}"
+    value, low, high = (numbers[name] for name in ("value", "low", "high"))
+    return f"{value:.3f} ± {max(value - low, high - value):.3f}"
 
 
 def _spread(taken: dict[str, float]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 All ways to decode run in one process on the same prompts, compiled and warmed up, taking turns; what is timed
 is the jitted program, from prompt ids to the last token (text in and text out are the tokenizer's business).
+Latency is that of the same generations a round at a time, as a reader of the stream sees them.
 Every speed comes with its spread, and the report with the machine, the versions and the command.
 """
 
@@ -66,15 +67,15 @@ def collect(
     Returns:
         "environment", "target", "draft", "alpha" (None without a drafter) and "results", one per batch size
         and gamma (0 is plain decoding); times in milliseconds, memory in bytes, spreads as median, min, max.
+        "alpha" is of the first `ask.rows` prompts, or as many as there are: its error is over those, each once.
     """
     from jaxspec.analysis import acceptance, environment
 
     found: dict[str, Any] = {"environment": environment.current(), "target": _describe(target)}
     found |= {"draft": None if drafter is None else _describe(drafter), **ask._asdict(), "alpha": None}
     if drafter is not None and ask.gammas:
-        (pool,) = groups_of(prompt, ask.rows, ask.rows)
-        measured = acceptance.measure(target, drafter, pool, max_new_tokens=ask.new_tokens)
-        found["alpha"] = {"alpha": measured.alpha, "stderr": measured.stderr, "positions": measured.positions}
+        there = prompt._replace(tokens=prompt.tokens[: ask.rows], length=prompt.length[: ask.rows])
+        found["alpha"] = acceptance.measure(target, drafter, there, max_new_tokens=ask.new_tokens).to_dict()
         advance("alpha")
     found["results"] = []
     for batch in ask.batches:
@@ -107,6 +108,7 @@ def _of_batch(
     outcomes = [[timing.run(job) for job in some] for some in jobs]  # compiles
     seconds = cost.decode_in_turn(jobs, ask.repeats)
     first = cost.take_turns([functools.partial(cost.start_all, some[:1]) for some in jobs], ask.repeats + 1)[:, 1:]
+    latencies = timing.latency(jobs, ask.repeats)
     results = []
     for index, gamma in enumerate(gammas):
         tokens = sum(int(outcome.length.sum()) for outcome in outcomes[index])
@@ -118,7 +120,7 @@ def _of_batch(
         }
         result["tokens_per_second"] = spread(tokens / seconds[index])
         result["first_token_ms"] = spread(1e3 * first[index])
-        result["token_ms"] = timing.latency(jobs[index][0])
+        result["token_ms"] = latencies[index]
         result["memory"] = memory.account(jobs[index][0], models if gamma else models[:1])
         if gamma and drafter is not None and alpha is not None:
             measured = cost.measure(

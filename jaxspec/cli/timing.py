@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxspec.analysis.estimate import spread
+
 if TYPE_CHECKING:
     from jaxspec.decode.loop import Outcome
     from jaxspec.decode.request import Job
@@ -28,25 +30,40 @@ def tokens(outcomes: Sequence[Outcome]) -> list[list[int]]:
     return [row[:length].tolist() for row, length in rows]
 
 
-def latency(job: Job) -> dict[str, float] | None:
+def latency(ways: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, dict[str, float]] | None]:
     """Milliseconds per token to a reader of the stream: each round's time over the tokens it brought.
 
+    Args:
+        ways: to decode, each of whole generations, as many as the others have; they take turns, one by one.
+        repeats: of all of them.
+
     Returns:
-        The 50th and 95th percentile over tokens; None if no row goes beyond its first token.
+        For each way the 50th and 95th percentile ("p50", "p95") over all of its tokens, as a spread over the repeats;
+        None if no row goes beyond its first token.
     """
+    taken: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in ways]
+    for jobs in ways:
+        token_ms(jobs[0])  # compiles
+    for repeat in range(repeats):
+        for group in zip(*ways, strict=True):
+            for way, job in enumerate(group):
+                taken[way][repeat] += token_ms(job)
+    return [_percentiles(some) if some[0] else None for some in taken]
+
+
+def token_ms(job: Job) -> list[float]:
+    """Milliseconds of every token of a generation but each row's first, which is prefill's."""
     from jaxspec.decode import loop
 
-    def step(state):
-        return loop.advance(job.decoder, job.keys, job.weights, state)
-
-    step(loop.start(*job))  # compiles
     state, taken = loop.start(*job), []
     while not np.asarray(state.done).all():
         began = time.perf_counter()
-        state, info = step(state)
+        state, info = loop.advance(job.decoder, job.keys, job.weights, state)
         kept = np.asarray(info.kept)
         took = 1e3 * (time.perf_counter() - began)
         taken += [took / n for n in kept.tolist() for _ in range(n)]
-    if not taken:
-        return None
-    return {"p50": float(np.percentile(taken, 50)), "p95": float(np.percentile(taken, 95))}
+    return taken
+
+
+def _percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
+    return {f"p{share}": spread(np.array([np.percentile(each, share) for each in repeats])) for share in (50, 95)}

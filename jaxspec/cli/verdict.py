@@ -13,12 +13,13 @@ IDLE = 1.25  # a check that costs less than so many one-token passes runs on com
 
 def table(found: Comparison) -> Table:
     """Both speeds, and the speed-up as measured and as predicted."""
-    made = Table(box=box.ROUNDED)
+    made, ratio = Table(box=box.ROUNDED), found.ratio
     made.add_column("")
-    made.add_column("tokens/s", justify="right")
-    made.add_column("speed-up", justify="right")
+    for head in ("tokens/s", "speed-up", "min..max"):
+        made.add_column(head, justify="right")
     made.add_row("plain", f"{found.plain:.1f}", "1.00×")
-    made.add_row(f"speculative, γ = {found.gamma}", f"{found.speculative:.1f}", f"{found.ratio:.2f}×")
+    speeds = f"{found.speculative:.1f}", f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"
+    made.add_row(f"speculative, γ = {found.gamma}", *speeds)
     made.add_row("predicted by Theorem 3.8, with v", "", f"{found.predicted:.2f}×", style="dim")
     return made
 
@@ -41,8 +42,9 @@ def _agreement(found: Comparison) -> Text:
 
 
 def _conclusion(found: Comparison) -> str:
-    if found.ratio >= 1:
-        return f"Speculative decoding is {found.ratio:.2f} times as fast here."
+    ratio = found.ratio["median"]
+    if ratio >= 1:
+        return f"Speculative decoding is {ratio:.2f} times as fast here."
     if found.predicted >= 1:
         return (
             f"Speculative decoding is slower here, though a round should give {found.expected:.2f} tokens in "

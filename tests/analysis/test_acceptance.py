@@ -77,7 +77,8 @@ def test_alpha_is_the_mean_overlap_of_the_two_laws(temperature, top_k):
     assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
     assert 0.05 < measured.alpha < 0.95
     low, high = measured.interval
-    assert low < measured.alpha < high and high - low == pytest.approx(2 * 1.96 * measured.stderr)
+    ends = measured.alpha + np.array([-1, 1]) * 4.302653 * measured.stderr  # Student's law of three rows
+    assert (low, high) == pytest.approx(tuple(np.clip(ends, 0, 1))) and low < measured.alpha < high
 
 
 def test_one_token_is_measured_on_prefill_alone():
@@ -214,6 +215,7 @@ def test_standard_error_of_a_single_row_is_unknown():
     one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
     assert np.isnan(one.stderr) and np.isnan(one.interval).all()
     assert one.rate.to_dict() == {"value": 0.75, "stderr": None, "low": None, "high": None}
+    assert one.to_dict() == {"alpha": 0.75, "stderr": None, "low": None, "high": None, "positions": 2}
 
 
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():

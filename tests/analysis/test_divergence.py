@@ -40,6 +40,12 @@ def test_lenience(p, q, lenience):
     assert divergence.beta(p, q, lenience) >= divergence.beta(p, q)
 
 
+@given(laws(), st.floats(-9e-4, 9e-4), st.sampled_from([1.0, 0.5]))
+def test_beta_is_a_probability_of_laws_that_are_rounded(p, off, lenience):
+    assert divergence.beta(p * (1 + off), p * (1 + off), lenience) == pytest.approx(min(1 + off, 1.0))
+    assert divergence.beta(p * (1 + off), p * (1 + off), lenience) <= 1
+
+
 @given(laws(), laws())
 def test_rejection_sampling_keeps_no_more(p, q):
     """Appendix A.2, with M = max p / q by its definition."""

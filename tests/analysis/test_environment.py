@@ -19,6 +19,15 @@ def test_the_environment_names_what_a_number_depends_on():
     assert about["device"] and about["cpus"] >= 1 and about["command"]
 
 
+def test_a_line_names_the_device_the_cores_and_the_versions():
+    about = environment.current()
+    said = environment.line(about)
+    assert said.startswith(f"{about['cpu']}, ") and f"jax {jax.__version__}, jaxlib {about['jaxlib']}" in said
+    one = about | {"device": "NVIDIA H200", "devices": 1, "cpus": 1}
+    assert environment.line(one).startswith("NVIDIA H200, 1 CPU · jax ")
+    assert environment.line(one | {"devices": 8}).startswith("8 × NVIDIA H200, 1 CPU · jax ")
+
+
 def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     for name in ("torch", "transformers"):

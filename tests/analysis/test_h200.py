@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxspec.analysis import cost, theory
+from jaxspec.analysis import cost, environment, theory
 from jaxspec.analysis.h200 import __main__ as command
 from jaxspec.analysis.h200 import decoding, loading, profile, report, stages, training
 from jaxspec.analysis.h200.results import Results
@@ -61,6 +61,8 @@ def test_decoding_stages(plan, capsys):
     found = results.get("translation-sampled")
     assert 1 < found["passes_saved"] <= 7 + 1 and 0.4 < found["alpha_drawn"] < 0.85
     c, v = costs["c"], costs["v"]["7"]
+    assert costs["spreads"]["c"]["median"] == c and costs["spreads"]["v"]["7"]["median"] == v
+    assert set(costs["spreads"]) == {"c", "v", "target_ms", "draft_ms", "verify_ms"} < set(costs)
     assert row["theorem"] == pytest.approx(float(theory.improvement(0.62, 7, c, v)))
     assert row["theorem_v1"] == pytest.approx(float(theory.improvement(0.62, 7, c)))
     assert row["of_these_rounds"] == pytest.approx(found["passes_saved"] / (7 * c + v))
@@ -110,10 +112,13 @@ def test_a_failed_stage_is_told_and_done_again(plan, monkeypatch):
 def test_after_a_crash_another_process_does_the_rest(plan, monkeypatch):
     begun = []
 
-    def crashing(function, names, plan):
+    def crashing(function, *arguments):
+        if function is environment.current:
+            return function()
+        names, plan, _ = arguments
         begun.append(names)
         if len(begun) > 1:
-            return function(names, plan)
+            return function(*arguments)
         Results(plan.out).put(names[0], {}, {"error": stages.UNFINISHED})
         raise RuntimeError("the process crashed")
 
@@ -129,6 +134,30 @@ def test_apart_is_another_process():
         stages.apart(os._exit, 3)
     with pytest.raises(ZeroDivisionError):
         stages.apart(divmod, 1, 0)
+
+
+@pytest.mark.parametrize("changed", [{"device": "H200"}, {"jax": "9.9"}, {"xla_flags": "--xla_dump_to=here"}])
+def test_another_machine_measures_again(plan, monkeypatch, changed):
+    """What was found elsewhere is replaced; the same command here does nothing."""
+    made = []
+    monkeypatch.setattr(decoding.Bench, "copy", lambda self: made.append(1) or {"bytes": len(made)})
+    about = environment.current()
+    for now, bytes_found in ((about | {"date": "today"}, 1), (about, 1), (about | changed, 2), (about | changed, 2)):
+        monkeypatch.setattr(environment, "current", lambda now=now: now)
+        stages.run(stages.chosen("copy"), plan, here)
+        found = Results(plan.out).get("copy")
+        assert found["bytes"] == bytes_found == len(made)
+    assert found["environment"] == about | changed
+
+
+def test_every_stage_says_where_it_was_found(plan, monkeypatch):
+    monkeypatch.setattr(training, "train", lambda *_: {"steps": 4})
+    monkeypatch.setattr(training, "measure", lambda *_: {"environment": {"jax": "its own"}, "cells": []})
+    monkeypatch.setattr(loading, "write", lambda *_: {"files": {}})
+    stages.run(stages.chosen("training,write"), plan, here)
+    for name in ("train-target", "train-draft", "write"):
+        assert Results(plan.out).get(name)["environment"]["jax"] == jax.__version__
+    assert Results(plan.out).get("measure")["environment"] == {"jax": "its own"}
 
 
 def test_other_settings_are_measured_again(tmp_path):
@@ -315,7 +344,7 @@ def test_the_command_prints_what_was_found(plan, monkeypatch):
     """Nothing is measured here: the stages are done."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/nowhere")
     results = Results(plan.out)
-    settings = stages.asked(stages.NAMES["copy"], plan)
+    settings = stages.asked(stages.NAMES["copy"], plan, environment.current())
     results.put("copy", settings, {"bytes": 1, "bytes_per_second": {"median": 1.0}})
     app = typer.Typer()
     app.command(help=command.HELP)(command.main)

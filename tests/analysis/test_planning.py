@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import planning, theory
+from jaxspec.analysis import planning, replay, theory
 from jaxspec.analysis.roofline import load_of
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import net_of
@@ -31,8 +31,41 @@ def test_measured_tokens_go_before_equation_1():
     found = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
     assert (found.gamma, found.tokens_per_round, found.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
     none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
-    assert none.obstacles == ("clustered guesses",)
+    assert none.obstacles == ("clustered guesses or short texts",)
     assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
+
+
+@pytest.mark.parametrize(
+    ("length", "obstacle", "said"),
+    [(3, "short texts", "texts are short, so that"), (64, "clustered guesses", "right guesses cluster, so that")],
+)
+def test_short_texts_are_told_from_clustered_guesses(length, obstacle, said):
+    """Independent guesses at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
+    alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
+    assert theory.optimal_gamma(alpha, c, most=2) > 0
+    independent = [1.0, *(replay.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
+    found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
+    assert found.gamma == 0 and found.obstacles == (obstacle,)
+    assert said in planning.sentence(found)
+
+
+def test_gammas_that_are_nearly_as_good_are_named():
+    found = planning.plan(0.75, 0.02, [1.0] * 17)
+    speed = theory.improvement(0.75, np.arange(17), 0.02)
+    assert found.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != found.gamma)
+    assert planning.sentence(found).endswith("Within 3% of that: γ = 7, 8, 10..13.")
+    assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith("Within 3% of that: plain decoding.")
+    slower = planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.53]))
+    assert slower.startswith("Do not") and slower.endswith("Within 3% of plain decoding's speed: γ = 1.")
+
+
+def test_a_batch_waits_and_is_said_to():
+    one, many = (planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8))
+    assert "slowest" not in one and "for each row; the batch waits for its slowest" in many
+
+
+def test_v_is_timed_on_both_sides_of_a_step():
+    assert {7, 8, 15, 16} < set(planning.probes(16)) and planning.probes(16)[-1] == 16
 
 
 def test_what_it_would_take_is_said():
@@ -54,6 +87,9 @@ def test_of_a_pair():
     assert len(done) == planning.steps((1, 2), 2)
     for found in plans:
         assert found.alpha == 1.0 and found.c > 0 and found.v > 0
+        assert found.measured["alpha"] == {"value": 1.0, "stderr": 0.0, "low": 1.0, "high": 1.0}
+        assert found.c == found.measured["c"]["median"] and set(found.measured["v"]) == {"1", "2"}
+        assert found.v == found.measured["v"][str(found.gamma or 1)]["median"]
         assert found.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[found.gamma]
         assert found.improvement == pytest.approx(
             found.tokens_per_round / (found.gamma * found.c + found.v) if found.gamma else 1.0
@@ -75,6 +111,7 @@ def test_operations_ratio():
     [
         (lambda: planning.plan(1.5, 0.1, [1.0, 1.0]), "alpha is 1.5"),
         (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 gammas and v for 3"),
+        (lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]), "for 1 gammas and v for 3"),
         (lambda: next(planning.of_pair(None, None, PROMPT, temperature=0.0, key=None, most=0)), "most is 0"),  # type: ignore
     ],
 )

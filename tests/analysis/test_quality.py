@@ -115,7 +115,7 @@ def test_report_of_a_translating_pair(found):
         assert results["same_text"] == results["compared"] == 2
         assert list(results["tokens_per_round"]) == ["3"]
         assert all(0 <= tokens <= int(gamma) + 1 for gamma, tokens in results["tokens_per_round"].items())
-        assert all(0 <= alpha["alpha"] <= 1 for alpha in results["alpha"].values())
+        assert all(0 <= alpha["low"] <= alpha["alpha"] <= alpha["high"] <= 1 for alpha in results["alpha"].values())
     assert json.loads(json.dumps(found))["environment"]["jax"] == jax.__version__
 
 
@@ -130,6 +130,15 @@ def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     assert report.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)
     with pytest.raises(FileNotFoundError):
         report.heldout_loss(target, tmp_path / "nowhere", "text")
+
+
+def test_a_single_row_has_no_error():
+    alpha = {"alpha": 0.5, "stderr": None, "low": None, "high": None, "positions": 3}
+    task = {"rows": 1, "alpha": {"0": alpha}, "tokens_per_round": {"3": 1.5}, "same_text": 1, "compared": 1}
+    side = {"name": "big", "parameters": 10, "dtype": "float32"}
+    loss = {"synopsis": {"target": 1.0, "draft": 2.0}}
+    made = report.table({"target": side, "draft": side, "loss": loss, "tasks": {"synopsis": task}})
+    assert "0.500" in list(made.columns[3].cells)
 
 
 @pytest.mark.slow
@@ -150,4 +159,5 @@ def test_report_as_a_command(found, tokenizer, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert asked == [("big", "small", tmp_path, 2, 4)]
     assert "sacreBLEU" in result.output and "tokens per round, γ = 3" in result.output
+    assert f"jax {jax.__version__}, jaxlib" in result.output.replace("\n", " ")
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(found))

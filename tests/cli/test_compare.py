@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.analysis import acceptance, cost
+from jaxspec.analysis import acceptance, cost, environment
 from jaxspec.cli import compare
 from jaxspec.cli.session import Session
 
@@ -30,7 +30,7 @@ def costs(monkeypatch):
 def test_a_comparison(costs, report):
     found = report("--compare")["compare"]
     assert found["identical"] is True
-    assert found["ratio"] == pytest.approx(found["speculative"] / found["plain"])
+    assert 0 < found["ratio"]["min"] <= found["ratio"]["median"] <= found["ratio"]["max"]
     assert (found["alpha"], found["c"], found["v"]) == (0.8, 0.5, 2.0)
     assert found["predicted"] == pytest.approx((1 - 0.8**4) / 0.2 / (3 * 0.5 + 2))
     assert costs == [1]
@@ -39,12 +39,22 @@ def test_a_comparison(costs, report):
 def test_a_comparison_really_measures(report):
     found = report("--compare", "-t", "0.7")["compare"]
     assert 0 < found["alpha"] <= 1
-    assert min(found["c"], found["v"], found["predicted"], found["ratio"]) > 0
+    assert min(found["c"], found["v"], found["predicted"], found["ratio"]["min"]) > 0
+
+
+def test_a_ratio_is_of_speeds_repeat_by_repeat(costs, monkeypatch, report):
+    """Of a machine that is twice as slow in the second repeat, for both sides: medians alone would not tell."""
+    monkeypatch.setattr(cost, "take_turns", lambda calls, repeats: np.array([[1.0, 2.0], [3.0, 4.0]]))
+    monkeypatch.setattr(compare, "run", lambda jobs: [[3, 4]] * len(jobs))
+    found = report("--compare")["compare"]
+    assert found["ratio"] == {"median": 2.5, "min": 2.0, "max": 3.0}
+    assert (found["speculative"], found["plain"]) == pytest.approx(((4 + 2) / 2, (4 / 3 + 1) / 2))
 
 
 def test_a_comparison_is_printed(costs, run):
     shown = run("--compare")
-    for part in ("plain", "speculative, γ = 3", "Theorem 3.8", "α = 0.800", "identical"):
+    machine = environment.line(environment.current())
+    for part in ("plain", "speculative, γ = 3", "min..max", "Theorem 3.8", "α = 0.800", "identical", machine):
         assert part in shown
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
-from jaxspec.cli import figures
+from jaxspec.cli import figures, speeds
 from jaxspec.cli.main import app
 
 THEORY = ["figure-2", "figure-3", "figure-4", "law-distance"]
@@ -30,6 +30,18 @@ def test_a_pair(run, tmp_path):
     assert found["files"] == [str(tmp_path / "out" / f"{name}.svg") for name in THEORY + MEASURED]
     drawn = (tmp_path / "out" / "landscape.svg").read_text(encoding="utf-8")
     assert "debian-t5-base with debian-t5-small" in drawn and "measured: " in drawn
+
+
+@pytest.mark.parametrize(("after", "said"), [({"median": 1.5}, "measured: 1.50×"), (None, "measured: –")])
+def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, said):
+    """As the landscape is, which Theorem 3.8 draws."""
+    row = {"ratio": {"median": 1.2}, "ratio_after_prefill": after, "c": 0.1, "v": 1.4}
+    found = {"alpha": {"alpha": 0.7}, "results": [{}, row]}
+    monkeypatch.setattr(speeds, "collect", lambda *_: found)
+    monkeypatch.setattr(figures, "heldout_for", lambda *_: ["der alte Hund"])
+    pair = zoo["debian-t5-base"], zoo["debian-t5-small"]
+    name, figure = next(figures.of_pair(*pair, gamma=2, count=1, new_tokens=4, repeats=1))
+    assert name == "landscape" and said in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_theory_needs_no_models(run, tmp_path):

@@ -63,6 +63,15 @@ def test_a_pair_is_measured(run):
     assert "speculate" in result.stdout or "Take" in result.stdout
 
 
+def test_how_sure_the_numbers_of_a_pair_are(report):
+    (plan,) = report("--most", "2", "--count", "3", "--new-tokens", "12", "--repeats", "2")["plans"]
+    alpha, c, v = (plan["measured"][name] for name in ("alpha", "c", "v"))
+    assert 0 <= alpha["low"] <= alpha["value"] <= alpha["high"] <= 1
+    assert c["min"] <= c["median"] == plan["c"] <= c["max"] and set(v) == {"1", "2"}
+    (known,) = report("--alpha", "0.75", "--c", "0.02")["plans"]
+    assert known["measured"] is None and 8 in known["near"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

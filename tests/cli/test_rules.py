@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from jaxspec import accept
 from jaxspec.accept import catalogue
+from jaxspec.analysis import environment
 from jaxspec.cli import rules
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
@@ -44,6 +45,7 @@ def test_costs(two_rules, monkeypatch):
     small = ("--vocab", "9,12", "--batch", "1,2", "--gamma", "2", "--repeats", "2")
     result = CliRunner().invoke(app, ["rules", "--cost", *small, "--markdown"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{environment.line(environment.current())}\n\n**batch 1")
     assert result.stdout.count("| block ") == 4 and "batch 2, V = 12" in result.stdout
     assert result.stdout.count("| iterated, 4 samples ") == 4
     assert result.stdout.count("%") == 2 * 4 * 2  # shares of passes only where the vocabulary is the model's
@@ -60,4 +62,5 @@ def test_half_a_pair_is_refused():
 
 def test_cells():
     assert rules.cell(None) == "–"
+    assert rules.cell({"value": 0.9, "low": 0.7, "high": 1.0}) == "0.900 ± 0.200"
     assert np.isclose(float(rules.cell({"value": 1.0, "low": 0.5, "high": 1.5}).split()[0]), 1.0)

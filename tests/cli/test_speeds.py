@@ -1,13 +1,16 @@
 """What `jaxspec bench` measures on tiny models: its counts, its texts and its arithmetic; never its speed."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.analysis import acceptance
 from jaxspec.base import Prompt, Stats
-from jaxspec.cli import speeds
+from jaxspec.cli import results, speeds, timing
 from jaxspec.decode.loop import Outcome
 from jaxspec.testing import table_model
 
@@ -31,7 +34,44 @@ def test_one_result_for_plain_and_each_gamma_at_each_batch_size(found):
         assert row["tokens"] == 9 * row["prompts"]
         for name in ("tokens_per_second", "first_token_ms"):
             assert 0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"]
-        assert 0 < row["token_ms"]["p50"] <= row["token_ms"]["p95"]
+        half, most = row["token_ms"]["p50"], row["token_ms"]["p95"]
+        assert all(0 < half[name] <= most[name] for name in ("median", "min", "max"))
+        assert half["min"] <= half["median"] <= half["max"]
+
+
+def test_alpha_is_over_the_prompts_that_there_are():
+    """Eight rows are asked for, and three are there: copies would say nothing new, and make the error look smaller."""
+    ask = speeds.Ask(gammas=(2,), new_tokens=9, rows=8, repeats=1)
+    found = speeds.collect(TARGET, DRAFT, PROMPT, ask)
+    assert found["alpha"] == acceptance.measure(TARGET, DRAFT, PROMPT, max_new_tokens=9).to_dict()
+    assert found["alpha"]["positions"] == 27
+    assert found["results"][0]["prompts"] == 8
+
+
+def test_one_prompt_has_no_error_and_json_has_no_nan():
+    found = speeds.collect(TARGET, DRAFT, PROMPT, speeds.Ask(gammas=(2,), new_tokens=9, rows=1, repeats=1))
+    assert found["alpha"]["positions"] == 9 and found["alpha"]["stderr"] is None
+    json.dumps(found, allow_nan=False)
+    found["process"] = {"before": None, "peak": 1, "device_peak": None}
+    said = results.notes(found)[0].plain
+    assert said.startswith(f"α = {found['alpha']['alpha']:.3f} over 9 positions")
+
+
+def test_latency_is_of_all_prompts_and_repeats_in_turn(monkeypatch):
+    """A generation has two tokens; the first of a way compiles, and does not count."""
+    asked = []
+
+    def token_ms(job):
+        asked.append(job)
+        return [float(len(asked)), 100.0 * (job[0] == "b")]
+
+    monkeypatch.setattr(timing, "token_ms", token_ms)
+    a, b = timing.latency([["a1", "a2"], ["b1", "b2"]], repeats=3)
+    assert asked == ["a1", "b1", *["a1", "b1", "a2", "b2"] * 3]
+    assert a["p50"] == {"median": 3.5, "min": 1.5, "max": 5.5}
+    assert b["p95"]["median"] == 100.0
+    monkeypatch.setattr(timing, "token_ms", lambda job: [])
+    assert timing.latency([["a1"]], repeats=2) == [None]
 
 
 def test_texts_agree_and_rounds_are_counted(found):

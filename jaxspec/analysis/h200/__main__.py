@@ -18,7 +18,8 @@ LISTED = "\n\n".join(f"  {stage.name} ({stage.group}): {stage.about}, {stage.min
 HELP = f"""Measure the paper's speed-ups at the paper's sizes on this device, train a pair, load a large folder.
 
 Each stage's result is in --out before the next begins; the same command goes on where one was ended, and does again
-what failed. Stages, in their order, and what they should take on an H200 with nothing compiled:
+what failed, or was found on another device, by another jax or under other XLA_FLAGS. Stages, in their order, and what
+they should take on an H200 with nothing compiled:
 
 {LISTED}
 

@@ -144,16 +144,24 @@ class Bench:
         }
 
     def passes(self, temperature: float) -> dict[str, Any]:
-        """c, and v at the gammas of the settings of a temperature, whose passes take turns."""
+        """c, and v at the gammas of the settings of a temperature, whose passes take turns; and the spread of each."""
         gammas = sorted({setting.gamma for setting in TABLE_2 if setting.temperature == temperature})
         timed: dict[str, Any] = dict(repeats=self.ask.repeats, max_new_tokens=self.ask.new_tokens)
         found = cost.measure_all(self.target, self.draft, self.prompt, gammas=gammas, sampled=temperature > 0, **timed)
+        first = found[0]  # one-token passes are the same in all
         return {
-            "c": found[0].c,
+            "c": first.c,
             "v": {str(one.gamma): one.v for one in found},
-            "target_ms": found[0].target_ms,
-            "draft_ms": found[0].draft_ms,
+            "target_ms": first.target_ms,
+            "draft_ms": first.draft_ms,
             "verify_ms": {str(one.gamma): one.verify_ms for one in found},
+            "spreads": {
+                "c": spread(first.c_each),
+                "v": {str(one.gamma): spread(one.v_each) for one in found},
+                "target_ms": spread(first.target),
+                "draft_ms": spread(first.draft),
+                "verify_ms": {str(one.gamma): spread(one.verify) for one in found},
+            },
         }
 
     def speedup(self, setting: Setting) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 import jaxspec
-from jaxspec.analysis import environment, shapes
+from jaxspec.analysis import shapes
 from jaxspec.weights import huggingface
 
 STATUS = Path("/proc/self/status")
@@ -74,7 +74,6 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
     size, largest = sum(x.nbytes for x in jax.tree.leaves(model.params)), max(files.values())
     extra = peak.bytes - peak.before - (size if on_host else 0)  # a CPU's memory holds the model, too
     return {
-        "environment": environment.current(),
         "files": len(files),
         "largest_file_bytes": largest,
         "parameters_bytes": size,

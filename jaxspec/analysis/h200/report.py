@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from jaxspec.analysis import theory
+from jaxspec.analysis import environment, theory
 from jaxspec.analysis.h200.decoding import KINDS, TABLE_2
 from jaxspec.analysis.h200.results import Results
 from jaxspec.analysis.h200.stages import CHEAP, NAMES
@@ -79,7 +79,7 @@ def _models(results: Results) -> list[str]:
     if plain is not None:
         about, each = plain["environment"], plain["token_ms"]
         names = f"{plain['target']['name']} and {plain['draft']['name']}, {plain['target']['dtype']}"
-        said.append(f"{names} · {about['device']} · jax {about['jax']}")
+        said.append(f"{names} · {environment.line(about)}")
         said.append(f"Plain: {each['median']:.3f} ms a token ({each['min']:.3f}..{each['max']:.3f}).")
     if copied is not None and plain is not None:
         speed = copied["bytes_per_second"]["median"]

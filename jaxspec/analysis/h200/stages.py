@@ -21,6 +21,7 @@ from jaxspec.analysis.h200.decoding import KINDS, TABLE_2, Bench
 from jaxspec.analysis.h200.results import Found, Results
 
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is asked for
+MACHINE = ("device", "devices", "jax", "jaxlib", "cuda_plugin", "xla_flags")  # with others of these, results differ
 UNFINISHED = "it did not end: its process crashed or was killed"
 
 
@@ -110,19 +111,26 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 def run(stages: Sequence[Stage], plan: Plan, apart: Callable[..., Any] = apart) -> None:
     """Does what is not done yet, and keeps it in `plan.out`. A group has one process, and after a crash another.
 
+    What was found on another device, by another jax or under other flags (`MACHINE`) is not done yet. The environment,
+    as it is when this begins, goes with every result.
+
     Args:
         stages: in their order.
         plan: what to do.
         apart: as the function of that name.
+
+    Raises:
+        RuntimeError: a process that only asks for the environment crashed.
     """
+    about = apart(environment.current)  # this process leaves the device to others
     for group in GROUPS:
-        left = [stage for stage in stages if stage.group == group and _due(stage, plan)]
+        left = [stage for stage in stages if stage.group == group and _due(stage, plan, about)]
         if group in ("training", "loading"):
             for stage in left:
-                _do(stage, plan, _in_processes(stage, plan, apart))
+                _do(stage, plan, about, _in_processes(stage, plan, apart))
         while left and group in ("models", "profile"):
             try:
-                apart(_group, [stage.name for stage in left], plan)
+                apart(_group, [stage.name for stage in left], plan, about)
                 break
             except RuntimeError as error:
                 _say(str(error))
@@ -131,18 +139,24 @@ def run(stages: Sequence[Stage], plan: Plan, apart: Callable[..., Any] = apart) 
                 left = left[ended.index(True) + 1 :] if any(ended) else []
 
 
-def asked(stage: Stage, plan: Plan) -> Found:
-    """The settings on which a stage's result depends."""
+def asked(stage: Stage, plan: Plan, about: Found) -> Found:
+    """On what a stage's result depends: the settings, and what it was measured with.
+
+    Args:
+        stage, plan: which settings.
+        about: of `environment.current`.
+    """
+    machine = {"machine": {name: about.get(name) for name in MACHINE}}
     if stage.group == "training":
-        return plan.pair._asdict()
+        return plan.pair._asdict() | machine
     if stage.group == "loading":
-        return {"shape": plan.models.shape, "dtype": plan.models.dtype}
-    return plan.models._asdict()
+        return {"shape": plan.models.shape, "dtype": plan.models.dtype} | machine
+    return plan.models._asdict() | machine
 
 
-def _due(stage: Stage, plan: Plan) -> bool:
+def _due(stage: Stage, plan: Plan, about: Found) -> bool:
     """Whether a stage is not done yet, and there is time for it."""
-    if Results(plan.out).done(stage.name, asked(stage, plan)):
+    if Results(plan.out).done(stage.name, asked(stage, plan, about)):
         _say(f"{stage.name}: done before")
         return False
     if time.time() + 60 * stage.minutes > plan.until:
@@ -151,11 +165,11 @@ def _due(stage: Stage, plan: Plan) -> bool:
     return True
 
 
-def _do(stage: Stage, plan: Plan, work: Callable[[], Found | None]) -> None:
+def _do(stage: Stage, plan: Plan, about: Found, work: Callable[[], Found | None]) -> None:
     """One stage, if there still is time for it; what it raises is a result, too."""
-    if not _due(stage, plan):
+    if not _due(stage, plan, about):
         return
-    results, settings = Results(plan.out), asked(stage, plan)
+    results, settings = Results(plan.out), asked(stage, plan, about)
     _say(f"{stage.name}: {stage.about} ...")
     results.put(stage.name, settings, {"error": UNFINISHED})  # so that a crash, or a kill, is on record
     start = time.perf_counter()
@@ -167,29 +181,28 @@ def _do(stage: Stage, plan: Plan, work: Callable[[], Found | None]) -> None:
     if found is None:
         results.drop(stage.name)
         return _say(f"{stage.name}: not needed")
-    results.put(stage.name, settings, {**found, "took": round(time.perf_counter() - start, 1)})
+    took = {"took": round(time.perf_counter() - start, 1)}
+    results.put(stage.name, settings, {"environment": about} | found | took)  # `jaxspec measure` has its own
     _say(f"{stage.name}: {'FAILED' if 'error' in found else 'done'} after {time.perf_counter() - start:.0f} s")
 
 
-def _group(names: Sequence[str], plan: Plan) -> None:
+def _group(names: Sequence[str], plan: Plan, about: Found) -> None:
     """Stages on the device, in a process of their own."""
     bench = Bench(plan.models)
     for name in names:
-        _do(NAMES[name], plan, lambda name=name: _on_device(name, bench, plan))
+        _do(NAMES[name], plan, about, lambda name=name: _on_device(name, bench, plan))
 
 
 def _on_device(name: str, bench: Bench, plan: Plan) -> Found | None:
     kinds = {kind: temperature for temperature, kind in KINDS.items()}
     settings = {setting.stage: setting for setting in TABLE_2}
     if name in settings:
-        found = bench.speedup(settings[name])
-    elif name.startswith("passes-"):
-        found = bench.passes(kinds[name.removeprefix("passes-")])
-    elif name == "profile":
-        found = profiles(bench, plan)
-    else:
-        found = {"copy": bench.copy, "plain": bench.plain}[name]()
-    return None if found is None else {"environment": environment.current(), **found}
+        return bench.speedup(settings[name])
+    if name.startswith("passes-"):
+        return bench.passes(kinds[name.removeprefix("passes-")])
+    if name == "profile":
+        return profiles(bench, plan)
+    return {"copy": bench.copy, "plain": bench.plain}[name]()
 
 
 def profiles(bench: Bench, plan: Plan) -> Found | None:

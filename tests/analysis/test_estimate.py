@@ -1,0 +1,44 @@
+"""Errors and intervals of ratios: the quantile against scipy's, and how often an interval holds what it is about."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxspec.analysis import estimate
+from jaxspec.analysis.estimate import Ratio
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 40), 99, 100, 299, 1000, 20_001])
+def test_the_quantile_is_scipys(freedom):
+    assert estimate.student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+
+
+def test_no_rows_have_no_quantile():
+    with pytest.raises(ValueError, match="freedom is 0"):
+        estimate.student(0)
+
+
+@pytest.mark.parametrize("rows", [3, 5, 12])
+def test_an_interval_holds_a_mean_in_95_of_100_cases(rows):
+    """Of normal rows, where Student's law is exact; 1.96 standard errors would hold it in 81, 88 and 92."""
+    random, held, counts = np.random.default_rng(0), 0, np.ones(rows)
+    for _ in range(4000):
+        low, high = Ratio(random.normal(0.5, 1.0, rows), counts).interval
+        held += low <= 0.5 <= high
+    assert held / 4000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_probabilities_have_intervals_within_0_and_1():
+    sums, counts = np.array([4.0, 3.0, 0.0]), np.array([4, 4, 4])
+    low, high = Ratio(sums, counts).interval
+    assert low < 0 and high > 1
+    assert Ratio(sums, counts, probability=True).interval == (0.0, 1.0)
+    alike = Ratio(np.array([1.0, 1.0]), np.array([2, 2]), probability=True)
+    assert alike.interval == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("probability", [True, False])
+def test_a_single_row_and_nothing_have_none(probability):
+    one = Ratio(np.array([1.0]), np.array([2]), probability)
+    assert one.value == 0.5 and np.isnan(one.interval).all()
+    assert set(Ratio(np.zeros(2), np.zeros(2), probability).to_dict().values()) == {None}
