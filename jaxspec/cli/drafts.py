@@ -77,6 +77,7 @@ def drafts(
             print(json.dumps(found))
             return
         out = Console(highlight=False, width=200 if markdown else None)
+        out.print(environment.line(found["environment"]))
         for index in range(len(lengths)):
             tables.show(out, kept.table(found["results"], index), markdown)
         return
@@ -119,6 +120,7 @@ def drafts(
         print(json.dumps(found))
         return
     out = Console(highlight=False, width=160 if markdown else None)
+    out.print(environment.line(found["environment"]))
     for table in map(table_of, found["tasks"]):
         tables.show(out, table, markdown)
     differ = [

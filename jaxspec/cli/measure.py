@@ -178,13 +178,12 @@ def line_of(cell: dict[str, Any]) -> dict[str, str]:
 
 def headline(target: Model, ask: cells.Ask, about: dict[str, Any]) -> str:
     """What was measured, and on what."""
+    from jaxspec.analysis import environment
     from jaxspec.weights import int8
 
-    machine = about["cpu"] if about["device"] == "cpu" else about["device"]
-    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
     how = f"batch {ask.batch}, {ask.new_tokens} new tokens, {ask.dtype}"
     size = tables.count(int8.count(target.params))
-    return f"{target.name} ({size}) · {how} · {machine}, {cpus}, load {about['load']} · jax {about['jax']}"
+    return f"{target.name} ({size}) · {how} · {environment.line(about)}, load {about['load']}"
 
 
 def summary(found: Sequence[dict[str, Any]]) -> str:
