@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PLANNED = "plan"  # in the place of a gamma: the one that the plan chooses
 MOST = 16  # the largest gamma that a plan considers
-CONTENTS = 7  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
+CONTENTS = 8  # of what is found of a cell: changes when that does, so that a ledger's older cells are made again
 OF_SPEED = (
     "c",
     "v",
@@ -215,10 +215,10 @@ def cells_of(
 
     def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:
         rate = lenience.alpha(texts(temperature), share)
-        (low, high), alpha = rate.interval, min(rate.value, 1.0)
+        known, alpha = rate.to_dict(), min(rate.value, 1.0)
         about = environment.current()
         together = {"id": uuid.uuid4().hex[:12]} | {name: about.get(name) for name in ("date", "load", "commit")}
-        both: dict[str, Any] = {"alpha": alpha, "alpha_low": low, "alpha_high": high}
+        both: dict[str, Any] = {"alpha": alpha, "alpha_low": known["low"], "alpha_high": known["high"]}
         both |= {"positions": int(rate.counts.sum()), "measured": together}
         chosen = {g: g if isinstance(g, int) else planned(temperature, share, alpha) for g in gammas}
         used = sorted({gamma for gamma in chosen.values() if gamma})

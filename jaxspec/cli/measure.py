@@ -163,8 +163,9 @@ def table(title: str, found: Sequence[dict[str, Any]], without: Sequence[str] = 
 
 def line_of(cell: dict[str, Any]) -> dict[str, str]:
     """A cell by the heads of its columns; one without a speed has few."""
-    half, after = (cell["alpha_high"] - cell["alpha_low"]) / 2, cell["speed_after_prefill"]
-    line = {"γ": f"{cell['chosen_gamma'] or 'plain'}", "α": f"{cell['alpha']:.2f}±{half:.2f}"}
+    alpha, low, high = (cell[name] for name in ("alpha", "alpha_low", "alpha_high"))
+    after, error = cell["speed_after_prefill"], "" if low is None else f"±{max(alpha - low, high - alpha):.2f}"
+    line = {"γ": f"{cell['chosen_gamma'] or 'plain'}", "α": f"{alpha:.2f}{error}"}
     if cell["chosen_gamma"]:
         line |= {"c": f"{cell['c']:.3f}", "v": f"{cell['v']:.2f}", TOKENS: f"{cell['tokens_per_round']:.2f}"}
         line |= {THEOREM: f"{cell['theorem']:.2f}", "pre-\ndicted": f"{cell['predicted']:.2f}"}

@@ -62,6 +62,17 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_one_prompt_has_no_interval(run, tmp_path):
+    one = tmp_path / "one.txt"
+    one.write_text("der Hund\n", encoding="utf-8")
+    asked = ["measure", "--prompts", str(one), *FEW, "--draft", "debian-t5-small", "--temperature", "0"]
+    (cell,) = report(CliRunner().invoke(app, [*asked, "--json"]))
+    assert 0 <= cell["alpha"] <= 1 and cell["alpha_low"] is cell["alpha_high"] is None
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0 and "±" not in shown.stdout and "nan" not in shown.stdout
+
+
+@pytest.mark.slow
 def test_counted_drafters_and_planned_gammas(run):
     (cell,) = report(run("--draft", "bigram", "--temperature", "1", "--json", few=[*FEW[:-1], "plan"]))
     assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
