@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 
 import numpy as np
 from jaxtyping import Float, Shaped
+from scipy import special
 
 LEVEL = 0.95  # of confidence intervals
-HALVINGS = 60  # of [0, pi / 2], for a quantile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Ratio:
         It leans on the rows' spread being like that of a normal law: of a few rows it is wide, and still optimistic if
         most of them are alike.
         """
-        reach = student(max(len(self.sums) - 1, 1)) * self.stderr
+        reach = special.stdtrit(max(len(self.sums) - 1, 1), (1 + LEVEL) / 2) * self.stderr
         ends = np.array([self.value - reach, self.value + reach])
         low, high = np.clip(ends, 0.0, 1.0) if self.probability else ends
         return float(low), float(high)
@@ -67,39 +65,6 @@ class Ratio:
         low, high = self.interval
         numbers = {"value": self.value, "stderr": self.stderr, "low": low, "high": high}
         return {name: None if np.isnan(number) else number for name, number in numbers.items()}
-
-
-@functools.cache
-def student(freedom: int) -> float:
-    """Half of a 95% interval in standard errors, by Student's law: the t with P(|T| < t) = 0.95.
-
-    With t = sqrt(freedom) tan(a) that probability is a finite sum of powers of cos(a) (Abramowitz and Stegun, Handbook
-    of Mathematical Functions, 26.7.3 and 26.7.4), and a is found by halving.
-
-    Args:
-        freedom: degrees of freedom, at least 1: one less than there are rows.
-
-    Raises:
-        ValueError: freedom < 1.
-
-    >>> [round(student(freedom), 3) for freedom in (1, 2, 9, 99)]
-    [12.706, 4.303, 2.262, 1.984]
-    """
-    if freedom < 1:
-        raise ValueError(f"freedom is {freedom}: expected at least 1 degree of freedom")
-    odd = freedom % 2
-    powers = np.arange(odd, freedom - 1, 2)  # 1, 3, .. or 0, 2, .. to freedom - 2
-    factors = np.cumprod(np.where(powers > 1, (powers - 1) / np.maximum(powers, 1), 1.0))
-
-    def held(angle: float) -> float:
-        rest = math.sin(angle) * float((factors * math.cos(angle) ** powers).sum())
-        return (angle + rest) * 2 / math.pi if odd else rest
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if held(middle) >= LEVEL else (middle, high)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
 
 
 def with_error(value: float, stderr: float | None) -> str:
