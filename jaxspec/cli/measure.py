@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -119,10 +118,7 @@ def measure(
     out = Console(highlight=False, width=200 if markdown else None)
     out.print(Text(headline(big, ask, about), "bold"))
     for made in of_pairs(found, out):
-        if markdown:
-            out.print(f"**{made.title}**\n")
-            made.title, made.box = None, box.MARKDOWN
-        out.print(made)
+        tables.show(out, made, markdown)
     out.print(Text(summary(found)))
 
 
