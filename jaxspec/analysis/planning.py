@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec import accept
-from jaxspec.analysis import cost, replay, theory
+from jaxspec.analysis import chain, cost, replay, theory
 from jaxspec.analysis.estimate import spread
 from jaxspec.analysis.roofline import load_of
 from jaxspec.base import Model, Prompt
@@ -86,7 +86,7 @@ def plan(
         c_hat: operations of the drafter over the target's; c unless told.
         batch: rows, for the record.
         tokens: measured tokens per round at index gamma, which need no independence; Equation 1 unless given.
-        independent: those of independent guesses in texts of the same lengths (`replay.independent_tokens`), which tell
+        independent: those of independent guesses in texts of the same lengths (`chain.independent_tokens`), which tell
             short texts from clustered guesses.
 
     Raises:
@@ -175,7 +175,7 @@ def of_pair(
         store = replay.record(Path(folder) / "store", target, drafter, prompt, **options)
         rate, tokens = replay.evaluate(store, accept.rejection(), gamma=1).alpha, tokens_by_gamma(store, most)
         alpha, counts = min(rate.value, 1.0), np.asarray(store.counts)
-    independent = [1.0, *(replay.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
+    independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
     ratio = operations_ratio(target, drafter)
     for batch in batches:

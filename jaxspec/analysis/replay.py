@@ -42,7 +42,7 @@ from jaxspec import buffers
 from jaxspec import warp as warps
 from jaxspec.accept import Rule
 from jaxspec.accept.common import KeptRatio
-from jaxspec.analysis import acceptance, divergence, environment
+from jaxspec.analysis import acceptance, chain, divergence, environment
 from jaxspec.analysis.estimate import Ratio
 from jaxspec.base import LanguageModel, Model, Params, Prompt
 
@@ -211,10 +211,10 @@ def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None 
     ratio, shift = _along(store, rule.kept_ratio, own, temperature)
     alpha, accepted, rounds = np.zeros((3, len(store.counts)))
     for row, (end, count) in enumerate(zip(np.cumsum(store.counts), store.counts, strict=True)):
-        weights = survival(ratio[end - count : end], shift[end - count : end], gamma, rule.exact)
+        weights = chain.survival(ratio[end - count : end], shift[end - count : end], gamma, rule.exact)
         alpha[row] = weights[:, 0].sum()
         accepted[row] = weights[1:].sum()
-        rounds[row] = expected_rounds(weights[1:])
+        rounds[row] = chain.expected_rounds(weights[1:])
     later, own_text = store.counts - 1, rule.exact and temperature == own
     tokens_per_round = Ratio(later, rounds) if own_text else Ratio(later + accepted, later)
     found = (Ratio(alpha, store.counts, probability=True), Ratio(accepted, later), tokens_per_round)
@@ -242,67 +242,6 @@ def alpha_of_several(store: Store, count: int) -> list[Ratio]:
     whole = np.concatenate(kept)[: len(store.tokens)]
     sums = np.add.reduceat(whole, np.cumsum(store.counts) - store.counts, axis=0)
     return [Ratio(sums[:, k], store.counts, probability=True) for k in range(count)]
-
-
-def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gamma: int, exact: bool):
-    """S_1 .. S_G of rounds that begin at each token of one text [T, G]; guesses behind its end are not emitted.
-
-    >>> one = np.ones(3)
-    >>> survival(np.array([0.5, 2.0, 0.5]), one, 2, exact=True).tolist()
-    [[0.5, 0.5], [1.0, 1.0], [0.5, 0.0]]
-    >>> survival(np.array([0.5, 2.0, 0.5]), one, 2, exact=False).tolist()
-    [[0.5, 1.0], [2.0, 1.0], [0.5, 0.0]]
-    """
-    kept, moved = (np.cumprod(_windows(x, gamma), axis=1) for x in (ratio, shift))
-    if exact:
-        kept = np.minimum(np.minimum.accumulate(kept, axis=1), 1.0)
-    return kept * moved
-
-
-def independent(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"]:
-    """S_1 .. S_G where every guess is kept with probability alpha, as Equation 1 assumes, in a text of `count` tokens.
-
-    >>> independent(0.5, 3, 2).tolist()
-    [[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]]
-    >>> [round(n / expected_rounds(independent(0.8, n, 3)), 2) for n in (10, 1000)]  # Equation 1 promises 2.95
-    [2.62, 2.95]
-    """
-    return survival(np.full(count, alpha), np.ones(count), gamma, exact=True)
-
-
-def independent_tokens(alpha: float, counts: Int[np.ndarray, " rows"], gamma: int) -> float:
-    """Tokens per round where every guess is kept with probability alpha, in texts of so many tokens.
-
-    Less than Equation 1 says, since last rounds are cut short; all the same what `Evaluation.tokens_per_round` would be
-    if right guesses did not cluster. A text's first token takes no round. NaN of texts that have no other.
-
-    >>> round(independent_tokens(0.8, np.array([11, 11]), 3), 2)  # Equation 1 promises 2.95
-    2.62
-    """
-    later, texts = np.unique(counts[counts > 1] - 1, return_counts=True)
-    if not len(later):
-        return float("nan")
-    rounds = np.array([expected_rounds(independent(alpha, count, gamma)) for count in later.tolist()])
-    return float(later @ texts / (rounds @ texts))
-
-
-def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:
-    """How many rounds a text of T tokens takes, if that from token t on keeps k guesses or more with survives[t, k-1].
-
-    >>> expected_rounds(np.array([[0.5], [0.5], [0.0]]))  # the second round begins at the second token, or the third
-    2.25
-    """
-    count, gamma = survives.shape
-    exactly = -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
-    left = np.zeros(count + gamma + 1)
-    for t in reversed(range(count)):
-        left[t] = 1 + exactly[t] @ left[t + 1 : t + gamma + 2]
-    return float(left[0])
-
-
-def _windows(values: Float[np.ndarray, " T"], width: int) -> Float[np.ndarray, "T width"]:
-    """The values from each position on; 0 behind the last."""
-    return np.lib.stride_tricks.sliding_window_view(np.pad(values, (0, width - 1)), width)
 
 
 def _along(store: Store, kept_ratio: KeptRatio, own: float, temperature: float) -> tuple[np.ndarray, np.ndarray]:

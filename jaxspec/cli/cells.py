@@ -166,7 +166,7 @@ def cells_of(
         (temperature, lenience, gammas) -> what was found with each, and when: those of one "id" took turns. Without a
         speed, if the plan says not to speculate.
     """
-    from jaxspec.analysis import cost, environment, lenience, planning, replay, theory
+    from jaxspec.analysis import chain, cost, environment, lenience, planning, replay, theory
     from jaxspec.decode import request
 
     prompt = request.encode(target, task.prompts)
@@ -189,9 +189,7 @@ def cells_of(
 
     def tokens_per_round(temperature: float, alpha: float, gamma: int) -> float:
         """Of guesses that are kept independently of each other, in texts of these lengths."""
-        later = [count - 1 for count in timed_texts(temperature).counts.tolist() if count > 1]
-        rounds = {n: replay.expected_rounds(replay.independent(alpha, n, gamma)) for n in set(later)}
-        return sum(later) / max(sum(rounds[n] for n in later), 1)
+        return chain.independent_tokens(alpha, timed_texts(temperature).counts, gamma)
 
     def planned(temperature: float, share: float, alpha: float) -> int:
         if share == 1:
@@ -203,11 +201,11 @@ def cells_of(
     def foretold(temperature: float, share: float, alpha: float, gamma: int, timed: dict[str, Any]) -> dict[str, Any]:
         c, v, speed = timed["c"], timed["v"], timed["speed_after_prefill"]
         found: dict[str, Any] = {"theorem": float(theory.improvement(alpha, gamma, c, v))}
-        found["predicted"] = float(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
+        found["predicted"] = known(tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
         rule, found["replayed"], found["speed_on_average"] = rule_of(share), None, None
         if rule.exact:  # otherwise decoding says something else than these texts, and its rounds are not known
             again = replay.evaluate(timed_texts(temperature), rule, gamma=gamma)
-            found["replayed"] = again.improvement(c, v)
+            found["replayed"] = known(again.improvement(c, v))
             own, mean = timed["tokens_per_round"], again.tokens_per_round.value
             if temperature > 0 and ask.batch == 1 and speed is not None and own > 0 < mean:  # a batch waits for a row
                 found["speed_on_average"] = {name: x / own * mean for name, x in speed.items()}
@@ -215,10 +213,10 @@ def cells_of(
 
     def cells(temperature: float, share: float, gammas: Sequence[Gamma]) -> dict[Gamma, dict[str, Any]]:
         rate = lenience.alpha(texts(temperature), share)
-        known, alpha = rate.to_dict(), min(rate.value, 1.0)
+        said, alpha = rate.to_dict(), min(rate.value, 1.0)
         about = environment.current()
         together = {"id": uuid.uuid4().hex[:12]} | {name: about.get(name) for name in ("date", "load", "commit")}
-        both: dict[str, Any] = {"alpha": alpha, "alpha_low": known["low"], "alpha_high": known["high"]}
+        both: dict[str, Any] = {"alpha": alpha, "alpha_low": said["low"], "alpha_high": said["high"]}
         both |= {"positions": int(rate.counts.sum()), "measured": together}
         chosen = {g: g if isinstance(g, int) else planned(temperature, share, alpha) for g in gammas}
         used = sorted({gamma for gamma in chosen.values() if gamma})
@@ -229,6 +227,15 @@ def cells_of(
         return {asked: both | {"chosen_gamma": gamma} | found.get(gamma, plain) for asked, gamma in chosen.items()}
 
     return cells
+
+
+def known(number: float) -> float:
+    """For JSON, which has no NaN: texts of one token yield nothing.
+
+    >>> known(1.5), known(float("nan"))
+    (1.5, 0.0)
+    """
+    return float(np.nan_to_num(number))
 
 
 def stated(rate: Ratio) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import planning, replay, theory
+from jaxspec.analysis import chain, planning, theory
 from jaxspec.analysis.roofline import load_of
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import net_of
@@ -43,7 +43,7 @@ def test_short_texts_are_told_from_clustered_guesses(length, obstacle, said):
     """Independent guesses at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
     assert theory.optimal_gamma(alpha, c, most=2) > 0
-    independent = [1.0, *(replay.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
+    independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
     found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
     assert found.gamma == 0 and found.obstacles == (obstacle,)
     assert said in planning.sentence(found)
