@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/bring_your_own_model.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -61,8 +61,8 @@ print(f"{len(rows)} texts, {len(corpus)} bytes: {texts[0][:60]}...")
 # %% [markdown]
 # ## A Linen module as the target
 #
-# `__call__` takes tokens of shape [batch, step] and returns logits of shape [batch, step, vocab]; position t may only look
-# at tokens up to t. This network sees the last `window` bytes.
+# `__call__` takes tokens of shape [batch, step] and returns logits of shape [batch, step, vocab]; position t may only
+# look at tokens up to t. This network sees the last `window` bytes.
 
 # %%
 import flax.linen as nn
@@ -71,7 +71,7 @@ from jaxspec.nets import adapters
 
 
 def last(x, window):
-    """Behind each position's features those of the window - 1 positions before it: [..., step, window * dim]."""
+    """Each position's features, and those of the window - 1 positions before it: [..., step, window * dim]."""
     shifted = [jnp.pad(x, ((0, 0), (back, 0), (0, 0)))[:, : x.shape[1]] for back in range(window)]
     return jnp.concatenate(shifted, axis=-1)
 
@@ -92,8 +92,8 @@ params = network.init(jax.random.key(0), prompt.tokens)["params"]
 target = jaxspec.Model(adapters.from_linen(network, VOCAB), params)
 
 # %% [markdown]
-# That is all that jaxspec needs: `jaxspec.Model(lm, params)`. What the model says becomes worth reading when it has been
-# trained, here on little text; this takes some seconds, and has nothing to do with jaxspec.
+# That is all that jaxspec needs: `jaxspec.Model(lm, params)`. Its text becomes worth reading when it has been trained,
+# here on little text; this takes some seconds, and has nothing to do with jaxspec.
 
 
 # %%
@@ -151,8 +151,8 @@ draft = jaxspec.Model(lm, train(lambda p, tokens: nnx.merge(graph, p)(tokens), p
 def speculate(drafter, target=target):
     """The text with a drafter, which must be the text without."""
     out = jaxspec.generate(target, prompt, drafter=drafter, gamma=4, max_new_tokens=64)
-    kept, drafted, rounds = (int(x.sum()) for x in (out.stats.accepted, out.stats.drafted, out.stats.rounds))
-    print(f"{rounds} passes of the target instead of {plain.stats.rounds[0]}; {kept} of {drafted} guesses kept")
+    accepted, drafted, rounds = (int(x.sum()) for x in (out.stats.accepted, out.stats.drafted, out.stats.rounds))
+    print(f"{rounds} target passes instead of {plain.stats.rounds[0]}; {accepted} of {drafted} draft tokens accepted")
     assert text_of(out) == text_of(plain)
     return out
 
@@ -208,8 +208,9 @@ else:
 # ## A cache of your own
 #
 # The functions above read the whole row in every pass. A function with a cache reads the new tokens only. It takes
-# `(params, cache, tokens, positions)`, writes entry `positions[b, t]` of row b, looks at entries up to that one, and returns
-# the logits and the cache. Rewinding is jaxspec's business: what lies behind a row's end is garbage, to be written over.
+# `(params, cache, tokens, positions)`, writes entry `positions[b, t]` of row b, looks at entries up to that one, and
+# returns the logits and the cache. Every array in the cache has the batch as its first axis. Rewinding is done by
+# jaxspec: what lies after a row's end is garbage, to be written over.
 #
 # Here the cache holds embeddings, and each position takes the last `window` of them.
 
@@ -236,42 +237,44 @@ out = speculate(draft, target=quick)
 # %% [markdown]
 # ## No smaller sibling
 #
-# Counts of n-grams are a language model, too: `drafters.ngram` counts them in texts, in an instant. `drafters.lookup` copies
-# from the row itself, and needs nothing.
+# Counts of n-grams are a language model, too: `drafters.ngram` counts them in texts, in an instant.
+# `drafters.prompt_lookup` copies from the row itself, and needs nothing.
 
 # %%
 out = speculate(jaxspec.drafters.ngram(rows, target, order=5))
 assert out.stats.tokens_per_round[0] > 1.2
-out = speculate(jaxspec.drafters.lookup(longest=4, shortest=2))
+out = speculate(jaxspec.drafters.prompt_lookup(longest=4, shortest=2))
 
 # %% [markdown]
 # ## A rule of your own
 #
-# A rule gets the draft and the target's laws, and says how many guesses are kept and which token follows them. Here is one
-# that keeps a guess x with probability min(1, p(x) / q(x)), and, after a rejection, draws from what p has more than q.
-# Random numbers come from `jaxspec.noise`, through `coins` and `draw`, so that they are never used twice.
+# A rule gets the draft and the target's distributions, and returns how many draft tokens are accepted and which token
+# follows them. Here is one that accepts a draft token x with probability min(1, p(x) / q(x)), and, after a rejection,
+# draws from what p has more than q. Random numbers come from `jaxspec.noise`, through `uniforms` and
+# `sample_residual`, so that they are never used twice.
 
 # %%
-from jaxspec.accept import Rule, common
-from jaxspec.base import Verdict
+from jaxspec.accept import common
+from jaxspec.base import Rule
 
 
-def judge(keys, position, draft, target, replace=common.residual):
+def verify(keys, position, draft, target, replace=common.residual):
     p = common.probs_at(target.log_probs[:, :-1], draft.tokens)
-    q = common.probs_of(draft)
-    kept = common.count_accepted(common.coins(keys, position, draft) * q < p, draft.length)
-    p_next = jnp.exp(common.pick(target.log_probs, kept))  # at the first rejection, or behind the last guess
-    q_next = common.proposal_at(draft, kept, p_next.shape[-1])  # 0 behind the last guess
-    return Verdict(kept, common.draw(keys, position, jnp.log(replace(p_next, q_next))))
+    q = common.draft_probs(draft)
+    count = common.count_accepted(common.uniforms(keys, position, draft) * q < p, draft.length)
+    p_next = jnp.exp(common.take_position(target.log_probs, count))  # at the first rejection, or after the last one
+    q_next = common.draft_distribution_at(draft, count, p_next.shape[-1])  # 0 after the last one
+    left = jnp.log(replace(p_next, q_next))
+    return common.chain_verdict(draft, count, common.sample_residual(keys, position, left))
 
 
-def judge_wrongly(keys, position, draft, target):
+def verify_wrongly(keys, position, draft, target):
     """After a rejection, draws from p again, as if nothing had been rejected."""
-    return judge(keys, position, draft, target, replace=lambda p, q: p)
+    return verify(keys, position, draft, target, replace=lambda p, q: p)
 
 
-mine = Rule(judge, "mine", exact=True)
-wrong = Rule(judge_wrongly, "wrong", exact=False)
+mine = Rule(verify, "mine", exact=True)
+wrong = Rule(verify_wrongly, "wrong", exact=False)
 
 key = jax.random.key(0)
 for rule in (mine, wrong):
@@ -281,9 +284,10 @@ for rule in (mine, wrong):
     print(f"{rule.name:6} {text_of(sampled)!r}")
 
 # %% [markdown]
-# Nobody could tell which is wrong. `certify` does not look at texts: it runs the decoder on a tiny model of three tokens, enumerates
-# everything that can be drawn, and adds up the probability of each text. The result is the total variation from the
-# target's law: the most by which the probability of any event is off. Rounding gives some 1e-7.
+# The texts do not show which is wrong. `certify` does not look at texts: it runs the decoder on a tiny model of three
+# tokens, enumerates everything that can be drawn, and adds up the probability of each text. The result is the total
+# variation from the target's distribution: the most by which the probability of any event is off. Rounding gives some
+# 1e-7.
 
 # %%
 from jaxspec.testing import certify, table_model
@@ -307,7 +311,7 @@ assert error_of(wrong) > 1e-2
 
 # %%
 def tiny_weights(key):
-    """Random parameters for `cached`, with three tokens and large enough to say something."""
+    """Random parameters for `cached`, with three tokens and large enough to matter."""
     a, b, c = jax.random.split(key, 3)
     draw = jax.random.normal
     return {

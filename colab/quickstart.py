@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/quickstart.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -28,8 +28,8 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # # Quickstart
 #
 # A large language model writes one token per pass, and each pass reads all of its weights. Speculative decoding makes
-# fewer passes: a small *draft* model guesses γ tokens, the *target* model checks all of them in one pass, and a rule
-# keeps the longest run of guesses for which the text still has exactly the target's distribution
+# fewer passes: a small *draft* model drafts γ tokens, the *target* model checks all of them in one pass, and a rule
+# accepts as many of them as leave the text with exactly the target's distribution
 # ([Leviathan, Kalman, Matias, 2023](https://arxiv.org/abs/2211.17192)).
 #
 # The models here are small and were trained briefly, on descriptions of Debian packages. They show the method, not
@@ -53,8 +53,8 @@ for model in (target, draft):
 # %% [markdown]
 # ## Generate
 #
-# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the likeliest token. What it
-# returns shows itself: texts, counts, and behind a click every round.
+# `generate` takes one prompt or a list of them. Temperature 0, the default, is greedy: always the most probable token.
+# A notebook shows what it returns: texts, counts, and after a click every round.
 
 # %%
 prompts = [
@@ -69,10 +69,10 @@ out
 # %% [markdown]
 # ## What happened, round by round
 #
-# One line is one round, which is one pass of the target. Accepted guesses are green. The first rejected guess is red and
-# struck through, and what followed it was thrown away. Blue is the token that the target adds itself in every round: in
-# place of a rejected guess, or behind the last one if all were accepted. The first line is the token that reading the
-# prompt gives.
+# One line is one round, which is one pass of the target. Accepted draft tokens are green. The first rejected draft
+# token is red and struck through, and what followed it was thrown away. Blue is the token that the target adds itself
+# in every round: in place of a rejected draft token, or after the last one if all were accepted. The first line is the
+# token that reading the prompt gives.
 
 # %%
 from jaxspec import trace
@@ -86,8 +86,8 @@ HTML(trace.html(rounds, target.tokenizer))
 # %% [markdown]
 # ## Statistics
 #
-# They are counted for each prompt by itself: rows of a batch accept different numbers of guesses. `tokens_per_round` is
-# what counts for speed; plain decoding has 1.
+# They are counted for each prompt by itself: rows of a batch accept different numbers of draft tokens.
+# `tokens_per_round` is what counts for speed; plain decoding has 1.
 
 # %%
 stats = out.stats
@@ -102,22 +102,22 @@ assert (stats.tokens_per_round >= 1).all()
 # %% [markdown]
 # ## The same text as without the drafter
 #
-# At temperature 0 the text is the target's own, token by token. Both ways are timed in turn, after a first call that
-# compiles; medians count.
+# At temperature 0 the text is the target's own, token by token. Both variants are timed interleaved, after a first call
+# that compiles; medians count.
 #
 # The text is the same on every machine. Whether it comes sooner depends on the machine: checking five tokens must cost
 # little more than checking one, which holds for large models on accelerators, and only in part for this small one on a
 # CPU. `when_does_it_pay.ipynb` measures that.
 
 # %%
-from jaxspec.analysis.cost import take_turns
+from jaxspec.analysis.timing import interleave
 
 
 def compare(target, prompts, drafter, **settings):
     """Texts with and without the drafter: whether they are the same, and the median time of each."""
-    ways = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
-    fast, plain = [way() for way in ways]
-    seconds = np.median(take_turns(ways, repeats=2 if SMOKE else 9), axis=1)
+    variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, **settings) for d in (drafter, None)]
+    fast, plain = [variant() for variant in variants]
+    seconds = np.median(interleave(variants, repeats=2 if SMOKE else 9), axis=1)
     passes = [int(np.max(out.stats.rounds)) for out in (fast, plain)]
     for name, count, time in zip(("speculative", "plain"), passes, seconds, strict=True):
         print(f"{name:12}{count:4} passes of the target {1e3 * time:8.1f} ms")
@@ -135,8 +135,8 @@ assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
 # %% [markdown]
 # ## Sampling
 #
-# Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling gives with the same key,
-# but it has the same distribution: `why_it_is_exact.ipynb` shows why, and proves it. With the rule
+# Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling gives with the same
+# key, but it has the same distribution: `why_it_is_exact.ipynb` shows why, and proves it. With the rule
 # `jaxspec.accept.coupled()` it would be the same text, too.
 
 # %%
@@ -144,39 +144,54 @@ sampling = dict(temperature=0.8, key=jax.random.key(0), **settings)
 out = jaxspec.generate(target, prompts, drafter=draft, **sampling)
 for text in out.texts:
     print(text)
-print("kept of what was drafted:", np.round(out.stats.acceptance_rate, 2))
+print("accepted of what was drafted:", np.round(out.stats.acceptance_rate, 2))
 
 again = jaxspec.generate(target, prompts, drafter=draft, **sampling)
 assert out.exact
 assert again.texts == out.texts  # the same key, the same text
 
 # %% [markdown]
-# ## Let γ look after itself
+# ## A policy for γ
 #
-# `gamma` is then the most guesses of a round, and a policy chooses how many are made. `confidence` ends a draft behind
-# the first guess that the drafter is unsure of. The text's distribution stays as it is.
+# With a policy `gamma` is the most draft tokens of a round, and the policy chooses how many are made. `confidence` ends a draft
+# after the first draft token that the drafter is unsure of. The text's distribution stays as it is.
 
 # %%
 from jaxspec import policies
 
 careful = jaxspec.generate(target, prompts, drafter=draft, policy=policies.confidence(0.4), **sampling)
 
-guesses = {}
-for name, result in (("always 4 guesses", out), ("while confident", careful)):
+per_round = {}
+for name, result in (("always 4", out), ("while confident", careful)):
     drafted = int(result.stats.drafted.sum())
-    guesses[name] = drafted / int(result.stats.rounds.sum())
-    kept = result.stats.accepted.sum() / drafted
-    print(f"{name:18}{guesses[name]:5.2f} guesses a round, {kept:.0%} of them kept")
+    per_round[name] = drafted / int(result.stats.rounds.sum())
+    accepted = result.stats.accepted.sum() / drafted
+    print(f"{name:18}{per_round[name]:5.2f} draft tokens a round, {accepted:.0%} of them accepted")
 
-assert guesses["while confident"] < guesses["always 4 guesses"]
+assert per_round["while confident"] < per_round["always 4"]
+
+# %% [markdown]
+# ## A tree
+#
+# Where the drafter is unsure, several candidates for a position are better than one. `drafters.tree` drafts, say, three
+# candidates for the next token, two after each of these, and one after each of those; the target checks all 15 in one
+# pass, in which each attends to its own ancestors only. The text is the same; there are fewer rounds. Whether that is
+# faster depends on what the wider pass costs.
+
+# %%
+tree = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.tree(draft, (3, 2, 1)), max_new_tokens=32)
+print("rounds with a chain of 4:", fast.stats.rounds, "with a tree:", tree.stats.rounds)
+
+assert tree.texts == plain.texts
 
 # %% [markdown]
 # ## A drafter without a model
 #
-# Where the output repeats the input, guesses can be copied from it. `lookup` looks for the last few tokens in the prompt
-# and in the text so far, and guesses what came after them. It costs next to nothing. `debian-t5-edit` is a model that
-# repeats a sentence with one word replaced. It is part of the repository, but not of the installed package. One of its passes
-# takes about a millisecond on a CPU, most of which is not arithmetic: many passes are saved here, but perhaps no time.
+# Where the output repeats the input, draft tokens can be copied from it. `prompt_lookup` looks for the last few tokens
+# in the prompt and in the text so far, and drafts what came after them. It costs next to nothing.
+# `debian-t5-edit` is a model that repeats a sentence with one word replaced. It is part of the repository, but not of
+# the installed package. One of its passes takes about a millisecond on a CPU, most of which is not arithmetic: many
+# passes are saved here, but perhaps no time.
 
 # %%
 from jaxspec.model import shipped
@@ -187,7 +202,7 @@ if "debian-t5-edit" in shipped():
         "replace images by documents: This package contains a library for reading and writing images. "
         "It can also be used to convert images from one format to another without loss of quality."
     )
-    copied, plain = compare(edit, request, jaxspec.drafters.lookup(), gamma=7, max_new_tokens=64)
+    copied, plain = compare(edit, request, jaxspec.drafters.prompt_lookup(), gamma=7, max_new_tokens=64)
     display(copied)
     assert copied.texts == plain.texts
     assert copied.stats.tokens_per_round[0] > 2

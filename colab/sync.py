@@ -1,7 +1,7 @@
 """Writes the notebooks from their text forms: `python colab/sync.py`.
 
-The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a badge
-and an installation, which are kept here: the address and the version are said once. It needs the extra:
+The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a
+badge and an installation, which are written here, with the address and the version. It needs the extra:
 jaxspec-decoding[notebooks].
 """
 
@@ -17,14 +17,14 @@ import jaxspec
 
 REPOSITORY = "jaxspec/jaxspec"  # on GitHub: what the badges open
 FOLDER = Path(__file__).resolve().parent
-TITLE = "# %% [markdown]\n# # "  # what begins behind the common cells
+TITLE = "# %% [markdown]\n# # "  # what begins after the common cells
 
 HEAD = """\
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/REPOSITORY/blob/main/colab/NAME.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -48,9 +48,9 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 
 """
 
-PREPARATIONS = {  # what a notebook has to say before jax is imported
+PREPARATIONS = {  # what must run before jax is imported
     "tpu": """\
-# Where there is no accelerator, this simulates 8 devices. It has to be said before jax is imported.
+# Where there is no accelerator, this simulates 8 devices. It must run before jax is imported.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 """,

@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/tpu.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -16,7 +16,7 @@ if importlib.util.find_spec("jaxspec") is None:
     package = f"jaxspec-decoding[{extra}figures]==0.1.0"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
-# Where there is no accelerator, this simulates 8 devices. It has to be said before jax is imported.
+# Where there is no accelerator, this simulates 8 devices. It must run before jax is imported.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import jax
@@ -30,10 +30,10 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # %% [markdown]
 # # Large models on a TPU
 #
-# From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype, how to split it over
-# the devices, which γ; then loading, warming up, measuring. It is for a Colab runtime with a TPU and for a Cloud TPU VM;
-# GPUs do as well. Where there is no accelerator, the same cells run on 8 simulated devices with the shipped pair: what they
-# show of placement and of text holds there, too; how long things take does not.
+# From an empty TPU to speculative decoding that has been measured: which pair fits, in which dtype, how to split it
+# over the devices, which γ; then loading, warming up, measuring. It is for a Colab runtime with a TPU and for a Cloud
+# TPU VM; GPUs do as well. Where there is no accelerator, the same cells run on 8 simulated devices with the shipped
+# pair: what they show of placement and of text holds there, too; how long things take does not.
 
 # %%
 import math
@@ -42,13 +42,14 @@ import time
 
 import numpy as np
 
-# Compiled programs are kept here, and found again by the next process. This has to be said before anything is compiled.
+# Compiled programs are kept here, and found again by the next process. This has to be set before anything is compiled.
 # On Colab the folder goes with the runtime: one on Google Drive stays.
 if not jax.config.jax_compilation_cache_dir:
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path.home() / ".cache" / "jaxspec" / "programs"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
-# As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute in bfloat16 all the same.
+# As in quickstart: texts in float32 are compared token by token below. Models in bfloat16 compute in bfloat16 all the
+# same.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 GIB = 2**30
@@ -60,14 +61,15 @@ for each in jax.local_devices():
 # %% [markdown]
 # ## Will it fit?
 #
-# That can be known before anything is downloaded. jaxspec has the shapes of published models; `jaxspec models` lists them.
+# That can be known before anything is downloaded. jaxspec has the shapes of published models; `jaxspec models` lists
+# them.
 #
 # * **Parameters** take two bytes each in bfloat16, in which TPUs multiply. Norms, biases and logits stay in float32.
-# * **The cache** holds keys and values of every layer, for each token of each row. An encoder-decoder keeps as much again for
-#   each token of its prompt.
+# * **The cache** holds keys and values of every layer, for each token of each row. An encoder-decoder keeps as much
+# again for each token of its prompt.
 #
-# A mesh `data=d,model=m` splits matrices and heads m ways, and the rows of a batch d ways: parameters on a device shrink
-# with m only, caches with both. What m does not divide is whole on every device (`sharding.kept_whole` tells).
+# A mesh `data=d,model=m` splits matrices and heads m ways, and the rows of a batch d ways: parameters on a device
+# shrink with m only, caches with both. What m does not divide is whole on every device (`sharding.kept_whole` tells).
 
 # %%
 import dataclasses
@@ -144,9 +146,9 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 # ## Which γ?
 #
 # A pass reads every weight once, and multiplies it with every token that it is fed. The slower of the two counts (the
-# *roofline*): at batch 1 a TPU waits for memory, and checking γ more tokens is free (v = 1). With many rows it is arithmetic
-# that takes long, and speculation stops paying. The best γ follows from α, c and v; α depends on the task, and the paper found
-# 0.5 to 0.9.
+# *roofline*): at batch 1 a TPU waits for memory, and checking γ more tokens is free (v = 1). With many rows it is
+# arithmetic that takes long, and speculation stops paying. The best γ follows from α, c and v; α depends on the task,
+# and the paper found 0.5 to 0.9.
 #
 # This is the best case: n devices have n times the bandwidth and n times the arithmetic of one, and nothing is lost
 # between them. Real passes are slower, a small drafter's by most, so that c is larger than here. On the command line:
@@ -161,7 +163,7 @@ eight = Machine(8 * one.bandwidth, 8 * one.bfloat16, None)
 
 
 def load(name):
-    """What a pass asks for, in the middle of a row."""
+    """What a pass needs, in the middle of a row."""
     config = dataclasses.replace(SHAPES[name], dtype="bfloat16")
     return roofline.load_of(config, row=TOKENS // 2, prompt=TOKENS)
 
@@ -185,9 +187,9 @@ assert plans["Llama 3.1 8B, 3.2 1B", 1].gamma > plans["Llama 3.1 8B, 3.2 1B", 51
 # %% [markdown]
 # ## A mesh
 #
-# Latency comes from `model`: each device reads its own part of the weights. Throughput comes from `data`. So a model is split
-# over as many devices as its heads allow, and what is left takes rows. Target and drafter must lie on the same mesh; a drafter
-# whose heads do not divide is whole on every device, which costs little.
+# Latency comes from `model`: each device reads its own part of the weights. Throughput comes from `data`. So a model is
+# split over as many devices as its heads allow, and what is left takes rows. Target and drafter must lie on the same
+# mesh; a drafter whose heads do not divide is whole on every device, which costs little.
 
 
 # %%
@@ -217,7 +219,8 @@ for alone, split in zip(whole, (target, draft), strict=True):
     assert np.isclose(part * mesh.shape["model"], 1, rtol=0.1) or sharding.kept_whole(split.config, mesh)
 
 # %% [markdown]
-# The text does not depend on where the parameters lie. In float32 it is the same token for token on one device and on all.
+# The text does not depend on where the parameters lie. In float32 it is the same token for token on one device and on
+# all.
 
 # %%
 prompts = [
@@ -244,12 +247,12 @@ assert single.texts == plain.texts
 # %% [markdown]
 # ## A large pair from the hub
 #
-# Parameters go to the devices tensor by tensor, each device gets its part, and nobody ever holds the whole model. FLAN-T5 is
-# T5 v1.1, tuned on instructions, and can translate. `"google/t5-v1_1-xxl"` loads the same way, and so do Llamas
-# (`"meta-llama/Llama-3.1-8B"` with `"meta-llama/Llama-3.2-1B"`, once you have a token that may read them).
+# Parameters go to the devices tensor by tensor, each device gets its part, and nobody ever holds the whole model.
+# FLAN-T5 is T5 v1.1, tuned on instructions, and can translate. `"google/t5-v1_1-xxl"` loads the same way, and so do
+# Llamas (`"meta-llama/Llama-3.1-8B"` with `"meta-llama/Llama-3.2-1B"`, once you have a token that may read them).
 #
-# This pair is a download of some 3.4 GB. Where there is no accelerator, no connection or no room, the cell says so, and the
-# shipped pair takes its place in all that follows.
+# This pair is a download of some 3.4 GB. Where there is no accelerator, no connection or no room, the cell says so, and
+# the shipped pair takes its place in all that follows.
 
 # %%
 from jaxspec.weights.orbax import CheckpointError
@@ -293,10 +296,11 @@ assert target.config.dtype == draft.config.dtype == DTYPE
 # %% [markdown]
 # ## Warming up
 #
-# The first call of a kind compiles, which takes seconds for a small model and minutes for a large one. The same program then
-# serves every prompt and limit of its buckets (lengths are rounded up), every temperature and every key. So warm up once with
-# a prompt of each length that is expected, and at each batch size. A program that is on disk (`jax_compilation_cache_dir`, the
-# second cell) need not be compiled at all: dropping what this process has, as a new process would begin, shows it.
+# The first call of a kind compiles, which takes seconds for a small model and minutes for a large one. The same program
+# then serves every prompt and limit of its buckets (lengths are rounded up), every temperature and every key. So warm
+# up once with a prompt of each length that is expected, and at each batch size. A program that is on disk
+# (`jax_compilation_cache_dir`, the second cell) need not be compiled at all: dropping what this process has, as a new
+# process would begin, shows it.
 
 # %%
 GAMMA = 4
@@ -318,7 +322,7 @@ jax.monitoring.register_event_listener(on_event)
 
 
 def timed(what, prompts, **more):
-    """Seconds of a call, and how many programs it asked for and found on disk."""
+    """Seconds of a call, and how many programs it needed and found on disk."""
     before, start = (len(programs), len(from_disk)), time.perf_counter()
     jaxspec.generate(target, prompts, drafter=draft, gamma=GAMMA, **settings, **more)
     seconds, new = time.perf_counter() - start, (len(programs) - before[0], len(from_disk) - before[1])
@@ -339,17 +343,18 @@ assert read > 0
 # ## Measuring
 #
 # α belongs to the pair and the task, c and v to the pair, the mesh and the batch. They are measured as in
-# `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec measure` do it on the command line, `jaxspec bench` with random weights
-# of any published shape. Eight simulated devices share a few cores, which have no arithmetic to spare: v is far above 1 there,
-# and c and v say nothing of a TPU.
+# `when_does_it_pay.ipynb`; `jaxspec plan` and `jaxspec measure` do it on the command line, `jaxspec bench` with random
+# weights of any published shape. Eight simulated devices share a few cores, which have no arithmetic to spare: v is far
+# above 1 there, and c and v tell nothing about a TPU.
 
 # %%
-from jaxspec.analysis import acceptance, cost, theory
+from jaxspec.analysis import acceptance, cost, theory, timing
+from jaxspec.decode.request import prepare
 
-alpha = acceptance.measure(target, draft, prompts, batch=len(prompts), **settings)
-timing = dict(gamma=GAMMA, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 20)
-costs = cost.measure(target, draft, prompts, **timing, **settings)
-check = max(costs.v - 1, 0) / GAMMA  # of each guess; v is taken to be linear
+job = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
+alpha = acceptance.measure(job, batch=len(prompts))
+costs = cost.measure(job, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 20)
+check = max(costs.v - 1, 0) / GAMMA  # of each draft token; v is taken to be linear
 plan = planning.plan(min(alpha.alpha, 1.0), costs.c, 1 + check * np.arange(17), batch=costs.batch)
 
 print(f"batch {costs.batch} on {dict(mesh.shape)}: a pass of the target takes {costs.target_ms:.2f} ms")
@@ -358,13 +363,13 @@ print(planning.sentence(plan))
 assert 0 < alpha.alpha <= 1 and costs.c > 0
 
 # %% [markdown]
-# And whole generations, with guesses and without, in turn; medians. The prediction is for one row. A batch goes on until its
-# last row has ended, the one with the fewest guesses kept, so that less is expected of it.
+# And whole generations, with draft tokens and without, interleaved; medians. The prediction is for one row. A batch goes
+# on until its last row has ended, the one with the fewest draft tokens accepted, so that less is expected of it.
 
 # %%
-ways = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings) for d in (draft, None)]
-fast, plain = [way() for way in ways]
-seconds = np.median(cost.take_turns(ways, repeats=3 if SMOKE else 9), axis=1)
+variants = [lambda d=d: jaxspec.generate(target, prompts, drafter=d, gamma=GAMMA, **settings) for d in (draft, None)]
+fast, plain = [variant() for variant in variants]
+seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 9), axis=1)
 for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, strict=True):
     print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
 predicted = float(theory.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
@@ -377,25 +382,25 @@ if DTYPE == "float32":
 # %% [markdown]
 # ## What bfloat16 does to the text
 #
-# A pass over γ + 1 tokens rounds otherwise than γ + 1 passes over one. In float32 that changes nothing; in bfloat16 the two
-# likeliest tokens may change places where they are nearly equally likely. `numerics.divergences` finds the first such place
-# of each text, and how near a tie it was, in nats.
+# A pass over γ + 1 tokens rounds otherwise than γ + 1 passes over one. In float32 that changes nothing; in bfloat16 the
+# two most probable tokens may change places where they are nearly equally probable. `numerics.mismatches` finds the
+# first such place of each text, and how near a tie it was, in nats.
 
 # %%
 from jaxspec.analysis import numerics
 
 halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(whole[0].config, jax.device_count())) for name in names]
-apart = numerics.divergences(*halved, prompts, gamma=GAMMA, **settings)
-print(f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with guesses and without")
+apart = numerics.mismatches(prepare(halved[0], prompts, drafter=halved[1], gamma=GAMMA, **settings))
+print(f"{len(prompts) - len(apart)} of {len(prompts)} texts are the same with draft tokens and without")
 for found in apart:
-    print(f"text {found.row} parts at token {found.position}, where {abs(found.margin):.3f} nats lie between both")
+    print(f"text {found.row} differs at token {found.position}, where {abs(found.margin):.3f} nats lie between both")
 assert all(abs(found.margin) < 0.25 for found in apart)
 
 # %% [markdown]
 # ## Several hosts
 #
-# A slice of more than 8 chips has several hosts, each of which runs the same program; then `jax.devices()` are those of all
-# hosts, and a mesh spans them:
+# A slice of more than 8 chips has several hosts, each of which runs the same program; then `jax.devices()` are those of
+# all hosts, and a mesh spans them:
 #
 # ```python
 # import jax
@@ -411,11 +416,12 @@ assert all(abs(found.margin) < 0.25 for found in apart)
 #     print(out.texts)  # every host has the whole text
 # ```
 #
-# `gcloud compute tpus tpu-vm ssh NAME --zone ZONE --worker all --command "python3 decode.py"` starts it on all of them. Each
-# host reads the checkpoint, so it should lie on a disk that all of them see, or be downloaded by each. Stop strings are
-# looked for by the host between rounds, and are for a single process.
+# `gcloud compute tpus tpu-vm ssh NAME --zone ZONE --worker all --command "python3 decode.py"` starts it on all of them.
+# Each host reads the checkpoint, so it should lie on a disk that all of them see, or be downloaded by each. Stop
+# strings are looked for by the host between rounds, and are for a single process.
 #
 # ## Where to go on
 #
 # * `when_does_it_pay.ipynb`: the map of α and γ, with sliders.
-# * `bring_your_own_model.ipynb`: a network of your own. To split it over a mesh, place its parameters with `jax.device_put`.
+# * `bring_your_own_model.ipynb`: a network of your own. To split it over a mesh, place its parameters with
+# `jax.device_put`.

@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/when_does_it_pay.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -27,14 +27,14 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # %% [markdown]
 # # When does it pay?
 #
-# Three numbers say how much faster speculative decoding is:
+# Three numbers determine how much faster speculative decoding is:
 #
-# * **α**, the acceptance rate: how probable it is that a guess is kept;
-# * **c**, the cost of a guess: the time of one pass of the draft, in passes of the target over one token;
+# * **α**, the acceptance rate: how probable it is that a draft token is accepted;
+# * **c**, the cost of a draft token: the time of one pass of the draft, in passes of the target over one token;
 # * **v**, the cost of the check: the time of the target's pass over γ + 1 tokens, in the same unit.
 #
-# A round yields (1 − α^(γ+1)) / (1 − α) tokens on average and takes γc + v. The paper sets v = 1: the check then costs what
-# one token costs, which holds where hardware waits for weights to be read and has arithmetic to spare.
+# A round yields (1 − α^(γ+1)) / (1 − α) tokens on average and takes γc + v. The paper sets v = 1: the check then costs
+# what one token costs, which holds where hardware waits for weights to be read and has arithmetic to spare.
 
 # %%
 import io
@@ -47,8 +47,9 @@ try:
 except ImportError:
     widgets = None
 
-from jaxspec.analysis import acceptance, cost, figures, theory
+from jaxspec.analysis import acceptance, cost, figures, theory, timing
 from jaxspec.analysis.figures.theory import Mark
+from jaxspec.decode.request import prepare
 
 
 def picture(figure):
@@ -73,10 +74,10 @@ def explore(draw, **sliders):
 # %% [markdown]
 # ## The map
 #
-# Speed-up for each α and γ, at one c and one price of checking: `check` is what each further token adds to the verify pass,
-# v = 1 + check · γ, and 0 in the paper. The thick white line is a speed-up of 1: left of it speculation loses. The black line
-# is the best γ for each α. Move the sliders: the dearer a guess or its check, the higher an α it takes to win, and the fewer
-# guesses are best.
+# Speed-up for each α and γ, at one c and one price of checking: `check` is what each further token adds to the verify
+# pass, v = 1 + check · γ, and 0 in the paper. The thick white line is a speed-up of 1: left of it speculation loses.
+# The black line is the best γ for each α. Move the sliders: the dearer a draft token or its check, the higher an α it
+# takes to win, and the fewer draft tokens are best.
 
 
 # %%
@@ -89,8 +90,8 @@ explore(landscape, c=(0.05, 0.0, 0.5, 0.01), check=(0.0, 0.0, 1.0, 0.02))
 # %% [markdown]
 # ## The best γ
 #
-# It grows with α and falls with c. At α = 0.8 and c = 0.05 it is 8, and text comes 3.1 times as fast. It need not be hit: half of
-# these guesses bring 2.8, twice as many 2.7.
+# It grows with α and falls with c. At α = 0.8 and c = 0.05 it is 8, and text comes 3.1 times as fast. It need not be
+# hit: half of these draft tokens bring 2.8, twice as many 2.7.
 
 # %%
 display(picture(figures.optimal_gamma()))
@@ -107,15 +108,15 @@ assert speed.round(1).tolist() == [2.8, 3.1, 2.7]
 # %% [markdown]
 # ## Where it loses
 #
-# There are three ways to lose: guesses are seldom right; the draft takes too long; the check takes too long, because the
-# hardware is busy with the tokens it has (large batches, or small machines). `theory.obstacles` names each one that, mended
-# alone, would make some γ pay: a slow draft, say, could also be made up for by guesses that are always right.
-# `break_even` is the α from which on some γ pays.
+# There are three ways to lose: draft tokens are seldom right; the draft takes too long; the check takes too long,
+# because the hardware has no spare compute (large batches, or small machines). `theory.obstacles` names each
+# one that, mended alone, would make some γ pay: a slow draft, for example, could also be made up for by draft tokens
+# that are always right. `break_even` is the α from which on some γ pays.
 
 # %%
 cases = {
     "all is well": (0.8, 0.05, 0.02),
-    "guesses are seldom right": (0.05, 0.08, 0.0),
+    "draft tokens are seldom right": (0.05, 0.08, 0.0),
     "the draft is slow": (0.6, 0.7, 0.0),
     "the check is slow": (0.6, 0.02, 0.9),
 }
@@ -131,9 +132,10 @@ for name, (alpha, c, check) in cases.items():
 # %% [markdown]
 # ## This pair, on this machine
 #
-# α belongs to two models, a task and a temperature. It is measured along text that the target writes: at each position, how
-# much of p and q is common. (The share of guesses that a run of speculative decoding keeps is something else: behind the
-# first rejected guess none gets a trial.)
+# α belongs to two models, a task and a temperature. It is measured along text that the target writes: at each position,
+# how much of p and q is common. (The share of draft tokens that a run of speculative decoding accepts is something else:
+# after the first rejected draft token none gets a trial.) What is measured is a `Job`, which `prepare` makes of the
+# arguments of `generate`.
 
 # %%
 from jaxspec.analysis import heldout
@@ -143,19 +145,20 @@ prompts = [row["input"] for row in heldout.rows("translation")]
 prompts = sorted(prompts[:64], key=len)[:16]  # short ones, which are quick
 
 TOKENS = 32
-measured = acceptance.measure(target, draft, prompts, max_new_tokens=TOKENS)
+GAMMA = 4
+settings = dict(drafter=draft, gamma=GAMMA, max_new_tokens=TOKENS)
+measured = acceptance.measure(prepare(target, prompts, **settings))
 alpha = measured.alpha
 print(f"α = {alpha:.2f} ± {measured.stderr:.2f} at temperature 0, over {measured.positions} positions")
 assert 0.3 < alpha < 0.95
 
 # %% [markdown]
-# c and v belong to two models, a machine and a batch size. They are timed on the device, in loops without Python between
-# the passes. v is measured at γ = 4, and taken to be linear.
+# c and v belong to two models, a machine and a batch size. They are timed on the device, in loops without Python
+# between the passes. v is measured at γ = 4, and taken to be linear.
 
 # %%
-GAMMA = 4
-timing = dict(gamma=GAMMA, max_new_tokens=TOKENS, repeats=3 if SMOKE else 7, inner=5 if SMOKE else 30)
-costs = {batch: cost.measure(target, draft, prompts[:batch], **timing) for batch in (1, 16)}
+loops = dict(repeats=3 if SMOKE else 7, inner=5 if SMOKE else 30)
+costs = {batch: cost.measure(prepare(target, prompts[:batch], **settings), **loops) for batch in (1, 16)}
 
 print("batch   target's pass     c     v   best γ   speed-up there   obstacles")
 plans = {}
@@ -182,19 +185,19 @@ for batch, found in costs.items():
 # %% [markdown]
 # ## Prediction and measurement
 #
-# Whole generations with and without the drafter, in turn, medians. The prediction leaves out what both ways share (reading
-# the prompt, the call itself) and takes guesses to be right independently of each other, so a difference is expected.
+# Whole generations with and without the drafter, interleaved, medians. The prediction leaves out what both share
+# (reading the prompt, the call itself) and takes draft tokens to be right independently of each other, so a difference
+# is expected.
 #
-# These models are far smaller than those that speculative decoding is made for: on a CPU their weights stay in its cache,
-# there is no waiting for memory to hide the check behind, and v is well above 1. A target of some billion parameters on
-# an accelerator, at batch 1, has v near 1.
+# These models are far smaller than those that speculative decoding is made for: on a CPU their weights stay in its
+# cache, there is no waiting for memory that would hide the check, and v is well above 1. A target of some billion
+# parameters on an accelerator, at batch 1, has v near 1.
 
 # %%
 prompt = prompts[-1]
-options = dict(gamma=GAMMA, max_new_tokens=TOKENS)
-ways = [lambda d=d: jaxspec.generate(target, prompt, drafter=d, **options) for d in (draft, None)]
-fast, plain = [way() for way in ways]
-seconds = np.median(cost.take_turns(ways, repeats=3 if SMOKE else 15), axis=1)
+variants = [lambda d=d: jaxspec.generate(target, prompt, **(settings | {"drafter": d})) for d in (draft, None)]
+fast, plain = [variant() for variant in variants]
+seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 15), axis=1)
 
 found = costs[1]
 print(f"tokens per round {fast.stats.tokens_per_round[0]:.2f}, expected {theory.expected_tokens(alpha, GAMMA):.2f}")
@@ -203,5 +206,5 @@ assert fast.stats.rounds[0] <= plain.stats.rounds[0]
 assert 1 <= fast.stats.tokens_per_round[0] <= GAMMA + 1
 
 # %% [markdown]
-# `jaxspec plan` does this for any pair on the command line, with v measured at every γ, and `jaxspec measure` tries a whole
-# range of γ. Policies (`quickstart.ipynb`) choose γ while the text is written, from what they see.
+# `jaxspec plan` does this for any pair on the command line, with v measured at every γ, and `jaxspec measure` tries a
+# whole range of γ. Policies (`quickstart.ipynb`) choose γ while the text is written, from what they see.

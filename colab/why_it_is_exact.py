@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, say), and tells what it runs on.
+# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -46,8 +46,8 @@ from jaxspec.analysis import divergence, empirical, figures
 from jaxspec.analysis.figures.style import BLUE, GREEN, canvas
 
 WORDS = ["the", "a", "cat", "dog", "sat"]
-p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # what the target says comes next
-q = np.array([0.20, 0.45, 0.10, 0.05, 0.20])  # what the draft says
+p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # the target's probabilities of the next word
+q = np.array([0.20, 0.45, 0.10, 0.05, 0.20])  # the draft's
 
 
 def picture(figure):
@@ -75,26 +75,27 @@ def explore(draw, **sliders):
 # %% [markdown]
 # ## The picture
 #
-# The draft draws a guess x from q. It is kept with probability min(1, p(x) / q(x)). So x is guessed *and* kept with
-# probability q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)): the green part. It never exceeds p(x), and what it lacks is the
-# blue part, p(x) − min(p(x), q(x)).
+# The draft draws a draft token x from q. It is accepted with probability min(1, p(x) / q(x)). So x is drafted *and*
+# accepted with probability q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)): the green part. It never exceeds p(x), and
+# what it lacks is the blue part, p(x) − min(p(x), q(x)).
 #
-# How often is a guess rejected? As often as the red hatched parts together: where q says too much, q(x) − p(x). The blue
-# parts have the same sum, since p and q both sum to 1. So if every rejected guess is replaced by a draw from the blue part,
-# scaled to sum to 1 (the *residual* distribution), blue fills up with exactly its own mass. Green and blue together are p.
+# How often is a draft token rejected? As often as the red hatched parts together: where q is too large, q(x) − p(x).
+# The blue parts have the same sum, since p and q both sum to 1. So if every rejected draft token is replaced by a draw
+# from the blue part, scaled to sum to 1 (the *residual* distribution), blue fills up with exactly its own mass. Green
+# and blue together are p.
 #
 # The sliders set the weights of each word; they are scaled to sum to 1.
 
 
 # %%
-def laws(**weights):
-    """The two distributions that the sliders say."""
+def distributions(**weights):
+    """The two distributions that the sliders set."""
     found = [np.array([weights[f"{side}_{word}"] for word in WORDS]) for side in "pq"]
-    return [law / law.sum() for law in found]
+    return [distribution / distribution.sum() for distribution in found]
 
 
 def draw(**weights):
-    figure = figures.decomposition(*laws(**weights), WORDS)
+    figure = figures.decomposition(*distributions(**weights), WORDS)
     figure.axes[0].set_ylim(0, 1)
     return picture(figure)
 
@@ -108,36 +109,36 @@ explore(draw, **sides)
 
 # %%
 accepted = np.minimum(p, q)
-beta = accepted.sum()  # the probability that a guess is kept
+beta = accepted.sum()  # the probability that a draft token is accepted
 replaced = (1 - beta) * divergence.residual(p, q)
 
 print(f"{'word':6}{'p':>8}{'q':>8}{'accepted':>10}{'replaced':>10}{'sum':>8}")
 for row in zip(WORDS, p, q, accepted, replaced, accepted + replaced, strict=True):
     print("{:6}{:8.2f}{:8.2f}{:10.2f}{:10.2f}{:8.2f}".format(*row))
-print(f"a guess is kept with probability {beta:.2f}")
+print(f"a draft token is accepted with probability {beta:.2f}")
 
 random = np.random.default_rng(0)
 for _ in range(1000):
     some_p, some_q = random.dirichlet(np.ones(5), size=2)
-    kept = np.minimum(some_p, some_q)
-    assert np.allclose(kept + (1 - kept.sum()) * divergence.residual(some_p, some_q), some_p)
+    overlap = np.minimum(some_p, some_q)
+    assert np.allclose(overlap + (1 - overlap.sum()) * divergence.residual(some_p, some_q), some_p)
 
 # %% [markdown]
 # ## Many rounds
 #
-# This is the algorithm for one guess, in NumPy. It has two switches, each a mistake that has been made in real programs:
-# drawing from p again after a rejection, and guessing the likeliest word while pretending that it was drawn from q. The
-# text looks fine either way.
+# This is the algorithm for one draft token, in NumPy. It has two switches, each a mistake that has been made in real
+# programs: drawing from p again after a rejection, and drafting the most probable word while pretending that it was
+# drawn from q. The text looks fine either way.
 
 
 # %%
 def rounds(count, seed, again_from_p=False, likeliest=False):
-    """The words that `count` independent rounds say."""
+    """The words of `count` independent rounds."""
     random = np.random.default_rng(seed)
-    guess = np.full(count, np.argmax(q)) if likeliest else random.choice(len(q), size=count, p=q)
-    kept = random.random(count) * q[guess] < p[guess]
+    drafted = np.full(count, np.argmax(q)) if likeliest else random.choice(len(q), size=count, p=q)
+    accepted = random.random(count) * q[drafted] < p[drafted]
     instead = p if again_from_p else divergence.residual(p, q)  # max(0, p - q), scaled to sum to 1
-    return np.where(kept, guess, random.choice(len(p), size=count, p=instead))
+    return np.where(accepted, drafted, random.choice(len(p), size=count, p=instead))
 
 
 COUNT = 10_000 if SMOKE else 1_000_000
@@ -148,8 +149,8 @@ words = {
 }
 
 # %% [markdown]
-# Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle: the right rule's on p (black lines), the
-# wrong one's beside it.
+# Take 10, 100, 1,000 and more of the rounds, and see the shares of the words settle: the right rule's on p (black
+# lines), the wrong one's beside it.
 
 
 # %%
@@ -170,46 +171,48 @@ def shares(power_of_10):
 explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 
 # %% [markdown]
-# The L1 distance is the sum over words of |share − p|. Random samples of p itself come closer as one over the square root of
-# their number: the dotted line. The right rule follows it. So does `rejection`, the rule of the library, which does the
-# same with JAX's random numbers. A wrong rule stops at its bias.
+# The L1 distance is the sum over words of |share − p|. Random samples of p itself come closer as one over the square
+# root of their number: the dotted line. The right rule follows it. So does `rejection`, the rule of the library, which
+# does the same with JAX's random numbers. A wrong rule stops at its bias.
 
 # %%
 words["right: jaxspec.accept.rejection()"] = empirical.first_tokens(jaxspec.accept.rejection(), p, q, COUNT, seed=3)
 counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
-distances = {name: empirical.l1_distance(said, p, counts) for name, said in words.items()}
-display(picture(figures.law_distance(counts, distances, empirical.noise_distance(p, counts))))
+distances = {name: empirical.l1_distance(some, p, counts) for name, some in words.items()}
+display(picture(figures.distribution_distance(counts, distances, empirical.noise_distance(p, counts))))
 
 # %% [markdown]
-# Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If the
-# likeliest word g is guessed, it is kept with probability a = min(1, p(g) / q(g)), and else replaced by the residual.
+# Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If
+# the most probable word g is drafted, it is accepted with probability a = min(1, p(g) / q(g)), and else replaced by a
+# draw from the residual distribution.
 
 # %%
 g = np.argmax(q)
 a = min(1.0, p[g] / q[g])
-wrong_laws = {
+wrong_distributions = {
     "wrong: no residual": accepted + (1 - beta) * p,
     "wrong: argmax scored with q": a * np.eye(len(p))[g] + (1 - a) * divergence.residual(p, q),
 }
 noise = 4 * empirical.noise_distance(p, COUNT)
-for name, law in wrong_laws.items():
-    bias = np.abs(law - p).sum()
+for name, distribution in wrong_distributions.items():
+    bias = np.abs(distribution - p).sum()
     print(f"{name:30} worked out {bias:.3f}, sampled {distances[name][-1]:.3f}")
     assert abs(distances[name][-1] - bias) < noise < bias
-for name in distances.keys() - wrong_laws.keys():
+for name in distances.keys() - wrong_distributions.keys():
     print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {empirical.noise_distance(p, COUNT):.4f}")
     assert distances[name][-1] < noise
 
 # %% [markdown]
-# A guess that was not drawn from q is still a draw: from the distribution that has all its mass at g. With that in the place
-# of q the argument above holds. In jaxspec a drafter says so by giving no probabilities (`Draft.log_probs` is `None`).
+# A draft token that was not drawn from q is still a draw: from the distribution that has all its mass at g. With that
+# in the place of q the argument above holds. In jaxspec such a drafter gives no probabilities (`Draft.log_probs` is
+# `None`).
 #
 # ## Every case
 #
-# A real decoder makes several guesses a round, keeps caches, draws a bonus token if all guesses were right. Samples cannot
-# show that all of it is right: an error of one in a million hides in their noise. So jaxspec runs the decoder itself, on a
-# model of three tokens, with every outcome of every random draw, and adds up the probability of each text. What is left of
-# the difference is rounding: some 1e-7.
+# A real decoder makes several draft tokens a round, keeps caches, draws a bonus token if all draft tokens were right.
+# Samples cannot show that all of it is right: an error of one in a million hides in their noise. So jaxspec runs the
+# decoder itself, on a model of three tokens, with every outcome of every random draw, and adds up the probability of
+# each text. What is left of the difference is rounding: some 1e-7.
 
 # %%
 from jaxspec.testing import certify, table_model
@@ -218,50 +221,52 @@ target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.
 rules = [jaxspec.accept.rejection(), jaxspec.accept.block(), jaxspec.accept.lenient(0.5)]
 for rule in rules:
     off = certify(target, drafter=draft, accept=rule, gamma=2, steps=3)
-    print(f"{rule.name:14} says that it is {'exact' if rule.exact else 'inexact'}; it is off by {off:.1e}")
+    print(f"{rule.name:14} claims to be {'exact' if rule.exact else 'inexact'}; it is off by {off:.1e}")
     assert (off < 1e-6) == rule.exact
 
 # %% [markdown]
-# `lenient` is no mistake: it keeps more guesses than exactness allows, and says so. Now the two mistakes, in the library's
-# own terms, and on the p and q from above. With one guess a round the second token is the first that the rule decides. Its
-# total variation from p is half of the L1 distance, and must be what was worked out above.
+# `lenient` is no mistake: it accepts more draft tokens than exactness allows, and is marked so. Now the two mistakes,
+# in the library's own terms, and on the p and q from above. With one draft token a round the second token is the first
+# that the rule decides. Its total variation from p is half of the L1 distance, and must be what was worked out above.
 
 # %%
 import jax.numpy as jnp
 
-from jaxspec.accept import Rule, common
-from jaxspec.base import Verdict
+from jaxspec.accept import common
+from jaxspec.base import Rule
 from jaxspec.testing import table_model_from
 
 
 def no_residual(keys, position, draft, target):
-    """Keeps the guesses that it should; then draws from p, whatever was rejected."""
-    kept = jaxspec.accept.rejection()(keys, position, draft, target).num_accepted
-    return Verdict(kept, common.draw(keys, position, common.pick(target.log_probs, kept)))
+    """Accepts the draft tokens that it should; then draws from p, whatever was rejected."""
+    verdict = jaxspec.accept.rejection().verify(keys, position, draft, target)
+    after = common.take_position(target.log_probs, verdict.num_accepted)
+    return verdict._replace(next_token=common.sample_residual(keys, position, after))
 
 
 def pretending(model):
-    """Guesses the likeliest token, and claims to have drawn it from the model's law, here one row of logits."""
-    honest = jaxspec.drafters.argmax(model)
+    """Drafts the most probable token, and claims to have drawn it from the model's distribution, here one row of
+    logits."""
+    honest = jaxspec.drafters.greedy(model)
 
-    def propose(keys, params, *rest, **options):
-        guess, state = honest.propose(keys, params, *rest, **options)
-        claimed = jnp.broadcast_to(jax.nn.log_softmax(params), (*guess.tokens.shape, len(params)))
-        return guess._replace(log_probs=claimed), state
+    def propose(weights, caches, context):
+        draft, caches = honest.functions.propose(weights, caches, context)
+        claimed = jnp.broadcast_to(jax.nn.log_softmax(weights.draft), (*draft.tokens.shape, len(weights.draft)))
+        return draft._replace(log_probs=claimed), caches
 
-    return honest._replace(propose=propose)
+    return honest._replace(functions=honest.functions._replace(propose=propose))
 
 
-target, draft = (table_model_from(jnp.log(law)) for law in (p, q))
+target, draft = (table_model_from(jnp.log(distribution)) for distribution in (p, q))
 wrong = {
     "wrong: no residual": dict(drafter=draft, accept=Rule(no_residual, "no residual", exact=False)),
     "wrong: argmax scored with q": dict(drafter=pretending(draft)),
 }
-for name, ways in wrong.items():
-    off, bias = certify(target, gamma=1, steps=2, **ways), np.abs(wrong_laws[name] - p).sum()
+for name, choice in wrong.items():
+    off, bias = certify(target, gamma=1, steps=2, **choice), np.abs(wrong_distributions[name] - p).sum()
     print(f"{name:28} off by {off:.4f}, worked out {bias / 2:.4f}")
     assert np.isclose(off, bias / 2, atol=1e-5)
 
-off = certify(target, gamma=1, steps=2, drafter=jaxspec.drafters.argmax(draft))
-print(f"{'argmax, said to be one':28} off by {off:.0e}")
+off = certify(target, gamma=1, steps=2, drafter=jaxspec.drafters.greedy(draft))
+print(f"{'argmax, as a point mass':28} off by {off:.0e}")
 assert off < 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,21 +31,21 @@ def bucket(length: int) -> int:
     return size
 
 
-def row_width(lm: LanguageModel, prompt: Prompt) -> int:
+def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
     """Tokens that prefill puts into a row: the padded prompt, or the start token of an encoder-decoder."""
     return prompt.tokens.shape[1] if lm.start_token is None else 1
 
 
-def room(max_new_tokens: int, gamma: int) -> int:
+def headroom(max_new_tokens: int, nodes: int) -> int:
     """Tokens by which a row's buffers must be able to grow so that no write is ever clamped.
 
-    The last round begins at most one token before the limit, and feeds the last committed token and gamma guesses;
-    a finished row goes on being fed, behind its end, while others are busy.
+    The last round begins at most one token before the limit, and feeds the last committed token and all draft tokens;
+    a finished row goes on being fed, after its end, while others are busy.
 
-    >>> room(max_new_tokens=32, gamma=4)
+    >>> headroom(max_new_tokens=32, nodes=4)
     37
     """
-    return max_new_tokens + gamma + 1
+    return max_new_tokens + nodes + 1
 
 
 def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
@@ -80,7 +81,7 @@ def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) ->
 def append(
     tokens: Int[Array, "batch capacity"], length: Int[Array, " batch"], new: Int[Array, "batch step"]
 ) -> Int[Array, "batch capacity"]:
-    """Writes `step` tokens behind each row's own length; how many of them count is decided by the new length.
+    """Writes `step` tokens after each row's own length; how many of them count is decided by the new length.
 
     With lengths (1, 2): before [[a . . .], [b c . .]], after [[a X Y .], [b c X Y]].
     """
@@ -96,23 +97,41 @@ def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], wi
     return jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (width,)))(tokens, start)
 
 
-def count_kept(
+def num_to_commit(
     new: Int[Array, "batch step"],
     count: Int[Array, " batch"],
-    room: Int[Array, " batch"],
-    eos: Int[Array, " ends"],
+    left: Int[Array, " batch"],
+    eos: Int[Array, "batch ends"],
 ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
     """How many of `count` new tokens of each row to commit, and whether the row ends with them.
 
-    A row is cut behind its first end-of-sequence token, and never exceeds its `room`. With eos (9,):
-    new [a b 9 c], count 4, room 8 keeps 3 and ends; new [a b c d], count 3, room 2 keeps 2 and ends.
+    A row is cut after its first end-of-sequence token, and gets no more than the tokens `left` to it. With eos (9,):
+    new [a b 9 c], count 4, left 8 commits 3 and ends; new [a b c d], count 3, left 2 commits 2 and ends.
 
-    >>> count_kept(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([9]))[0].tolist()
+    >>> num_to_commit(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([[9]]))[0].tolist()
     [2]
     """
     step = new.shape[1]
-    is_end = jnp.any(new[:, :, None] == eos[None, None, :], axis=-1)
+    is_end = jnp.any(new[:, :, None] == eos[:, None, :], axis=-1)
     first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(count.dtype)
-    kept = jnp.minimum(jnp.minimum(count, first_end + 1), room)
-    ended = jnp.logical_or(first_end < kept, kept >= room)
-    return kept, ended
+    committed = jnp.minimum(jnp.minimum(count, first_end + 1), left)
+    ended = jnp.logical_or(first_end < committed, committed >= left)
+    return committed, ended
+
+
+def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
+    """Some rows of a state, in the given order: of a `base.State`, or of anything whose leaves are batch-first.
+
+    >>> take_rows({"length": jnp.array([5, 6, 7])}, jnp.array([2, 0]))["length"].tolist()
+    [7, 5]
+    """
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
+    """A state with some rows replaced by those of another, of the same shapes but for the batch.
+
+    >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})["length"].tolist()
+    [5, 9, 7]
+    """
+    return jax.tree.map(lambda x, y: x.at[rows].set(y), tree, new)

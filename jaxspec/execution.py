@@ -1,16 +1,15 @@
-"""Stochastic speculative execution: running g on a guess of what f will say, while f is still at work.
+"""Stochastic speculative execution: running g on candidates for a draw from f, while f is still at work.
 
 Nothing here is about language: f is any slow function that yields a distribution, and g any slow function of a draw
 from it (a policy and the world that its action changes, a proposal and the simulation that weighs it).
 
-Shapes: V outcomes of f, K guesses.
+Shapes: V outcomes of f, K candidates.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -21,8 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 from numpy.typing import ArrayLike
 
 from jaxspec import accept, noise
-from jaxspec.accept import Choice, Proposals
-from jaxspec.base import Keys, Law
+from jaxspec.base import Distribution, Draft, Keys, Verdict
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
@@ -33,8 +31,8 @@ class Speculated(NamedTuple, Generic[Result]):
 
     Attributes:
         value: g(token).
-        token: the draw; its law is softmax(f(x)), whatever was guessed.
-        accepted: whether it had been guessed, so that nobody waited for g after f.
+        token: the draw; its distribution is softmax(f(x)), whatever was drafted.
+        accepted: whether it had been drafted, so that g ran beside f.
         runs: how many times g was started.
     """
 
@@ -51,29 +49,30 @@ def speculate(
     *,
     approximation: Callable[[Input], ArrayLike],
     key: Key[Array, ""],
-    guesses: int = 1,
+    candidates: int = 1,
     executor: concurrent.futures.Executor | None = None,
 ) -> Speculated[Result]:
-    """Draws a token from softmax(f(x)) and returns g(token); the same law as doing so one after the other.
+    """Draws a token from softmax(f(x)) and returns g(token); the same distribution as doing so one after the other.
 
-    A cheap approximation of f says which tokens are likely. g is started on guesses drawn from it, without
-    replacement, while f runs. Speculative sampling then keeps one of the guesses, and its g is done or well on its
-    way; or it draws another token from what the guesses left of f's law, and g starts over. The token was guessed with
-    probability sum min(p, q) (p and q being the laws of f and the approximation), and more often with more guesses.
+    A cheap approximation of f says which tokens are likely. g is started on candidates drawn from it, without
+    replacement, while f runs. Speculative sampling then accepts one of the candidates, and its g is done or well on its
+    way; or it draws another token from what the candidates left of f's distribution, and g starts over. The token was
+    drafted with probability sum min(p, q) (p and q being the distributions of f and the approximation), and more often
+    with more candidates.
 
     Args:
         f: x -> logits of the V outcomes [V].
         g: token -> anything. Runs in a thread; may run for nothing, so it should change nothing. What it raises is
-            raised here, unless it was for a guess that was not kept.
+            raised here, unless it was for a candidate that was rejected.
         x: what f and the approximation are given.
         approximation: x -> logits [V], quickly.
         key: of all that is drawn here; a new one for every call.
-        guesses: K, how many guesses g is started on.
+        candidates: K, how many candidates g is started on.
         executor: runs f and g; threads of its own by default. One of processes serves pure Python that holds the
             interpreter's lock.
 
     Raises:
-        ValueError: guesses < 1, or logits that are not one row of V, or of different V.
+        ValueError: candidates < 1, or logits that are not one row of V, or of different V.
         FloatingPointError: logits with NaN in them, or that allow nothing.
 
     Example, a policy that chooses a push, and a world that carries it out:
@@ -85,52 +84,46 @@ def speculate(
         >>> move.value == 2.0 + (move.token - 1), move.runs in (1, 2)
         (True, True)
 
-    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several guesses as in
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several candidates as in
     SpecInfer, arXiv 2305.09781.
     """
-    if guesses < 1:
-        raise ValueError(f"guesses is {guesses}: expected at least 1")
+    if candidates < 1:
+        raise ValueError(f"candidates is {candidates}: expected at least 1")
     submitted: list[concurrent.futures.Future] = []
-    with _threads(executor, guesses + 1, submitted) as pool:
-        said = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
-        submitted.append(said)
+    with _threads(executor, candidates + 1, submitted) as pool:
+        logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
+        submitted.append(logits)
         q_logits = _checked(approximation(x), "approximation")
-        proposals = _propose(key, q_logits, min(guesses, len(q_logits)))
-        tokens = np.asarray(proposals.tokens)[0, : int(proposals.length[0])].tolist()
+        draft = _propose(key, q_logits, min(candidates, len(q_logits)))
+        tokens = np.asarray(draft.tokens)[0, : int(draft.length[0])].tolist()
         started = [pool.submit(g, token) for token in tokens]
         submitted += started
-        p_logits = _checked(said.result(), "f")
+        p_logits = _checked(logits.result(), "f")
         if p_logits.shape != q_logits.shape:
             raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
-        choice = _choose(key, proposals, p_logits)
-        index, token = int(choice.index[0]), int(choice.token[0])
-        for other in started[:index] + started[index + 1 :]:
-            other.cancel()  # what has not begun need not
-        if index < len(tokens):
-            return Speculated(started[index].result(), token, True, len(tokens))
+        verdict = _verify(key, draft, p_logits)
+        accepted = started[int(verdict.path[0, 0])] if verdict.num_accepted[0] else None
+        for other in started:
+            if other is not accepted:
+                other.cancel()  # what has not begun need not
+        if accepted is not None:
+            return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
+        token = int(verdict.next_token[0])
         return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
 
 
-def propose(keys: Keys, position: Int[Array, " B"], log_q: Float[Array, "B V"], count: int) -> Proposals:
-    """Guesses of one draw of each row, without replacement.
+def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
+    """Candidates for one draw, without replacement: the children of one node; fewer where fewer have a probability.
 
-    Args:
-        keys, position: address of the noise; see `noise`.
-        log_q: logarithms of the approximation's law.
-        count: how many guesses; a row whose law allows fewer gets fewer.
-
-    >>> found = propose(noise.row_keys(jax.random.key(0), 1), jnp.array([0]), jnp.log(jnp.array([[0.5, 0.0, 0.5]])), 3)
+    >>> found = propose(jax.random.key(0), jnp.log(jnp.array([0.5, 0.0, 0.5])), 3)
     >>> sorted(found.tokens[0, :2].tolist()), found.length.tolist()
     ([0, 2], [2])
     """
-    at, tokens, laws = noise.at(keys, position, noise.Purpose.DRAFT), [], []
-    length = jnp.zeros(position.shape, jnp.int32)
-    for index in range(count):
-        length = length + jnp.any(log_q > -jnp.inf, axis=-1).astype(jnp.int32)
-        laws.append(jax.nn.log_softmax(log_q, axis=-1))
-        tokens.append(noise.categorical(jax.vmap(lambda key, i=index: jax.random.fold_in(key, i))(at), log_q))
-        log_q = jnp.where(jnp.arange(log_q.shape[1])[None, :] == tokens[-1][:, None], -jnp.inf, log_q)
-    return Proposals(jnp.stack(tokens, axis=1), jnp.stack(laws, axis=1), length)
+    keys, position = _address(key)
+    log_q = jax.nn.log_softmax(logits)[None]
+    tokens = noise.without_replacement(noise.at(keys, position, noise.Purpose.DRAFT), log_q, count)
+    possible = jnp.sum(log_q > -jnp.inf, axis=-1, dtype=jnp.int32)
+    return Draft(tokens, jnp.minimum(possible, count), parent=jnp.zeros_like(tokens), log_probs=log_q[:, None])
 
 
 def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
@@ -138,24 +131,24 @@ def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
     return noise.row_keys(key, 1), jnp.zeros(1, jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("count",))
-def _propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Proposals:
-    return propose(*_address(key), jax.nn.log_softmax(logits)[None], count)
+_propose = jax.jit(propose, static_argnames=("count",))
 
 
 @jax.jit
-def _choose(key: Key[Array, ""], proposals: Proposals, logits: Float[Array, " V"]) -> Choice:
-    target = Law(jax.nn.log_softmax(logits)[None, None])
-    return accept.iterated(*_address(key), proposals, target)
+def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
+    """The rejection rule on a root and its children; the distributions after the children are not read."""
+    p = jax.nn.log_softmax(logits)[None, None]
+    target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
+    return accept.rejection().verify(*_address(key), draft, target)
 
 
 def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
-    """Logits, once they make a law."""
+    """Logits, once they make a distribution."""
     values = np.asarray(logits, np.float32)
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{who} gave logits of shape {values.shape}: expected one row of them, [V]")
     if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
-        raise FloatingPointError(f"{who} gave logits that are no law: NaN, +inf, or -inf everywhere")
+        raise FloatingPointError(f"{who} gave logits that are no distribution: NaN, +inf, or -inf everywhere")
     return values
 
 
@@ -163,7 +156,7 @@ def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
 def _threads(
     executor: concurrent.futures.Executor | None, count: int, submitted: list[concurrent.futures.Future]
 ) -> Iterator[concurrent.futures.Executor]:
-    """The caller's executor, or threads for one call; nobody waits for what runs in vain, or leaves it waiting."""
+    """The caller's executor, or threads for one call; what runs for nothing is cancelled, and not waited for."""
     if executor is not None:
         try:
             yield executor

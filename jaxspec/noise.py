@@ -15,12 +15,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.base import Keys
 
+FEW = 16  # largest values that are sought one by one
+
 
 class Purpose(enum.IntEnum):
     """What a draw is for; draws for different purposes at one position are independent."""
 
     TOKEN = 0  # plain sampling of the token at a position
-    DRAFT = 1  # a drafter's guesses
+    DRAFT = 1  # draft tokens
     COIN = 2  # accept or reject
     RESIDUAL = 3  # the token after the accepted ones
 
@@ -50,6 +52,15 @@ def at(keys: Keys, position: Int[Array, " batch"], purpose: Purpose) -> Keys:
     return jax.vmap(one)(keys, position)
 
 
+def split(keys: Keys, first: int, count: int) -> Key[Array, "batch count"]:
+    """Independent keys of each row, number `first` to `first + count - 1`: each depends on its number alone.
+
+    >>> split(row_keys(jax.random.key(0), 2), 0, 3).shape
+    (2, 3)
+    """
+    return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(first, first + count)))(keys)
+
+
 def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     """`count` independent draws from [0, 1) per row. Not a function of `count`: draw i is the same for any count.
 
@@ -64,28 +75,34 @@ def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     return jax.vmap(one)(keys)
 
 
-def gumbel(keys: Keys, vocab: int) -> Float[Array, "batch vocab"]:
-    """The noise that `categorical` draws with these keys: for whoever wants to keep it."""
-    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(keys)
+def gumbel(keys: Key[Array, "*shape"], vocab: int) -> Float[Array, "*shape vocab"]:
+    """The noise that `categorical` draws with these keys, for callers that need it again."""
+
+    def one(key: Key[Array, ""]) -> Float[Array, " vocab"]:
+        return jax.random.gumbel(key, (vocab,), jnp.float32)
+
+    for _ in keys.shape:
+        one = jax.vmap(one)
+    return one(keys)
 
 
 def categorical(
-    keys: Keys,
-    log_probs: Float[Array, "batch vocab"],
-    wanted: Bool[Array, " batch"] | None = None,
-    drawn: Float[Array, "batch vocab"] | None = None,
-) -> Int[Array, " batch"]:
-    """One draw per row by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
+    keys: Key[Array, "*shape"],
+    log_probs: Float[Array, "*shape vocab"],
+    wanted: Bool[Array, "*shape"] | None = None,
+    drawn: Float[Array, "*shape vocab"] | None = None,
+) -> Int[Array, "*shape"]:
+    """One draw for each key by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
 
-    With `wanted`, only those rows' draws will be looked at; nothing is drawn where no row's will. `drawn` is what
-    `gumbel` has given for these keys, if it has been asked.
+    `shape` is [batch], or [batch, nodes] for several draws of each row. With `wanted`, only those draws will be looked
+    at; nothing is drawn where none will. `drawn` is what `gumbel` has given for these keys, if it was called.
 
     >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     >>> categorical(row_keys(jax.random.key(0), 2), log_probs).tolist()
     [1, 2]
     """
 
-    def draw(keys: Keys) -> Int[Array, " batch"]:
+    def draw(keys: Key[Array, "*shape"]) -> Int[Array, "*shape"]:
         return first_largest(log_probs + gumbel(keys, log_probs.shape[-1]))
 
     if drawn is not None:
@@ -97,9 +114,25 @@ def categorical(
     return jax.lax.cond(
         jnp.any(wanted),
         lambda data: draw(jax.random.wrap_key_data(data, impl=impl)),
-        lambda data: jnp.zeros(data.shape[:1], jnp.int32),
+        lambda data: jnp.zeros(keys.shape, jnp.int32),
         data,
     )
+
+
+def without_replacement(
+    keys: Key[Array, "*shape"], log_probs: Float[Array, "*shape vocab"], count: int
+) -> Int[Array, "*shape count"]:
+    """`count` draws for each key, each from what the earlier ones have left, normalised: the Gumbel-top-k trick.
+
+    The tokens with the largest log probability plus Gumbel noise, the largest first, are distributed as draws one by
+    one (Kool, van Hoof, Welling, arXiv 1903.06059). Where fewer than `count` tokens have a probability, some of
+    probability 0 come last.
+
+    >>> log_probs = jnp.log(jnp.array([[0.0, 0.5, 0.5]]))
+    >>> sorted(without_replacement(row_keys(jax.random.key(0), 1), log_probs, 2)[0].tolist())
+    [1, 2]
+    """
+    return largest(log_probs + gumbel(keys, log_probs.shape[-1]), count)
 
 
 def first_largest(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
@@ -111,3 +144,25 @@ def first_largest(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
     vocab = values.shape[-1]
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.min(jnp.where(values == jnp.max(values, axis=-1, keepdims=True), index, vocab - 1), axis=-1)
+
+
+def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*shape count"]:
+    """The indices of the `count` largest values, the largest first, of equal ones the lowest.
+
+    One argmax after the other for a few: over a vocabulary that is split over devices these are reductions, where a
+    sort moves the vocabulary about.
+
+    >>> largest(jnp.array([[1.0, 3.0, 3.0, 2.0]]), 3).tolist()
+    [[1, 2, 3]]
+    """
+    if count > FEW:
+        return jax.lax.top_k(values, count)[1].astype(jnp.int32)
+    index, found = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
+    taken = jnp.zeros(values.shape, bool)
+    for _ in range(count):
+        # Of tokens that are all -inf the lowest that is left: as with a sort, none comes twice.
+        best = jnp.max(jnp.where(taken, -jnp.inf, values), axis=-1, keepdims=True)
+        here = jnp.logical_and(jnp.logical_not(taken), jnp.where(taken, -jnp.inf, values) == best)
+        found.append(jnp.min(jnp.where(here, index, values.shape[-1] - 1), axis=-1))
+        taken = jnp.logical_or(taken, index == found[-1][..., None])
+    return jnp.stack(found, axis=-1)

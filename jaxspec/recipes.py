@@ -10,15 +10,16 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from jaxspec.drafters import tables
-from jaxspec.drafters.tables import NGramConfig
+from jaxspec.drafters import ngram_model
+from jaxspec.drafters.ngram_model import NGramConfig
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
+DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_log_alpha", "blend")
 CONFIGS = {"t5": T5Config, "gpt": GPTConfig, "decoder": DecoderConfig, "ngram": NGramConfig}
-NETS = {"t5": t5, "gpt": gpt, "decoder": decoder, "ngram": tables}  # where each has `init` and `language_model`
+NETS = {"t5": t5, "gpt": gpt, "decoder": decoder, "ngram": ngram_model}  # where each has `init` and `language_model`
 
 
 class RecipeError(ValueError):
@@ -78,6 +79,10 @@ class Train:
         clip: global norm to clip gradients to.
         seed: of initialisation and data order.
         evaluate_every, save_every: steps between held-out losses, and between checkpoints.
+        start: a checkpoint to begin from instead of random parameters, brought to the recipe's shape (`nets.resize`).
+        dtype: of the computation in training, "float32" or "bfloat16"; parameters and optimizer are float32 always.
+        average: decay per step of the exponential moving average of the parameters that is evaluated and returned,
+            such as 0.999; 0 for none.
     """
 
     steps: int
@@ -89,8 +94,15 @@ class Train:
     seed: int = 0
     evaluate_every: int = 250
     save_every: int = 250
+    start: str = ""
+    dtype: str = "float32"
+    average: float = 0.0
 
     def __post_init__(self):
+        if self.dtype not in ("float32", "bfloat16"):
+            raise RecipeError(f"train.dtype is {self.dtype!r}: expected 'float32' or 'bfloat16'")
+        if not 0 <= self.average < 1:
+            raise RecipeError(f"train.average is {self.average}: expected a number from 0 to below 1")
         if self.steps < 1 or self.batch_tokens < 1:
             got = f"{self.steps}, {self.batch_tokens}"
             raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
@@ -102,17 +114,25 @@ class Distil:
 
     Attributes:
         teacher: a checkpoint: the target that the model will draft for.
-        weight: of the divergence from the teacher's law; the rest is the likelihood of the data. 0 spares the
+        weight: of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0 spares the
             teacher's passes, most of the cost of a step: what a small budget wants, with answers.
-        answers: how many training inputs of each task the teacher answers, greedily; the drafter is then trained
+        divergence: which: a name of `training.divergences.DIVERGENCES`.
+        answers: how many training inputs of each task the teacher answers; the drafter is then trained
             on these answers alone. Empty: on the data.
+        temperatures: at which each of these inputs is answered, once each; 0 is greedily.
+        texts: how often the data's own examples count beside the answers, in an epoch.
     """
 
     teacher: str
     weight: float = 1.0
+    divergence: str = "kl"
     answers: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = (0.0,)
+    texts: int = 0
 
     def __post_init__(self):
+        if self.divergence not in DIVERGENCES:
+            raise RecipeError(f"distil.divergence is {self.divergence!r}: expected one of {', '.join(DIVERGENCES)}")
         if not 0 <= self.weight <= 1:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
 
@@ -153,7 +173,7 @@ class Tables:
         target: the model that they draft for, whose vocabulary and start token they take over: what `jaxspec.load`
             takes.
         order: 1 for unigrams, 2 for bigrams, ...
-        followers: tokens kept behind each context.
+        followers: tokens kept after each context.
         least: contexts seen less often than this are left out.
     """
 

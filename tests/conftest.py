@@ -1,10 +1,11 @@
-"""What tests of more than one room share."""
+"""What tests of more than one package share."""
 
 import html.parser
 
 import pytest
 
 from jaxspec import accept, noise
+from jaxspec.base import Rule
 
 
 class Bytes:
@@ -60,9 +61,9 @@ def read():
 def wrong_rule():
     """The rejection rule with the mistake that is made most often: after a rejection it draws from p."""
 
-    def rule(keys, position, draft, target):
-        verdict = accept.rejection()(keys, position, draft, target)
+    def verify(keys, position, draft, target):
+        verdict = accept.rejection().verify(keys, position, draft, target)
         again = noise.at(keys, position, noise.Purpose.RESIDUAL)
         return verdict._replace(next_token=noise.categorical(again, target.log_probs[:, 0]))
 
-    return rule
+    return Rule(verify, "wrong", exact=True)  # or so it states

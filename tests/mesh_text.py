@@ -15,18 +15,15 @@ from jaxspec.decode import loop, request
 ROWS, NEW = 16, 16
 
 
-def said(outcome):
+def texts(outcome):
     return [row[:n].tolist() for row, n in zip(np.asarray(outcome.tokens), np.asarray(outcome.length), strict=True)]
 
 
 def split(job, mesh):
     """The same job with its rows over the mesh."""
     rows, everywhere = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("rows",), ()))
-    asked = job.request._replace(eos=jax.device_put(job.request.eos, everywhere))
-    by_row = jax.device_put((job.keys, job.prompt, asked.controls, asked.limit), rows)
-    keys, prompt, controls, limit = by_row
-    asked = asked._replace(controls=controls, limit=limit)
-    return job._replace(keys=keys, prompt=prompt, weights=jax.device_put(job.weights, everywhere), request=asked)
+    prompt, request = jax.device_put((job.prompt, job.request), rows)
+    return job._replace(prompt=prompt, weights=jax.device_put(job.weights, everywhere), request=request)
 
 
 def main(target, draft):
@@ -36,15 +33,20 @@ def main(target, draft):
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     report = {
         "devices": jax.device_count(),
-        "plain": said(loop.run(*request.prepare(target, prompt, **options))),
+        "plain": texts(loop.run(request.prepare(target, prompt, **options))),
         "split": {},
     }
-    for gamma in (1, 4, 7):
-        for name, drafter in (("good", draft), ("random", drafters.random())):
-            whole = request.prepare(target, prompt, drafter=drafter, gamma=gamma, accept=accept.coupled(), **options)
-            job = split(whole, mesh)
-            report["shards"] = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]
-            report["split"][f"{gamma}, {name}"] = said(loop.run(*job))
+    tree = drafters.tree(draft, (2, 1))
+    for gamma, name, drafter in (
+        (1, "good", draft),
+        (4, "random", drafters.uniform()),
+        (7, "good", draft),
+        (2, "tree", tree),
+    ):
+        whole = request.prepare(target, prompt, drafter=drafter, gamma=gamma, accept=accept.coupled(), **options)
+        job = split(whole, mesh)
+        report["shards"] = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]
+        report["split"][f"{gamma}, {name}"] = texts(loop.run(job))
     print(json.dumps(report))
 
 

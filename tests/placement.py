@@ -43,7 +43,7 @@ def pair(kind, mesh=None):
         dtype = "int8" if kind == "int8" else "float32"
         return llama(0, mesh, dtype), llama(1, mesh, dtype)
     if kind == "edit":
-        return jaxspec.load("debian-t5-edit", mesh=mesh), drafters.lookup()
+        return jaxspec.load("debian-t5-edit", mesh=mesh), drafters.prompt_lookup()
     return [jaxspec.load(name, mesh=mesh) for name in PAIRS[kind]]
 
 
@@ -66,11 +66,12 @@ def text(kind, mesh=None):
 
 
 def compiled(kind, mesh):
-    """What a generation on the mesh says, its program, and the number of entries in its smallest part of a matrix."""
+    """The text of a generation on the mesh, its program, and the entries in its smallest part of a matrix."""
     target, draft = pair(kind, mesh)
     job = request.prepare(target, prompts(kind, target), **options(draft))
-    program = loop.run.lower(*job).compile()
-    outcome = program(job.keys, job.weights, job.prompt, job.request)
+    arrays = job.weights, job.prompt, job.request
+    program = loop.generation.lower(job.decoder, *arrays, job.max_new_tokens).compile()
+    outcome = program(*arrays)
     tokens, length = np.asarray(outcome.tokens), np.asarray(outcome.length)
     parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(job.weights) if _split(x)]
     return [row[:n].tolist() for row, n in zip(tokens, length, strict=True)], program.as_text(), min(parts)
@@ -89,11 +90,12 @@ def gathered(hlo):
 
 
 def cache_is_placed(kind, mesh):
-    """Whether keys and values, an encoder's too, lie where `sharding.cache` says, though nobody told the compiler."""
+    """Whether keys and values, an encoder's too, lie where `sharding.cache` says, though the compiler was not told."""
     target, draft = pair(kind, mesh)
-    state = loop.start(*request.prepare(target, prompts(kind, target), **options(draft)))
-    wanted = sharding.cache(state.cache, target.config, mesh)
-    pairs = zip(jax.tree.leaves(state.cache), jax.tree.leaves(wanted), strict=True)
+    job = request.prepare(target, prompts(kind, target), **options(draft))
+    cache = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens).caches.target
+    wanted = sharding.cache(cache, target.config, mesh)
+    pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(wanted), strict=True)
     return all(x.sharding.is_equivalent_to(place, x.ndim) for x, place in pairs if x.ndim == 4)
 
 
@@ -185,9 +187,9 @@ def meshes(folder):
 
 def process(port, index, folder):
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
-    said = {kind: text(kind, sharding.mesh("data=2,model=2")) for kind in PAIRS}  # each process has half of the rows
+    texts = {kind: text(kind, sharding.mesh("data=2,model=2")) for kind in PAIRS}  # each process has half of the rows
     report = dict(processes=jax.process_count(), streamed=streamed(sharding.mesh("model=4")))
-    return report | said | dict(saved=saved_together(Path(folder)))
+    return report | texts | dict(saved=saved_together(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bounds of inexact rules, checked on exact laws."""
+"""Bounds of inexact rules, checked on exact distributions."""
 
 import jax.numpy as jnp
 import pytest
@@ -13,13 +13,13 @@ def half_as_much_again(log_p):
 
 
 @pytest.mark.parametrize(
-    ("law", "most"),
+    ("distribution", "most"),
     [
-        (PLAIN, -0.125),  # p is 0.5, and 0.75 allowed, behind tokens of 0.5
+        (PLAIN, -0.125),  # p is 0.5, and 0.75 allowed, after tokens of 0.5
         ({(0, 0): 0.375, (0, 1): 0.375, (1, 0): 0.125, (1, 1): 0.125}, 0.0),  # the first token, just so
         ({(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.45, (1, 1): 0.05}, 0.075),  # the second: 0.9 of 0.5
         ({(0, 0): 1.0}, 0.25),
     ],
 )
-def test_excess(law, most):
-    assert excess(law, PLAIN, half_as_much_again, vocab=2) == pytest.approx(most)
+def test_excess(distribution, most):
+    assert excess(distribution, PLAIN, half_as_much_again, vocab=2) == pytest.approx(most)

@@ -1,4 +1,4 @@
-"""The core without models: noise, cache, buffers, warps."""
+"""The core without models: noise, trees, cache, buffers, samplers."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import buffers, noise, warp
+from jaxspec import buffers, noise, tree, warp
 from jaxspec import cache as kv
-from jaxspec.base import Tree
+from jaxspec.base import Caches
 
 # --- noise -----------------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def test_draws_are_independent():
         assert stats.chisquare(counts.ravel(), np.full(9, len(a) / 9)).pvalue > 1e-4 / len(pairs)
 
 
-def test_categorical_has_its_law():
+def test_categorical_has_its_distribution():
     probs = jnp.array([0.5, 0.3, 0.2, 0.0])
     count = 20_000
     keys = noise.row_keys(jax.random.key(2), count)
@@ -88,11 +88,121 @@ def test_write_ends_exactly_at_capacity(batch):
     assert (written[:, :, :4] == 0).all()
 
 
-def test_tree_mask_of_a_chain_is_the_chain_mask():
-    chain = Tree(jnp.arange(3), jnp.tril(jnp.ones((3, 3), bool)))
+def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
+    chain = jnp.broadcast_to(jnp.array([-1, 0, 1]), (2, 3))
     length = jnp.array([0, 2])
     assert (kv.mask(length, 3, 6, chain) == kv.mask(length, 3, 6)).all()
     assert (kv.positions(length, 3, chain) == kv.positions(length, 3)).all()
+    read = np.asarray(kv.mask(length, 3, 6)).any(axis=1)
+    assert (kv.key_positions(length, 3, 6, chain) == kv.key_positions(length, 3, 6))[read].all()
+
+
+def numbered(lengths, capacity=7):
+    """A cache whose entries say where they are."""
+    cache = kv.empty(len(lengths), 1, 1, capacity, 1)
+    entries = jnp.broadcast_to(jnp.arange(float(capacity))[None, None, :, None], (len(lengths), 1, capacity, 1))
+    return cache._replace(keys=(entries,), values=(10 + entries,), length=jnp.array(lengths))
+
+
+def test_select_brings_each_rows_path_to_the_front_and_touches_nothing_before_it():
+    """Rows of every length, the shortest included: paths of any length, up to all nodes."""
+    paths = jnp.array([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]])
+    start = jnp.array([1, 1, 3, 4])
+    moved = kv.select(numbered([4, 5, 6, 7]), start, paths)
+    expected = [[0, 1, 2, 3, 4, 5, 6], [0, 2, 3, 1, 4, 5, 6], [0, 1, 2, 5, 3, 4, 6], [0, 1, 2, 3, 4, 6, 5]]
+    assert moved.keys[0][:, 0, :, 0].tolist() == expected
+    assert (moved.values[0] == 10 + moved.keys[0]).all()
+    assert moved.length.tolist() == [4, 5, 6, 7]
+
+
+def test_a_path_counted_back_from_the_end_would_be_lost_in_a_short_row():
+    """Why `select` is given the row's start: `dynamic_update_slice` takes a negative start from the end.
+
+    A row of one token, whose tree of three nodes was fed; the path is its last node. Counted back from the row's new
+    end (2 tokens, a path as long as the tree is deep: 3) the move would begin at -1, and leave the rejected node.
+    """
+    cache = numbered([4])
+    back = kv.select(cache, jnp.array([-1]), jnp.array([[3, 3, 3]]))
+    assert back.keys[0][0, 0, 1, 0] == 1  # the first node's, which was rejected
+    right = kv.select(cache, jnp.array([1]), jnp.array([[2, 0, 0]]))
+    assert right.keys[0][0, 0, 1, 0] == 3
+
+
+def test_a_cache_that_is_full_to_the_last_entry_can_be_selected_from():
+    moved = kv.select(numbered([7]), jnp.array([4]), jnp.array([[1, 2, 2]]))
+    assert moved.keys[0][0, 0, :, 0].tolist() == [0, 1, 2, 3, 5, 6, 6]
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+def ancestors_by_walking(parent):
+    found = np.zeros((len(parent), len(parent)), bool)
+    for node in range(len(parent)):
+        at = node
+        while at >= 0:
+            found[node, at] = True
+            at = parent[at]
+    return found
+
+
+def random_parents(rows, nodes, seed=0):
+    """Trees as `extend` takes them, with several first nodes here and there."""
+    random = np.random.default_rng(seed)
+    return np.stack([[random.integers(-1, max(node, 1)) if node else -1 for node in range(nodes)] for _ in range(rows)])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 8, 9, 17])
+def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(nodes):
+    parent = random_parents(20, nodes)
+    expected = np.stack([ancestors_by_walking(row) for row in parent])
+    assert (tree.ancestors(jnp.asarray(parent)) == expected).all()
+    assert (tree.depth(jnp.asarray(parent)) == expected.sum(-1) - 1).all()
+
+
+def test_a_branch_that_is_cut_off_takes_its_descendants_with_it():
+    parent = jnp.array([[0, 1, 2, 0, 4], [0, -1, 2, 3, 0]])
+    assert tree.in_tree(parent).tolist() == [[True] * 5, [True, False, False, False, True]]
+
+
+def test_a_path_ends_where_no_child_is_chosen():
+    """Of two chosen nodes in different branches only the one whose whole path is chosen counts."""
+    parent = jnp.array([[0, 0, 1, 2, 4]] * 4)
+    chosen = jnp.array([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)
+    count, path = tree.path_of(parent, chosen)
+    assert [row[:n] for row, n in zip(path.tolist(), count.tolist(), strict=True)] == [[0, 2], [1], [1, 3, 4], []]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_last_nodes_of_a_path_are_those_of_a_walk(count):
+    parent = random_parents(10, 7, seed=1)
+    found = np.asarray(tree.last_on_path(jnp.asarray(parent), count))
+    for row, each in zip(parent, found, strict=True):
+        for node in range(7):
+            walk, at = [], node
+            while len(walk) < count:
+                walk.append(at)
+                at = row[at] if at >= 0 else at - 1
+            assert each[node].tolist() == walk[::-1]
+
+
+def test_sequences_are_chains_side_by_side():
+    tokens, parent = tree.of_sequences(jnp.arange(12).reshape(2, 2, 3))
+    assert tokens.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert parent.tolist() == [[0, 1, 2, 0, 4, 5]] * 2
+    assert (tree.depth(tree.fed(parent)) == jnp.array([[0, 1, 2, 3, 1, 2, 3]])).all()
+
+
+def test_static_choices_are_sorted_and_checked():
+    parent, rank = tree.of_choices([(1,), (0,), (1, 0), (0, 1), (0, 0), (1, 0, 2)])
+    assert (parent, rank) == ((0, 0, 1, 1, 2, 5), (0, 1, 0, 1, 0, 2))
+    for choices, message in [
+        ([(0, 0)], r"the node \(0, 0\) and not its parent \(0,\)"),
+        ([(0,), (0,)], "each node once"),
+        ([()], "none that is empty"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tree.of_choices(choices)
 
 
 # --- buffers ---------------------------------------------------------------------------------------------------------
@@ -107,9 +217,9 @@ def test_buckets_are_few_and_never_too_small():
 
 
 @pytest.mark.parametrize(
-    ("new", "count", "room", "eos", "kept", "ended"),
+    ("new", "count", "left", "eos", "committed", "ended"),
     [
-        ([1, 2, 9, 3], 4, 8, [9], 3, True),  # cut behind the first end token
+        ([1, 2, 9, 3], 4, 8, [9], 3, True),  # cut after the first end token
         ([1, 2, 9, 3], 2, 8, [9], 2, False),  # the end token was not accepted
         ([9, 9, 9, 9], 4, 8, [9], 1, True),
         ([1, 2, 3, 4], 4, 3, [9], 3, True),  # never past the limit
@@ -119,9 +229,29 @@ def test_buckets_are_few_and_never_too_small():
         ([1, 2, 3, 4], 4, 8, [-1], 4, False),  # none
     ],
 )
-def test_count_kept(new, count, room, eos, kept, ended):
-    got = buffers.count_kept(jnp.array([new]), jnp.array([count]), jnp.array([room]), jnp.array(eos))
-    assert (int(got[0][0]), bool(got[1][0])) == (kept, ended)
+def test_tokens_are_committed_up_to_the_first_end_and_the_limit(new, count, left, eos, committed, ended):
+    got = buffers.num_to_commit(jnp.array([new]), jnp.array([count]), jnp.array([left]), jnp.array([eos]))
+    assert (int(got[0][0]), bool(got[1][0])) == (committed, ended)
+
+
+def test_rows_have_end_tokens_of_their_own():
+    new = jnp.array([[1, 2, 3]] * 3)
+    got = buffers.num_to_commit(new, jnp.full(3, 3), jnp.full(3, 9), jnp.array([[2, -1], [-1, 3], [-1, -1]]))
+    assert got[0].tolist() == [2, 3, 3] and got[1].tolist() == [True, True, False]
+
+
+def test_rows_of_a_state_are_taken_and_put_back_leaf_by_leaf():
+    """Whatever is in it, nested tuples, keys and None included."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    state = Caches({"k": jnp.arange(8).reshape(4, 2), "none": None}, (keys, jnp.arange(4.0)))
+    some = buffers.take_rows(state, jnp.array([3, 1]))
+    assert some.target["k"].tolist() == [[6, 7], [2, 3]] and some.target["none"] is None
+    assert (jax.random.key_data(some.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
+    moved = buffers.put_rows(state, jnp.array([0, 2]), some)
+    assert moved.target["k"].tolist() == [[6, 7], [2, 3], [2, 3], [6, 7]]
+    assert moved.draft[1].tolist() == [3, 1, 1, 3]
+    again = buffers.put_rows(moved, jnp.array([0, 2]), buffers.take_rows(state, jnp.array([0, 2])))
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), again, state))
 
 
 def test_pad_names_the_empty_prompt():
@@ -131,14 +261,14 @@ def test_pad_names_the_empty_prompt():
         buffers.pad([])
 
 
-# --- warps -----------------------------------------------------------------------------------------------------------
+# --- samplers ---------------------------------------------------------------------------------------------------------
 
 LOGITS = jax.random.normal(jax.random.key(3), (3, 2, 9)) * 2
 
 
-def controls(temperature, top_k=9, top_p=1.0, batch=3):
+def sampling_params(temperature, top_k=9, top_p=1.0, batch=3):
     spread = lambda x, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), (batch,))  # noqa: E731
-    return warp.Controls(spread(temperature, jnp.float32), spread(top_k, jnp.int32), spread(top_p, jnp.float32))
+    return warp.SamplingParams(spread(temperature, jnp.float32), spread(top_k, jnp.int32), spread(top_p, jnp.float32))
 
 
 def reference(logits, temperature, top_k, top_p):
@@ -160,52 +290,53 @@ def reference(logits, temperature, top_k, top_p):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("top_k", [1, 3, 9])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
-def test_order_of_warps(temperature, top_k, top_p):
-    law = warp.sampling(top_k=9, top_p=True)(controls(temperature, top_k, top_p), LOGITS)
+def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
+    distribution = warp.sampling(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p), LOGITS)
     for b in range(3):
         for t in range(2):
             expected = reference(LOGITS[b, t], temperature, top_k, top_p)
-            np.testing.assert_allclose(jnp.exp(law.log_probs[b, t]), expected, atol=1e-6)
+            np.testing.assert_allclose(jnp.exp(distribution.log_probs[b, t]), expected, atol=1e-6)
 
 
-def test_stages_that_are_off_change_nothing():
-    plain = warp.sampling()(controls(0.7), LOGITS).log_probs
-    on = warp.sampling(top_k=9, top_p=True)(controls(0.7), LOGITS).log_probs
+def test_processors_that_are_off_change_nothing():
+    plain = warp.sampling()(sampling_params(0.7), LOGITS).log_probs
+    on = warp.sampling(top_k=9, top_p=True)(sampling_params(0.7), LOGITS).log_probs
     np.testing.assert_allclose(plain, on, atol=1e-6)
 
 
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
     logits = jnp.array([[[1.0, 5.0, 5.0, 2.0]]])
-    law = warp.sampling()(controls(0.0, 4, batch=1), logits)
-    assert jnp.exp(law.log_probs).tolist() == [[[0, 1, 0, 0]]]
+    distribution = warp.sampling()(sampling_params(0.0, 4, batch=1), logits)
+    assert jnp.exp(distribution.log_probs).tolist() == [[[0, 1, 0, 0]]]
     assert warp.greedy()(None, logits).tokens.tolist() == [[1]]
 
 
-def test_rows_have_their_own_controls():
-    mixed = warp.Controls(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
-    law = warp.sampling(top_k=9, top_p=True)(mixed, LOGITS)
+def test_rows_have_their_own_sampling_params():
+    mixed = warp.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
+    distribution = warp.sampling(top_k=9, top_p=True)(mixed, LOGITS)
     for b, (temperature, top_k, top_p) in enumerate(zip(*mixed[:3], strict=True)):
-        alone = warp.sampling(top_k=9, top_p=True)(controls(temperature, top_k, top_p, 1), LOGITS[b : b + 1])
-        np.testing.assert_allclose(law.log_probs[b], alone.log_probs[0], atol=1e-6)
+        alone = warp.sampling(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p, 1), LOGITS[b : b + 1])
+        np.testing.assert_allclose(distribution.log_probs[b], alone.log_probs[0], atol=1e-6)
 
 
 def test_minus_infinity_and_bfloat16_logits():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]], jnp.bfloat16)
-    law = warp.sampling(top_k=2, top_p=True)(controls(1.0, 2, 0.99, 1), logits)
-    assert law.log_probs.dtype == jnp.float32
-    assert jnp.exp(law.log_probs)[0, 0, 1] == 0
-    assert jnp.isfinite(jnp.exp(law.log_probs)).all()
+    distribution = warp.sampling(top_k=2, top_p=True)(sampling_params(1.0, 2, 0.99, 1), logits)
+    assert distribution.log_probs.dtype == jnp.float32
+    assert jnp.exp(distribution.log_probs)[0, 0, 1] == 0
+    assert jnp.isfinite(jnp.exp(distribution.log_probs)).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["temperature 0", "sampling"])
-def test_where_nothing_is_allowed_there_is_no_law(temperature):
+def test_where_nothing_is_allowed_there_is_no_distribution(temperature):
     nothing = jnp.full((1, 2, 9), -jnp.inf).at[0, 1, 4].set(0.0)
-    law = jax.jit(warp.sampling(9, True, True))(controls(temperature, batch=1)._replace(min_p=jnp.zeros(1)), nothing)
-    assert jnp.isnan(law.log_probs[0, 0]).all() and law.log_probs[0, 1, 4] == 0
+    params = sampling_params(temperature, batch=1)._replace(min_p=jnp.zeros(1))
+    distribution = jax.jit(warp.sampling(9, True, True))(params, nothing)
+    assert jnp.isnan(distribution.log_probs[0, 0]).all() and distribution.log_probs[0, 1, 4] == 0
     assert warp.greedy()(None, nothing).tokens.tolist() == [[-1, 4]]
 
 
 def test_greedy_program_has_no_softmax_and_no_sort():
     text = str(jax.make_jaxpr(lambda x: warp.greedy()(None, x))(LOGITS))
     assert "exp" not in text and "sort" not in text and "top_k" not in text
-    assert "sort" not in str(jax.make_jaxpr(lambda x: warp.sampling()(controls(1.0), x))(LOGITS))
+    assert "sort" not in str(jax.make_jaxpr(lambda x: warp.sampling()(sampling_params(1.0), x))(LOGITS))

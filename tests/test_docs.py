@@ -1,4 +1,4 @@
-"""The pages: their Python is run and prints what they say, their commands exist, and they build without a warning."""
+"""The pages: their Python runs and prints what they show, their commands exist, and they build without a warning."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for block in PYTHON.finditer(text):
         before = "\n" * text.count("\n", 0, block.start(1))  # so that tracebacks show lines of the page
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(before + block[1], page, "exec"), {} if page == README else known)
         if page != README:
             shown = re.findall(r"^ *# > (.*)$", block[1], re.MULTILINE)
-            assert [line.rstrip() for line in said.getvalue().splitlines()] == shown
+            assert [line.rstrip() for line in printed.getvalue().splitlines()] == shown
 
 
 def commands(page: Path) -> Iterator[tuple[str, str | None]]:
-    """The jaxspec commands of a page, and what a console block shows behind them (None: somewhere in the text)."""
+    """The jaxspec commands of a page, and what a console block shows after them (None: somewhere in the text)."""
     text = page.read_text("utf-8")
     for block in re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL):
         for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
@@ -101,11 +101,11 @@ def test_command_of_a_page_exists(command: str, output: str | None):
 
 
 @pytest.mark.parametrize(("command", "output"), [x for x in COMMANDS if x.values[1] and x.values[0].startswith(CHEAP)])
-def test_command_says_what_the_page_shows(command: str, output: str, tmp_path: Path):
+def test_command_prints_what_the_page_shows(command: str, output: str, tmp_path: Path):
     result = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "100", "XDG_CACHE_HOME": str(tmp_path)})
     assert result.exit_code == 0
-    said = [line.rstrip() for line in result.output.strip().splitlines()]
-    assert said == [line.rstrip() for line in output.strip().splitlines()]
+    printed = [line.rstrip() for line in result.output.strip().splitlines()]
+    assert printed == [line.rstrip() for line in output.strip().splitlines()]
 
 
 def test_every_command_is_on_a_page():

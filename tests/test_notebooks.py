@@ -1,4 +1,4 @@
-"""The notebooks in colab/ run from a clean kernel, and say what their text forms say."""
+"""The notebooks in colab/ run from a clean kernel, and are what their text forms are."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
     client.execute(env={**os.environ, **own, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})})
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    said = "".join(output.get("text", "") for cell in code for output in cell.outputs)
-    assert f"jaxspec {jaxspec.__version__}" in said
-    assert ("The sliders need ipywidgets" in said) != sliders
+    printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    assert f"jaxspec {jaxspec.__version__}" in printed
+    assert ("The sliders need ipywidgets" in printed) != sliders

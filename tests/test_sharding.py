@@ -84,7 +84,7 @@ def test_xxl_over_8_devices_is_an_eighth_of_itself():
     assert sharding.kept_whole(config, mesh) == []
 
 
-def test_what_does_not_divide_is_whole_and_said():
+def test_what_does_not_divide_is_whole_and_reported():
     config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
     params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
     found = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
@@ -144,8 +144,8 @@ def test_what_goes_with_a_placed_target_is_placed():
     mesh = sharding.mesh("data=1")
     target, draft = (table_model(jax.random.key(i), vocab=5) for i in range(2))
     job = request.prepare(placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3))
-    assert {x.sharding.mesh for x in jax.tree.leaves((job.keys, job.weights, job.prompt, job.request))} == {mesh}
-    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((job.keys, job.prompt))} == {("data",)}
+    assert {x.sharding.mesh for x in jax.tree.leaves((job.weights, job.prompt, job.request))} == {mesh}
+    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((job.prompt, job.request))} == {("data",)}
     assert {tuple(x.sharding.spec) for x in jax.tree.leaves(job.weights)} == {()}
 
 
@@ -168,7 +168,7 @@ def start(count, *arguments):
 def answer(process):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])  # collectives say on standard output whom they are connected with
+    return json.loads(out.splitlines()[-1])  # collectives report their connections on standard output
 
 
 @pytest.fixture(scope="module")
@@ -220,14 +220,14 @@ def test_a_checkpoint_is_stored_in_the_parts_that_devices_have(found):
 
 
 @pytest.mark.slow
-def test_a_stream_on_a_mesh_says_what_a_batch_says(found):
+def test_a_stream_on_a_mesh_is_the_text_of_a_batch(found):
     assert found["streamed"] == found["llama"]["one"][0]
     # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is compiled.
     assert found["programs"] <= 2
 
 
 @pytest.mark.slow
-def test_two_processes_say_what_one_says(found, tmp_path):
+def test_two_processes_generate_what_one_generates(found, tmp_path):
     """Under jax.distributed: batches split between processes, and parameters; each process has the whole text.
 
     And they save together: each what it has, or the first what it is sent.

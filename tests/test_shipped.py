@@ -1,4 +1,4 @@
-"""The shipped pairs on held-out prompts: exact, token for token and in law."""
+"""The shipped pairs on held-out prompts: exact, token for token and in distribution."""
 
 import json
 import os
@@ -13,8 +13,9 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, noise
-from jaxspec.analysis import chisquare, numerics, samples
+from jaxspec.analysis import numerics, sample_tests, samples
 from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.model import shipped
 
 PAIRS = {
@@ -38,11 +39,11 @@ def heldout(kind, count):
 
 @pytest.fixture(scope="module", params=list(PAIRS))
 def pair(request):
-    """A pair, prompts, and what plain decoding says."""
+    """A pair, prompts, and the text of plain decoding."""
     target, draft, prompts = heldout(request.param, PROMPTS)
     plain = []
     for chosen in batches(np.arange(PROMPTS)):
-        plain += said(jaxspec.generate(target, some(prompts, chosen), max_new_tokens=NEW))
+        plain += texts(jaxspec.generate(target, some(prompts, chosen), max_new_tokens=NEW))
     return target, draft, prompts, plain[:PROMPTS]
 
 
@@ -56,7 +57,7 @@ def some(prompts, rows):
     return Prompt(prompts.tokens[np.array(rows)], prompts.length[np.array(rows)])
 
 
-def said(out):
+def texts(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
@@ -66,7 +67,7 @@ def test_greedy_equals_plain_one_by_one(pair, gamma):
     target, draft, prompts, plain = pair
     for i in range([0, 1, 4, 7].index(gamma), PROMPTS, 4):
         out = jaxspec.generate(target, some(prompts, [i]), drafter=draft, gamma=gamma, max_new_tokens=NEW)
-        assert said(out) == [plain[i]], i
+        assert texts(out) == [plain[i]], i
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 7])
@@ -75,7 +76,18 @@ def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
     target, draft, prompts, plain = pair
     for chosen in batches(np.random.default_rng(gamma).permutation(PROMPTS)):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=gamma, max_new_tokens=NEW)
-        assert said(out) == [plain[i] for i in chosen]
+        assert texts(out) == [plain[i] for i in chosen]
+
+
+@pytest.mark.parametrize("size", [1, 16], ids=["one by one", "in ragged batches"])
+def test_greedy_equals_plain_with_trees_of_the_top_choices(pair, size):
+    """Every prompt in shuffled batches, and one in four alone."""
+    target, draft, prompts, plain = pair
+    drafter = jaxspec.drafters.tree(draft, (2, 2, 1), draw="top")
+    alone = np.arange(0, PROMPTS, 4)[:, None]
+    for chosen in alone if size == 1 else batches(np.random.default_rng(0).permutation(PROMPTS)):
+        out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, max_new_tokens=NEW)
+        assert texts(out) == [plain[i] for i in chosen], chosen
 
 
 def test_text_that_repeats_its_input_is_looked_up():
@@ -85,18 +97,18 @@ def test_text_that_repeats_its_input_is_looked_up():
     path = resources.files("jaxspec") / "data" / "heldout" / "edit.jsonl"
     prompts = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:32]]
     plain = jaxspec.generate(target, prompts, max_new_tokens=96)
-    for options in (dict(gamma=7), dict(gamma=7, policy=jaxspec.policies.estimated(0.0, 0.1))):
-        out = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.lookup(), max_new_tokens=96, **options)
+    for options in (dict(gamma=7), dict(gamma=7, policy=jaxspec.policies.adaptive(0.0, 0.1))):
+        out = jaxspec.generate(target, prompts, drafter=jaxspec.drafters.prompt_lookup(), max_new_tokens=96, **options)
         assert out.tokens.tolist() == plain.tokens.tolist()
         assert out.stats.tokens_per_round.mean() > 3
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "confidence", "entropy", "estimated"])
+@pytest.mark.parametrize("policy", ["heuristic", "confidence", "entropy", "adaptive"])
 def test_greedy_equals_plain_with_every_policy(pair, policy):
     target, draft, prompts, plain = pair
-    drafter = jaxspec.drafters.first_of(jaxspec.drafters.lookup(), draft)
+    drafter = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), draft)
     options = dict(gamma=7, policy=getattr(jaxspec.policies, policy)(), max_new_tokens=NEW)
-    assert said(jaxspec.generate(target, some(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
+    assert texts(jaxspec.generate(target, some(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
 
 
 def stranger(draft):
@@ -108,12 +120,12 @@ def stranger(draft):
 
 
 def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
-    """48 prompts in batches, and some of them alone: nearly every round says one token."""
+    """48 prompts in batches, and some of them alone: nearly every round commits one token."""
     target, draft, prompts, plain = pair
     drafter = stranger(draft)
     for chosen in (*batches(np.arange(48)), [0], [16], [32], [47]):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, gamma=4, max_new_tokens=NEW)
-        assert said(out) == [plain[i] for i in chosen]
+        assert texts(out) == [plain[i] for i in chosen]
 
 
 # --- the coupled rule: the text of plain sampling
@@ -124,39 +136,39 @@ SEED = 11
 
 @pytest.fixture(scope="module", params=list(PAIRS))
 def sampled(request):
-    """A pair, prompts, keys, and what plain sampling says."""
+    """A pair, prompts, keys, and the text of plain sampling."""
     target, draft, prompts = heldout(request.param, SAMPLED)
     keys = noise.row_keys(jax.random.key(SEED), SAMPLED)
     options = dict(temperature=1.0, max_new_tokens=FEW)
     plain = []
     for chosen in batches(np.arange(SAMPLED)):
-        plain += said(jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options))
+        plain += texts(jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options))
     return target, draft, prompts, keys, plain[:SAMPLED]
 
 
 @pytest.mark.parametrize("drafter", ["good", "random"])
 @pytest.mark.parametrize("gamma", [1, 4, 7])
 def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
-    """Each prompt alone, and in shuffled batches."""
+    """Each prompt alone, at one gamma or another, and in shuffled batches at each."""
     target, draft, prompts, keys, plain = sampled
     options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
-    alone = np.arange(SAMPLED)[:, None]
+    alone = np.arange([1, 4, 7].index(gamma), SAMPLED, 3)[:, None]
     for chosen in (*alone, *batches(np.random.default_rng(gamma).permutation(SAMPLED))):
         out = jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options)
-        assert said(out) == [plain[i] for i in chosen], chosen
+        assert texts(out) == [plain[i] for i in chosen], chosen
 
 
-def test_sampled_tokens_have_the_targets_law(pair):
+def test_sampled_tokens_have_the_targets_distribution(pair):
     target, draft, prompts, _ = pair
     shortest = int(np.argmin(prompts.length))
     width = buffers.bucket(int(prompts.length[shortest]))
     one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
-    place = samples.place(target, one, jax.random.key(0), temperature=1.0, draws=4096)
-    asked = samples.job(target, one, jax.random.key(0), temperature=1.0, drafter=draft)
-    found = samples.draw(asked, place.first, jax.random.key(1), draws=4096)
+    job = prepare(target, one, drafter=draft, gamma=4, temperature=1.0, key=jax.random.key(0))
+    context = samples.context(job, draws=2048)
+    found = samples.draw(job, context.first, jax.random.key(1), draws=2048)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
-    fitted = chisquare.fit(place, found.tokens)
+    fitted = sample_tests.fit(context, found.tokens)
     assert fitted.cells > 2
     assert fitted.pvalue > 1e-3
 
@@ -165,9 +177,10 @@ def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
     target, draft, prompts, _ = pair
     half = [jaxspec.load(model.name, dtype="bfloat16") for model in (target, draft)]
-    for parting in numerics.divergences(*half, some(prompts, range(16)), gamma=4, max_new_tokens=NEW):
-        assert parting.plain != parting.speculative
-        assert abs(parting.margin) < 0.25, parting
+    job = prepare(half[0], some(prompts, range(16)), drafter=half[1], gamma=4, max_new_tokens=NEW)
+    for found in numerics.mismatches(job):
+        assert found.plain != found.speculative
+        assert abs(found.margin) < 0.25, found
 
 
 def test_rows_are_keyed_by_row_and_position(pair):
@@ -182,7 +195,7 @@ def test_rows_are_keyed_by_row_and_position(pair):
 
 @pytest.mark.parametrize("kind", list(PAIRS))
 def test_coupled_text_does_not_depend_on_the_mesh(kind):
-    """A batch split over 8 devices (which must exist before jax starts, so in another process) says the same."""
+    """A batch split over 8 devices (which must exist before jax starts, so in another process) has the same text."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(
@@ -195,5 +208,5 @@ def test_coupled_text_does_not_depend_on_the_mesh(kind):
     assert found.returncode == 0, found.stderr
     report = json.loads(found.stdout)
     assert report["devices"] == 8 and report["shards"] == [2] * 8
-    assert len(report["split"]) == 6
+    assert len(report["split"]) == 4
     assert all(text == report["plain"] for text in report["split"].values())

@@ -1,4 +1,5 @@
-"""The certificate's own correctness: tables behave as caches must, laws are laws, wrong rules are caught."""
+"""The certificate's own correctness: tables behave as caches must, distributions are distributions, wrong rules are
+caught. tests/testing/ has draws in loops, trees and the parts."""
 
 from __future__ import annotations
 
@@ -10,43 +11,72 @@ from transformers import AutoTokenizer
 
 from jaxspec import noise
 from jaxspec.accept import block, common, coupled, rejection
-from jaxspec.base import Draft, Drafter, Prompt, Tree, Verdict, Weights
-from jaxspec.decode import autoregressive, speculative
+from jaxspec.base import Draft, Drafter, Prompt, Rule, Verdict
+from jaxspec.decode.request import prepare
 from jaxspec.drafters import model as model_drafter
 from jaxspec.testing import (
     certify,
-    decoder_law,
+    certify_job,
+    decoder_distribution,
     outcomes,
-    plain_law,
+    plain_distribution,
     table_model,
     table_model_from,
     total_variation,
+    with_sampler,
     word_tokenizer,
 )
-from jaxspec.warp import Controls, greedy, sampling
+from jaxspec.warp import SamplingParams, chain, greedy, sampling
 
 TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
-PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+PLAIN = SamplingParams(jnp.ones(1))
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
+def stateless(propose):
+    """A drafter that keeps nothing: propose(weights, context) -> Draft."""
+    return Drafter(
+        lambda *_: (),
+        lambda weights, caches, context: (propose(weights, context), caches),
+        lambda _, caches, *__: caches,
+    )
+
+
 def proposes(token):
-    """A drafter that always guesses one token, with certainty."""
+    """A drafter that always proposes one token, with certainty."""
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        guesses = jnp.full((context.length.shape[0], gamma), token, jnp.int32)
-        return Draft(guesses, None, jnp.full_like(context.length, gamma)), state
+    def propose(weights, context):
+        shape = context.limit.shape[0], context.gamma
+        return Draft(jnp.full(shape, token, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32))
 
-    return Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    return stateless(propose)
+
+
+def rule(verify):
+    return Rule(verify, "a test's", exact=True)
+
+
+def nothing_accepted(position, token):
+    zero = jnp.zeros_like(position)
+    return Verdict(zero, token, zero)
+
+
+def job(target=TARGET, **options):
+    return prepare(target, PROMPT, **dict(key=jax.random.key(0), temperature=1.0, eos_ids=()) | options)
+
+
+def plain(target, steps, **options):
+    made = job(target, **options)
+    return plain_distribution(target, PROMPT, made.sampler, made.request.sampling_params, steps)
 
 
 # --- table models
 
 
 def jitted(model):
-    prefill, extend, rewind, *_ = model.lm
-    return jax.jit(prefill, static_argnums=2), jax.jit(extend), jax.jit(rewind), model.params
+    lm = model.lm
+    return jax.jit(lm.prefill, static_argnums=2), jax.jit(lm.extend), jax.jit(lm.rewind), model.params
 
 
 @pytest.mark.parametrize(("order", "encoder"), [(0, False), (2, False), (3, False), (1, True)])
@@ -68,17 +98,60 @@ def test_extend_at_ragged_lengths_agrees_with_the_table(order, encoder):
     assert cache.length.tolist() == [len(row) for row in rows]
 
 
-def test_tree_nodes_see_their_own_path_and_rewind_keeps_it():
+TREE = jnp.array([[-1, 0, 0, 2], [-1, 0, 1, 1]])  # a root with two children, a grandchild; and another tree
+FED = jnp.array([[1, 0, 2, 1], [2, 0, 1, 0]])
+TWO = Prompt(jnp.array([[1, 0, 2], [2, 0, 0]]), jnp.array([3, 1]))
+CONTEXTS = [[(2, 1), (1, 0), (1, 2), (2, 1)], [(2, 2), (2, 0), (0, 1), (0, 0)]]  # the last two tokens at each node
+
+
+def test_every_node_of_a_tree_sees_its_own_path():
+    prefill, extend, _, table = jitted(TARGET)
+    _, cache = prefill(table, TWO, 9)
+    forward, after = extend(table, cache, FED, TREE)
+    for row in range(2):
+        for node, context in enumerate(CONTEXTS[row]):
+            np.testing.assert_array_equal(forward.logits[row, node], table[context])
+            assert forward.features[row, node].tolist() == [3 * context[0] + context[1]]
+            assert forward.taps[row, node].tolist() == list(context)
+    assert after.length.tolist() == [7, 5]
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_tree_may_be_fed_in_parts(first):
+    prefill, extend, _, table = jitted(TARGET)
+    _, cache = prefill(table, TWO, 9)
+    whole, _ = extend(table, cache, FED, TREE)
+    one, cache = extend(table, cache, FED[:, :first], TREE[:, :first])
+    two, cache = extend(table, cache, FED[:, first:], TREE)
+    np.testing.assert_array_equal(jnp.concatenate([one.logits, two.logits], axis=1), whole.logits)
+
+
+def test_select_keeps_a_path():
     prefill, extend, rewind, table = jitted(TARGET)
-    _, cache = prefill(table, PROMPT, 9)  # 1 0 2; then a root 1 with the children 0 and 2, and 1 below the 2
-    ancestors = jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]) > 0
-    tree = Tree(jnp.array([0, 1, 1, 2]), ancestors)
-    forward, cache = extend(table, cache, jnp.array([[1, 0, 2, 1]]), tree)
-    for node, context in enumerate([(2, 1), (1, 0), (1, 2), (2, 1)]):
-        np.testing.assert_array_equal(forward.logits[0, node], table[context])
-    cache = rewind(cache, jnp.array([6]), jnp.array([[3, 5, 6]]))
-    assert cache.tokens[0, :6].tolist() == [1, 0, 2, 1, 2, 1]
-    np.testing.assert_array_equal(extend(table, cache, jnp.array([[0]]))[0].logits[0, 0], table[1, 0])
+    _, cache = prefill(table, TWO, 7)
+    _, cache = extend(table, cache, FED, TREE)
+    start = jnp.array([3, 1])
+    cache = jax.jit(TARGET.lm.select)(cache, start, jnp.array([[0, 2, 3], [0, 1, 2]]))
+    assert cache.tokens[0, :6].tolist() == [1, 0, 2, 1, 2, 1] and cache.tokens[1, :4].tolist() == [2, 2, 0, 1]
+    assert cache.length.tolist() == [7, 5]  # select moves, rewind forgets
+    logits = extend(table, rewind(cache, start + 2), jnp.array([[0], [0]]))[0].logits
+    np.testing.assert_array_equal(logits[:, 0], jnp.stack([table[2, 0], table[0, 0]]))
+
+
+def test_select_near_the_end_of_the_cache_moves_nothing_else():
+    """A write of the whole path would not fit: it must not be shifted to the front."""
+    _, cache = TARGET.lm.prefill(TARGET.params, PROMPT, 4)
+    cache = cache._replace(tokens=jnp.array([[1, 0, 2, 1]]))
+    assert TARGET.lm.select(cache, jnp.array([2]), jnp.array([[1, 1, 1]])).tokens.tolist() == [[1, 0, 1, 1]]
+
+
+def test_prefill_gives_features_of_the_whole_row():
+    forward, _ = TARGET.lm.prefill(TARGET.params, TWO, 4)
+    assert forward.logits.shape == (2, 1, 3) and forward.features.shape == (2, 3, TARGET.lm.feature_size)
+    assert forward.features[0, :, 0].tolist() == [1, 3, 2]  # the contexts 0 1, 1 0 and 0 2
+    np.testing.assert_array_equal(forward.logits[:, 0], jnp.stack([TARGET.params[0, 2], TARGET.params[0, 2]]))
+    encoder, _ = table_model(jax.random.key(3), 3, 1, encoder=True).lm.prefill(jnp.zeros((3, 3, 3)), TWO, 4)
+    assert encoder.features.tolist() == [[[0]], [[6]]]  # one token a row: topics 3 % 3 and 2, then the start token
 
 
 def test_a_row_that_outgrows_its_cache_is_not_clamped_silently():
@@ -96,23 +169,23 @@ def test_models_of_one_kind_share_their_functions_so_that_programs_are_shared():
     assert TARGET.lm == DRAFT.lm and TARGET.lm != TOY.lm
 
 
-# --- laws
+# --- distributions
 
 
-def test_plain_law_by_hand():
-    law = plain_law(TOY, PROMPT, sampling(), PLAIN, 2, eos=(2,))
+def test_plain_distribution_by_hand():
+    distribution = plain_distribution(TOY, PROMPT, sampling(), PLAIN, 2, eos=(2,))
     expected = {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (1, 0): 0.15, (1, 1): 0.09, (1, 2): 0.06, (2,): 0.2}
-    assert law.keys() == expected.keys() and total_variation(law, expected) < 1e-7
-    assert plain_law(TOY, PROMPT, greedy(), None, 3) == {(0, 0, 0): 1.0}
+    assert distribution.keys() == expected.keys() and total_variation(distribution, expected) < 1e-7
+    assert plain_distribution(TOY, PROMPT, greedy(), None, 3) == {(0, 0, 0): 1.0}
 
 
 @pytest.mark.parametrize("encoder", [False, True])
-def test_plain_law_is_a_law_and_the_same_when_the_table_is_read_as_a_network(encoder):
+def test_plain_distribution_is_a_distribution_and_the_same_when_the_table_is_read_as_a_network(encoder):
     model = table_model(jax.random.key(4), 3, encoder=encoder)
     request = PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4
-    law = plain_law(model, *request, eos=(1,))
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    assert total_variation(law, plain_law(model._replace(config=None), *request, eos=(1,))) < 1e-12
+    distribution = plain_distribution(model, *request, eos=(1,))
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-12)
+    assert total_variation(distribution, plain_distribution(model._replace(config=None), *request, eos=(1,))) < 1e-12
 
 
 def test_total_variation():
@@ -122,106 +195,132 @@ def test_total_variation():
 
 @pytest.mark.parametrize("eos", [(), (1,)])
 def test_plain_decoding_is_exact(eos):
-    assert certify(TARGET, prompt=PROMPT, steps=4, eos=eos) < 1e-6
+    assert certify(TARGET, prompt=PROMPT, steps=4, eos_ids=eos) < 1e-6
 
 
 def test_merging_and_a_limit_past_the_last_step_change_nothing():
-    decoder = speculative(TARGET.lm, model_drafter(DRAFT.lm), rejection(), sampling(), 1)
-    request = Weights(TARGET.params, DRAFT.params), PROMPT, PLAIN
-    merged, whole = (decoder_law(decoder, *request, steps=3, limit=8, merge=merge) for merge in (True, False))
-    assert sum(whole.values()) == pytest.approx(1, abs=1e-9) and total_variation(merged, whole) < 1e-7
-    assert total_variation(merged, plain_law(TARGET, PROMPT, sampling(), PLAIN, 3)) < 1e-6
+    made = job(drafter=DRAFT, gamma=1)
+    merged, whole = (decoder_distribution(made, steps=3, limit=8, merge=merge) for merge in (True, False))
+    assert sum(whole.values()) == pytest.approx(1, abs=1e-7) and total_variation(merged, whole) < 1e-6
+    assert total_variation(merged, plain(TARGET, 3)) < 1e-6
+    assert certify_job(made, 3) == total_variation(
+        merged, plain(TARGET, 3)
+    )  # the job's own limit and key do not matter
+
+
+def test_a_sampler_of_ones_own():
+    def twice(sampling_params, logits, prefix):
+        return 2 * logits
+
+    twice_as_sure = chain(twice, to=sampling())
+    half = certify(TARGET, drafter=DRAFT, gamma=1, steps=3, sampler=twice_as_sure, sampling_params=PLAIN)
+    made = with_sampler(job(drafter=DRAFT, gamma=1), twice_as_sure, PLAIN)
+    assert half < 1e-6 and certify_job(made, 2) < 1e-6
+    assert total_variation(decoder_distribution(made, steps=2), plain(TARGET, 2, temperature=0.5)) < 1e-6
+
+
+P = np.array([0.5, 0.3, 0.2])  # of TOY
+
+
+def two_tokens(second):
+    """The distribution of a first token from P, and a second one from another distribution."""
+    return {(a, b): P[a] * second[b] for a in range(3) for b in range(3)}
 
 
 def test_a_coin_may_decide_several_things():
-    def rule(keys, position, draft, target):
+    def verify(keys, position, draft, target):
         coin = noise.uniform(keys, 1)
         count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(jnp.int32)  # 0 to 3, a quarter each
-        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
+        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
 
-    decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 3)
-    law = decoder_law(decoder, Weights(TOY.params), PROMPT, PLAIN, steps=2)
-    p = np.array([0.5, 0.3, 0.2])
-    second = 0.25 * p + 0.75 * np.eye(3)[1]
-    assert total_variation(law, {(a, b): p[a] * second[b] for a in range(3) for b in range(3)}) < 1e-6
+    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=3), steps=2)
+    assert total_variation(distribution, two_tokens(0.25 * P + 0.75 * np.eye(3)[1])) < 1e-6
 
 
 @pytest.mark.parametrize("opens", [0.25, 0.75], ids=["low", "high"])
 def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
-    """Guess 0 is kept if both coins are on their open sides: the first coin alone decides nothing."""
+    """Draft token 0 is accepted if both coins are on their open sides: the first coin alone decides nothing."""
 
-    def rule(keys, position, draft, target):
+    def verify(keys, position, draft, target):
         first, second = noise.uniform(keys, 2).T
         open_side = second < opens if opens < 0.5 else second >= opens
         count = jnp.logical_and(first < 0.5, open_side).astype(jnp.int32)
-        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]))
+        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
 
-    decoder = speculative(TOY.lm, proposes(1), rule, sampling(), 1)
-    law = decoder_law(decoder, Weights(TOY.params), PROMPT, PLAIN, steps=2)
-    p = np.array([0.5, 0.3, 0.2])
-    second = 0.125 * np.eye(3)[1] + 0.875 * p
-    assert total_variation(law, {(a, b): p[a] * second[b] for a in range(3) for b in range(3)}) < 1e-6
+    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=1), steps=2)
+    assert total_variation(distribution, two_tokens(0.125 * np.eye(3)[1] + 0.875 * P)) < 1e-6
+
+
+def test_a_coin_may_matter_only_where_one_is_high_and_another_one_low():
+    def verify(keys, position, draft, target):
+        first, high, low = noise.uniform(keys, 3).T
+        count = ((first < 0.5) & (high >= 0.75) & (low < 0.125)).astype(jnp.int32)
+        return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
+
+    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=1), steps=2)
+    accepted = 0.5 * 0.25 * 0.125
+    assert total_variation(distribution, two_tokens(accepted * np.eye(3)[1] + (1 - accepted) * P)) < 1e-6
 
 
 # --- what is wrong is caught
 
 
 def resamples_from_p(keys, position, draft, target):
-    kept = rejection()(keys, position, draft, target).num_accepted  # its token has the same noise, and is not read
-    return Verdict(kept, common.draw(keys, position, target.log_probs[:, 0]))
+    kept = rejection().verify(keys, position, draft, target)  # its token has the same noise, and is not read
+    return kept._replace(next_token=common.sample_residual(keys, position, target.log_probs[:, 0]))
 
 
 def bonus_from_the_wrong_row(keys, position, draft, target):
-    coins = common.coins(keys, position, draft)
+    coins = common.uniforms(keys, position, draft)
     p, q = (jnp.exp(x) for x in (target.log_probs, draft.log_probs))
     p_x, q_x = (jnp.take_along_axis(x, draft.tokens[..., None], axis=-1)[..., 0] for x in (p[:, :-1], q))
     count = common.count_accepted(coins * q_x < p_x, draft.length)
     at = jnp.minimum(count, draft.tokens.shape[1] - 1)[:, None, None]  # one too early if all were accepted
     p, q = (jnp.take_along_axis(x, at, axis=1)[:, 0] for x in (p, q))
     q = jnp.where((count < draft.length)[:, None], q, 0.0)
-    return Verdict(count, common.draw(keys, position, jnp.log(common.residual(p, q))))
+    return Verdict(count, common.sample_residual(keys, position, jnp.log(common.residual(p, q))), count)
 
 
 def argmax_scored_with_its_softmax():
-    right = model_drafter(DRAFT.lm)
+    right = model_drafter(DRAFT)
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        draft, state = right.propose(keys, params, state, context, gamma, to_law)
-        return draft._replace(tokens=jnp.argmax(draft.log_probs, axis=-1).astype(jnp.int32)), state
+    def propose(weights, caches, context):
+        draft, caches = right.functions.propose(weights, caches, context)
+        return draft._replace(tokens=jnp.argmax(draft.log_probs, axis=-1).astype(jnp.int32)), caches
 
-    return right._replace(propose=propose)
+    return right._replace(functions=right.functions._replace(propose=propose))
 
 
 @pytest.mark.parametrize(
     ("drafter", "accept"),
     [
-        (DRAFT, resamples_from_p),
-        (DRAFT, bonus_from_the_wrong_row),
+        (DRAFT, rule(resamples_from_p)),
+        (DRAFT, rule(bonus_from_the_wrong_row)),
         (argmax_scored_with_its_softmax(), rejection()),
     ],
     ids=["resampling from p", "bonus from the wrong row", "argmax scored with its softmax"],
 )
 def test_a_wrong_decoder_is_caught(drafter, accept):
-    options = dict(draft_params=DRAFT.params, gamma=1, prompt=PROMPT, steps=3)
-    assert certify(TARGET, drafter=drafter, accept=accept, **options) > 1e-2
+    assert certify(TARGET, drafter=drafter, accept=accept, gamma=1, prompt=PROMPT, steps=3) > 1e-2
 
 
 def by_inversion(coins_of):
     """The rejection rule, its token drawn by inverting the distribution function at a uniform number.
 
-    coins_of: keys, position -> the number for the guess, and the one for the token.
+    coins_of: keys, position -> the number for the draft token, and the one for the token.
     """
 
-    def rule(keys, position, draft, target):
+    def verify(keys, position, draft, target):
         keeps, picks = coins_of(keys, position)
-        p, q = jnp.exp(target.log_probs), jnp.exp(draft.log_probs[:, 0])
-        guess = draft.tokens[:, :1]
-        kept = keeps * jnp.take_along_axis(q, guess, axis=1)[:, 0] < jnp.take_along_axis(p[:, 0], guess, axis=1)[:, 0]
+        p, q, x = jnp.exp(target.log_probs), jnp.exp(draft.log_probs[:, 0]), draft.tokens[:, :1]
+        p_x, q_x = (jnp.take_along_axis(probs, x, axis=1)[:, 0] for probs in (p[:, 0], q))
+        kept = keeps * q_x < p_x
         left = jnp.where(kept[:, None], p[:, 1], common.residual(p[:, 0], q))
         below = jnp.cumsum(left, axis=1) <= (picks * jnp.sum(left, axis=1))[:, None]
-        return Verdict(kept.astype(jnp.int32), jnp.minimum(jnp.sum(below, axis=1), 2).astype(jnp.int32))
+        count = kept.astype(jnp.int32)
+        return Verdict(count, jnp.minimum(jnp.sum(below, axis=1), 2).astype(jnp.int32), count)
 
-    return rule
+    return rule(verify)
 
 
 def coin(keys, position, index):
@@ -244,12 +343,12 @@ def two_numbers(keys, position):
     return coin(keys, position, 0), coin(keys, position + 1000, 1)
 
 
-ONE_GUESS = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, steps=3)
+ONE_TOKEN = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, steps=3)
 
 
-def test_one_uniform_number_for_the_guess_and_the_token_is_caught():
-    assert certify(TARGET, accept=by_inversion(two_numbers), **ONE_GUESS) < 1e-6
-    assert certify(TARGET, accept=by_inversion(one_number), **ONE_GUESS) > 1e-2
+def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
+    assert certify(TARGET, accept=by_inversion(two_numbers), **ONE_TOKEN) < 1e-6
+    assert certify(TARGET, accept=by_inversion(one_number), **ONE_TOKEN) > 1e-2
 
 
 # --- draws that share their noise are refused
@@ -262,123 +361,133 @@ def test_one_uniform_number_for_the_guess_and_the_token_is_caught():
 def test_a_coin_that_is_drawn_twice_is_refused(coins_of, when):
     found = rf"share their noise, a coin drawn in test_testing.py:.* and, {when}, a coin drawn in .*noise\.at\("
     with pytest.raises(ValueError, match=found):
-        certify(TARGET, accept=by_inversion(coins_of), **ONE_GUESS)
+        certify(TARGET, accept=by_inversion(coins_of), **ONE_TOKEN)
 
 
-def test_guesses_keyed_by_their_own_positions_are_refused():
-    """A position behind a rejection is guessed again, with the noise that the verdict of `block` has looked at."""
+@pytest.mark.parametrize("accept", [block(), rejection()], ids=["block", "rejection"])
+def test_draft_tokens_keyed_by_their_own_positions(accept):
+    """A position after a rejection is drafted again, with noise that the verdict of `block` has looked at: refused.
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        law = jnp.log(jnp.broadcast_to(jnp.array([0.2, 0.2, 0.6]), (context.length.shape[0], 3)))
-        at = (noise.at(keys, context.length + i, noise.Purpose.DRAFT) for i in range(gamma))
-        tokens = jnp.stack([noise.categorical(each, law) for each in at], axis=1)
-        return Draft(tokens, jnp.stack([law] * gamma, axis=1), jnp.full_like(context.length, gamma)), state
+    The rejection rule has not looked at it, and stays exact.
+    """
 
-    drafter = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    def propose(weights, context):
+        length, gamma = context.row.length, context.gamma
+        distribution = jnp.log(jnp.broadcast_to(jnp.array([0.2, 0.2, 0.6]), (length.shape[0], 3)))
+        at = (noise.at(context.keys, length + i, noise.Purpose.DRAFT) for i in range(gamma))
+        tokens = jnp.stack([noise.categorical(each, distribution) for each in at], axis=1)
+        return Draft(tokens, jnp.full_like(length, gamma), log_probs=jnp.stack([distribution] * gamma, axis=1))
+
+    options = dict(drafter=stateless(propose), accept=accept, gamma=2, steps=3)
+    if accept.name == "rejection":
+        assert certify(TOY, **options) < 1e-6
+        return
     with pytest.raises(ValueError, match=r"a token drawn in .* \(propose\).* of an earlier round, a token"):
-        certify(TOY, drafter=drafter, accept=block(), gamma=2, steps=3)
+        certify(TOY, **options)
 
 
 def test_a_token_that_is_drawn_twice_is_refused():
     """Unless one of them is not read, as in `resamples_from_p`."""
 
-    def rule(keys, position, draft, target):
-        verdict = rejection()(keys, position, draft, target)
-        again = common.draw(keys, position, target.log_probs[:, 0])
+    def verify(keys, position, draft, target):
+        verdict = rejection().verify(keys, position, draft, target)
+        again = common.sample_residual(keys, position, target.log_probs[:, 0])
         return verdict._replace(next_token=jnp.where(again == 0, again, verdict.next_token))
 
-    with pytest.raises(ValueError, match=r"for test_testing.py:\d+ \(rule\) and, of the same round, a token drawn in"):
-        certify(TARGET, accept=rule, **ONE_GUESS)
+    found = r"(for test_testing.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
+    with pytest.raises(ValueError, match=found):
+        certify(TARGET, accept=rule(verify), **ONE_TOKEN)
 
 
 def test_a_key_that_all_rows_share_is_refused():
-    def rule(keys, position, draft, target):
+    def verify(keys, position, draft, target):
         same = noise.row_keys(jax.random.key(5), 1)[jnp.zeros(position.shape, jnp.int32)]
-        return Verdict(jnp.zeros_like(position), noise.categorical(same, target.log_probs[:, 0]))
+        return nothing_accepted(position, noise.categorical(same, target.log_probs[:, 0]))
 
-    with pytest.raises(ValueError, match=r"\(rule\).* has the same key in every row"):
-        certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=2)
-
-
-COUPLED = dict(drafter=model_drafter(DRAFT.lm, True), draft_params=DRAFT.params, gamma=2, prompt=PROMPT, steps=3)
+    with pytest.raises(ValueError, match=r"\(verify\).* has the same key in every row"):
+        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
 
 
-def test_noise_is_shared_only_where_every_token_is_plain_samplings():
-    """With `coupled` it is: tests/accept/test_coupled.py."""
+COUPLED = dict(drafter=model_drafter(DRAFT, coupled=True), gamma=2, prompt=PROMPT, steps=3)
+
+
+def test_noise_is_shared_only_where_it_was_not_looked_at_or_every_token_is_plain_samplings():
+    """Of a draft that is rejected `block` has looked at all tokens, the rejection rule at none that it drafts again.
+
+    With `coupled` every token is plain sampling's: tests/accept/test_coupled.py.
+    """
+    assert certify(TARGET, accept=rejection(), **COUPLED) < 1e-6
     with pytest.raises(ValueError, match="of an earlier round"):
-        certify(TARGET, accept=rejection(), **COUPLED)
+        certify(TARGET, accept=block(), **COUPLED)
 
 
-def test_a_coupled_rule_that_takes_its_tokens_from_another_law_is_caught():
+def test_a_coupled_rule_that_takes_its_tokens_from_another_distribution_is_caught():
     def colder(keys, position, draft, target):
-        return coupled()(keys, position, draft, target._replace(log_probs=2 * target.log_probs))
+        return coupled().verify(keys, position, draft, target._replace(log_probs=2 * target.log_probs))
 
-    assert certify(TARGET, accept=colder, **COUPLED) > 1e-2
+    assert certify(TARGET, accept=rule(colder), **COUPLED) > 1e-2
 
 
 # --- what cannot be enumerated is refused
 
 
 def test_noise_from_elsewhere_is_refused():
-    def rule(keys, position, draft, target):
-        return Verdict(jnp.zeros_like(position), jax.vmap(lambda k: jax.random.randint(k, (), 0, 3))(keys))
+    def verify(keys, position, draft, target):
+        return nothing_accepted(position, jax.vmap(lambda k: jax.random.randint(k, (), 0, 3, jnp.int32))(keys))
 
     with pytest.raises(ValueError, match="depends on its keys"):
-        certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=2)
+        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
 
 
 def test_noise_from_elsewhere_on_the_last_of_many_paths_is_refused(monkeypatch):
     """Behind token 2 only: with few paths to a run, they are in the last one."""
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        return Draft(last, None, jnp.ones_like(context.length)), state
+    def propose(weights, context):
+        last = jnp.take_along_axis(context.row.tokens, context.row.length[:, None] - 1, axis=1)
+        return Draft(last, jnp.ones_like(context.row.length))
 
-    def rule(keys, position, draft, target):
-        token = common.draw(keys, position, target.log_probs[:, 0])
+    def verify(keys, position, draft, target):
+        token = common.sample_residual(keys, position, target.log_probs[:, 0])
         elsewhere = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3, jnp.int32))(keys)
-        return Verdict(jnp.zeros_like(position), jnp.where(draft.tokens[:, 0] == 2, elsewhere, token))
+        return nothing_accepted(position, jnp.where(draft.tokens[:, 0] == 2, elsewhere, token))
 
     monkeypatch.setattr(outcomes, "MEMORY", 1 << 14)
     with pytest.raises(ValueError, match="depends on its keys"):
-        drafter = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
-        certify(TOY, drafter=drafter, accept=rule, gamma=1, steps=2)
+        certify(TOY, drafter=stateless(propose), accept=rule(verify), gamma=1, steps=2)
 
 
 def from_gumbel(pick):
-    """A rule that keeps nothing, and takes its token from noise that it has asked for: pick(keys, law, noise)."""
+    """A rule that accepts nothing, and takes its token from noise that it has asked for: pick(keys, distribution,
+    noise)."""
 
-    def rule(keys, position, draft, target):
-        at, law = noise.at(keys, position, noise.Purpose.RESIDUAL), target.log_probs[:, 0]
-        return Verdict(jnp.zeros_like(position), pick(at, law, noise.gumbel(at, law.shape[1])))
+    def verify(keys, position, draft, target):
+        at, distribution = noise.at(keys, position, noise.Purpose.RESIDUAL), target.log_probs[:, 0]
+        return nothing_accepted(position, pick(at, distribution, noise.gumbel(at, distribution.shape[1])))
 
-    return rule
-
-
-def own_argmax(keys, law, gumbel):
-    return noise.first_largest(law + gumbel)
+    return rule(verify)
 
 
-def noise_turned_round(keys, law, gumbel):
-    return noise.categorical(keys, law, drawn=-gumbel)
+def own_argmax(keys, distribution, gumbel):
+    return noise.first_largest(distribution + gumbel)
+
+
+def noise_turned_round(keys, distribution, gumbel):
+    return noise.categorical(keys, distribution, drawn=-gumbel)
 
 
 @pytest.mark.parametrize("pick", [own_argmax, noise_turned_round])
 def test_an_argmax_over_noise_is_refused(pick):
-    with pytest.raises(ValueError, match=r"an argmax of its own over noise.gumbel.*: its law cannot be enumerated"):
+    with pytest.raises(ValueError, match=r"an argmax of its own over noise.gumbel.*: its distribution cannot be"):
         certify(TOY, drafter=proposes(1), accept=from_gumbel(pick), gamma=1, steps=2)
 
 
 def test_noise_may_be_kept_for_a_draw():
-    rule = from_gumbel(lambda keys, law, gumbel: noise.categorical(keys, law, drawn=gumbel))
-    assert certify(TOY, drafter=proposes(1), accept=rule, gamma=1, steps=3) < 1e-6
+    accept = from_gumbel(lambda keys, distribution, gumbel: noise.categorical(keys, distribution, drawn=gumbel))
+    assert certify(TOY, drafter=proposes(1), accept=accept, gamma=1, steps=3) < 1e-6
 
 
 def test_a_state_that_rows_share_is_refused():
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        return Draft(jnp.ones((context.length.shape[0], gamma), jnp.int32), None, context.length), state + 1
-
-    counting = Drafter(lambda *_: jnp.zeros((), jnp.int32), propose, lambda params, state, *_: state)
+    counting = proposes(1)._replace(init=lambda *_: jnp.zeros((), jnp.int32))
     with pytest.raises(ValueError, match="has the batch"):
         certify(TOY, drafter=counting, gamma=1, steps=2)
 
@@ -395,14 +504,24 @@ def test_logits_that_are_not_finite_are_an_error():
         certify(broken, steps=3)
 
 
-def test_a_round_that_commits_nothing_is_an_error():
-    decoder = autoregressive(TOY.lm, sampling())
+def test_a_drafters_nan_that_matters_is_an_error():
+    def verify(keys, position, draft, target):
+        broken = jnp.where(draft.tokens[:, :1] == 1, jnp.nan, target.log_probs[:, 0])
+        return nothing_accepted(position, noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), broken))
 
-    def step(keys, weights, state):
-        return state, decoder.step(keys, weights, state)[1]
+    with pytest.raises(FloatingPointError, match="NaN in it"):
+        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
+
+
+def test_a_round_that_commits_nothing_is_an_error():
+    made = job(TOY)
+    decoder = made.decoder
+
+    def step(weights, state):
+        return state, decoder.step(weights, state)[1]
 
     with pytest.raises(RuntimeError, match="2 rounds"):
-        decoder_law(decoder._replace(step=step), Weights(TOY.params), PROMPT, PLAIN, steps=2)
+        decoder_distribution(made._replace(decoder=decoder._replace(step=step)), steps=2)
 
 
 # --- words

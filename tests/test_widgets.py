@@ -29,8 +29,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 FLAGS += ["--disable-component-update", "--disable-sync"]
 ANSWER = 60_000  # milliseconds for a page, or a picture, to appear
 SEEN = {  # colour and line of the words in a trace's legend
-    "accepted guess": ("rgb(0, 122, 90)", "none"),
-    "rejected guess": ("rgb(192, 57, 43)", "line-through"),
+    "accepted draft token": ("rgb(0, 122, 90)", "none"),
+    "rejected draft token": ("rgb(192, 57, 43)", "line-through"),
     "the target's own token": ("rgb(0, 89, 179)", "underline"),
 }
 
@@ -172,7 +172,8 @@ def test_a_slider_changes_the_picture(run, name, moves):
 
 
 def test_a_generation_shows_itself(run):
-    """Its text, and behind a click every round, with accepted guesses in green and the rejected one struck through."""
+    """Its text, and after a click every round, with accepted draft tokens in green and the rejected one struck
+    through."""
     page = run("quickstart")
     shown = page.locator(".jp-RenderedHTMLCommon").filter(has=page.locator("details")).first
     shown.scroll_into_view_if_needed()

@@ -1,4 +1,4 @@
-"""Every rule of the family once, with ordinary parameters, for whoever measures or checks all of them.
+"""Every rule of the family once, with ordinary parameters, for measuring or checking all of them.
 
 Nothing in decoding reads this list, and a rule of your own needs no place in it.
 """
@@ -9,21 +9,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxspec.accept.block import block
-from jaxspec.accept.common import Rule
+from jaxspec.accept.classical import classical_rejection
 from jaxspec.accept.coupled import coupled
 from jaxspec.accept.exact_match import exact_match
-from jaxspec.accept.iterated import Choice, Proposals, iterated
 from jaxspec.accept.lenient import lenient
 from jaxspec.accept.rejection import rejection
-from jaxspec.accept.rejection_sampling import rejection_sampling
 from jaxspec.accept.typical import threshold, typical
-from jaxspec.base import Keys, Law
+from jaxspec.base import Rule
 
 Ceiling = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
-Step = Callable[[Keys, Int[Array, " B"], Proposals, Law], Choice]
 
 LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
 
@@ -60,14 +57,13 @@ def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]
     return jnp.where(low, jnp.exp(log_p), 1.0)
 
 
-# By the name of what makes them: the rules for a chain of guesses, and the steps that judge proposals for one position.
-CHAINS: dict[str, Entry] = {
+# By the name of what makes them.
+RULES: dict[str, Entry] = {
     "rejection": Entry(rejection()),
     "block": Entry(block()),
     "coupled": Entry(coupled()),
     "exact_match": Entry(exact_match()),
-    "rejection_sampling": Entry(rejection_sampling()),
+    "classical_rejection": Entry(classical_rejection()),
     "lenient": Entry(lenient(LENIENCE), lenient_ceiling),
     "typical": Entry(typical(EPSILON, DELTA), typical_ceiling),
 }
-STEPS: dict[str, Step] = {"iterated": iterated}

@@ -1,61 +1,30 @@
-"""What acceptance rules share: the type they return, laws at the guesses, the residual.
+"""What acceptance rules share: uniform draws, probabilities of draft tokens, the residual, matching against tokens.
 
-Axis letters as in `jaxspec.base`: B batch, G gamma, V vocabulary; T is any number of positions.
+Axis letters as in `jaxspec.base`: B batch, G draft tokens of a chain, N nodes of a tree, V vocabulary, T any number of
+positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import noise
-from jaxspec.base import AcceptRule, Draft, Keys, Law, Verdict
+from jaxspec import noise, tree
+from jaxspec.base import Draft, Keys, Verdict
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
 NOTHING = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
 
-# (log_p [B, T, V], log_q [B, T, V], tokens [B, T]) -> [B, T]
-KeptRatio = Callable[[Float[Array, "B T V"], Float[Array, "B T V"], Int[Array, "B T"]], Float[Array, "B T"]]
 
-
-class Rule(NamedTuple):
-    """An acceptance rule that says what it is; it is called like any other `base.AcceptRule`.
-
-    Attributes:
-        judge: what decides.
-        name: what it is called, with its parameters.
-        exact: whether the text has the target's law whatever the drafter does; if not, the docstring of the rule's
-            factory says what is guaranteed instead.
-        plain_noise: whether guesses drawn with plain sampling's own noise are accepted more often.
-        reads_soft: whether it reads `Law.soft`, and so must be given it.
-        kept_ratio: of each token x of a text, the probability that x is guessed and kept, over p(x), so that products
-            of it say how many guesses are kept (see `analysis.replay`); None where that is not known. Under a rule
-            that judges guesses together their probabilities multiply before they are cut.
-
-    >>> rule = Rule(lambda keys, position, draft, target: match(draft, target.tokens), "mine", exact=True)
-    >>> draft = Draft(jnp.array([[4, 9]]), None, jnp.array([2]))
-    >>> rule(None, None, draft, Law(tokens=jnp.array([[4, 5, 6]]))).num_accepted.tolist()
-    [1]
-    """
-
-    judge: AcceptRule
-    name: str
-    exact: bool
-    plain_noise: bool = False
-    reads_soft: bool = False
-    kept_ratio: KeptRatio | None = None
-
-    def __call__(self, keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
-        return self.judge(keys, position, draft, target)
+def is_real(draft: Draft) -> Bool[Array, "B N"]:
+    """Which draft tokens of each row are real, and not padding."""
+    return jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
-    """How many guesses precede the first that is not accepted, or not real.
+    """How many draft tokens of a chain precede the first that is not accepted, or not real.
 
     >>> count_accepted(jnp.array([[True, False, True], [True, True, True]]), jnp.array([3, 2])).tolist()
     [1, 2]
@@ -65,14 +34,58 @@ def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> In
     return jnp.sum(run, axis=1).astype(length.dtype)
 
 
-def match(draft: Draft, tokens: Int[Array, "B G+1"]) -> Verdict:
-    """Guesses are kept while they are the given tokens; what every rule comes to where the target's law is certain.
+def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, " B"]) -> Verdict:
+    """The verdict on a chain of which `count` tokens are accepted: these had a trial, and the one after them."""
+    return Verdict(count, next_token, jnp.minimum(count + 1, draft.length))
 
-    >>> match(Draft(jnp.array([[4, 9, 6]]), None, jnp.array([3])), jnp.array([[4, 5, 6, 7]]))._asdict()
-    {'num_accepted': Array([1], dtype=int32), 'next_token': Array([5], dtype=int32)}
+
+def match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
+    """Draft tokens are accepted while they are the given ones: what every rule is where the target is certain.
+
+    Args:
+        draft: a chain or a tree.
+        tokens: the token that must follow each fed token.
+
+    >>> chain = Draft(jnp.array([[4, 9, 6]]), jnp.array([3]))
+    >>> verdict = match(chain, jnp.array([[4, 5, 6, 7]]))
+    >>> verdict.num_accepted.tolist(), verdict.next_token.tolist(), verdict.num_tested.tolist()
+    ([1], [5], [2])
+    >>> fork = Draft(jnp.array([[9, 4, 5]]), jnp.array([3]), parent=jnp.array([[0, 0, 2]]))
+    >>> verdict = match(fork, jnp.array([[4, 0, 5, 7]]))
+    >>> verdict.num_accepted.tolist(), verdict.next_token.tolist(), verdict.path[:, :2].tolist()
+    ([2], [7], [[1, 2]])
     """
-    count = count_accepted(draft.tokens == tokens[:, :-1], draft.length)
-    return Verdict(count, pick(tokens, count))
+    if draft.parent is None:
+        count = count_accepted(draft.tokens == tokens[:, :-1], draft.length)
+        return chain_verdict(draft, count, take_position(tokens, count))
+    parent = jnp.where(is_real(draft), draft.parent, -1)
+    wanted = jnp.take_along_axis(tokens, jnp.maximum(parent, 0), axis=1)
+    # Of siblings with one token the first counts.
+    twin = jnp.logical_and(
+        parent[:, :, None] == parent[:, None, :], draft.tokens[:, :, None] == draft.tokens[:, None, :]
+    )
+    earlier = jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]
+    first = jnp.logical_not(jnp.any(jnp.logical_and(twin, earlier), axis=-1))
+    count, path = tree.path_of(parent, jnp.logical_and(draft.tokens == wanted, first))
+    count = count.astype(draft.length.dtype)
+    last = last_of(path, count)
+    # Siblings are tried in order, up to the one that is accepted; all children of the last node are.
+    current = jnp.concatenate([jnp.zeros_like(path[:, :1]), path[:, :-1] + 1], axis=1)
+    step = jnp.arange(path.shape[1], dtype=count.dtype)[None, :]
+    visited = jnp.logical_and(parent[:, :, None] == current[:, None, :], (step < count[:, None])[:, None, :])
+    before = jnp.arange(parent.shape[1], dtype=path.dtype)[None, :, None] <= path[:, None, :]
+    tested = jnp.logical_or(jnp.any(jnp.logical_and(visited, before), axis=-1), parent == last[:, None])
+    return Verdict(count, take_position(tokens, last), jnp.sum(tested, axis=1, dtype=count.dtype), path)
+
+
+def last_of(path: Int[Array, "B N"], count: Int[Array, " B"]) -> Int[Array, " B"]:
+    """The fed token at the end of a path: 0 where nothing was accepted.
+
+    >>> last_of(jnp.array([[1, 3, 0], [2, 0, 1]]), jnp.array([2, 0])).tolist()
+    [4, 0]
+    """
+    node = take_position(path, jnp.maximum(count - 1, 0)) + 1
+    return jnp.where(count > 0, node, 0)
 
 
 def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
@@ -85,44 +98,44 @@ def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B 
     return jnp.where(jnp.sum(left, axis=-1, keepdims=True) > NOTHING, left, p)
 
 
-def draw(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """The token after the kept guesses, from a law that need not be normalised."""
+def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """The token after the accepted draft tokens, from a distribution that need not be normalised."""
     return noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), log_probs)
 
 
-def coins(keys: Keys, position: Int[Array, " B"], draft: Draft) -> Float[Array, "B G"]:
-    """A uniform draw for each guess; fresh each round, since `position` only grows."""
+def uniforms(keys: Keys, position: Int[Array, " B"], draft: Draft) -> Float[Array, "B N"]:
+    """A uniform draw for each draft token; fresh each round, since `position` only grows."""
     return noise.uniform(noise.at(keys, position, noise.Purpose.COIN), draft.tokens.shape[1])
 
 
-def probs_of(draft: Draft) -> Float[Array, "B G"]:
-    """q(x) of each guess; 1 if the proposal is deterministic."""
+def draft_probs(draft: Draft) -> Float[Array, "B G"]:
+    """q(x) of each token of a chain; 1 if the proposal is deterministic."""
     if draft.log_probs is None:
         return jnp.ones(draft.tokens.shape, jnp.float32)
     return probs_at(draft.log_probs, draft.tokens)
 
 
-def proposals(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
-    """q at each guess; one-hot if the proposal is deterministic."""
+def draft_distributions(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
+    """q at each token of a chain; one-hot if the proposal is deterministic."""
     if draft.log_probs is None:
         return (jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]).astype(jnp.float32)
     return jnp.exp(draft.log_probs)
 
 
-def proposal_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
-    """q at the first rejected guess; 0 where all real guesses were accepted, so that the residual is p."""
+def draft_distribution_at(draft: Draft, count: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
+    """q at a chain's first rejected token; 0 where all real ones were accepted, so that the residual is p."""
     gamma = draft.tokens.shape[1]
     if gamma == 0:
         return jnp.zeros((draft.tokens.shape[0], vocab), jnp.float32)
     index = jnp.minimum(count, gamma - 1)
     if draft.log_probs is None:
-        q = (jnp.arange(vocab)[None, :] == pick(draft.tokens, index)[:, None]).astype(jnp.float32)
+        q = (jnp.arange(vocab)[None, :] == take_position(draft.tokens, index)[:, None]).astype(jnp.float32)
     else:
-        q = jnp.exp(pick(draft.log_probs, index))
+        q = jnp.exp(take_position(draft.log_probs, index))
     return jnp.where((count < draft.length)[:, None], q, 0.0)
 
 
-def pick(rows: Array, index: Int[Array, " B"]) -> Array:
+def take_position(rows: Array, index: Int[Array, " B"]) -> Array:
     """rows[b, index[b]] for each b."""
     index = index.reshape(-1, *([1] * (rows.ndim - 1)))
     return jnp.take_along_axis(rows, index, axis=1)[:, 0]
@@ -142,6 +155,6 @@ def likelihood_ratio(
     >>> likelihood_ratio(p, q, jnp.array([[1, 2]])).tolist()
     [[0.5, 0.0]]
     """
-    p, q = (jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] for law in (log_p, log_q))
+    p, q = (jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0] for log_probs in (log_p, log_q))
     possible = p > -jnp.inf
     return jnp.where(possible, jnp.exp(jnp.minimum(q - jnp.where(possible, p, 0.0), LARGEST)), 0.0)

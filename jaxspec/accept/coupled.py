@@ -1,4 +1,4 @@
-"""Coupled verification: speculative decoding says, token for token, what plain sampling says with the same key."""
+"""Coupled verification: speculative decoding emits, token for token, what plain sampling emits with the same key."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import noise
-from jaxspec.accept.common import Rule, count_accepted, likelihood_ratio, match, pick
-from jaxspec.base import Draft, Keys, Law, Verdict
+from jaxspec.accept.common import chain_verdict, count_accepted, is_real, likelihood_ratio, match, take_position
+from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
 @functools.cache
 def coupled() -> Rule:
-    """Keep guesses while they are the tokens that plain sampling draws at their positions with the same key.
+    """Accept draft tokens while they are the tokens that plain sampling draws at their positions with the same key.
 
     The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the row's key and of t
-    itself, the one that `autoregressive` uses. Which tokens are emitted then does not depend on the drafter, on gamma
-    or on where rounds begin, only what they cost; in particular their law is the target's. (Up to the rounding of the
-    target's logits: a pass over several tokens is not bit-equal to several passes over one.)
+    itself, the one that `autoregressive` uses. Which tokens are emitted then does not depend on the drafter, on gamma,
+    on the shape of a tree or on where rounds begin, only what they cost; in particular their distribution is the
+    target's. (Up to the rounding of the target's logits: a pass over several tokens is not bit-equal to several passes
+    over one.)
 
-    A guess that is independent of that noise is kept with probability p(x). A drafter that draws its own guesses with
-    the same noise (`drafters.model(lm, coupled=True)`, which `jaxspec.generate` takes for this rule) agrees with
-    probability at least (1 - d) / (1 + d), where d = 1 - sum_x min(p(x), q(x)). The rejection rule keeps 1 - d: the
-    difference is the price of the invariance.
+    A draft token that is independent of that noise is accepted with probability p(x), siblings with the sum of theirs.
+    A drafter that draws its own tokens with the same noise (`drafters.model(draft, coupled=True)`, which
+    `jaxspec.generate` takes for this rule) agrees with probability at least (1 - d) / (1 + d), where
+    d = 1 - sum_x min(p(x), q(x)). The rejection rule accepts 1 - d: the difference is the price of the invariance.
 
     Returns:
-        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
-        draft.tokens [B, G], draft.log_probs is not read, target.log_probs [B, G + 1, V] or target.tokens [B, G + 1].
+        A `base.Rule`. With B rows, N draft tokens and V tokens: draft.tokens [B, N], draft.log_probs is not read,
+        target.log_probs [B, N + 1, V] or target.tokens [B, N + 1].
 
     Example:
         >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([7])
-        >>> law = Law(log_probs=jnp.log(jnp.full((1, 3, 9), 1 / 9)))
-        >>> plain = [int(noise.categorical(noise.at(keys, position + i, noise.Purpose.TOKEN), law.log_probs[:, i])[0])
+        >>> p = Distribution(log_probs=jnp.log(jnp.full((1, 3, 9), 1 / 9)))
+        >>> plain = [int(noise.categorical(noise.at(keys, position + i, noise.Purpose.TOKEN), p.log_probs[:, i])[0])
         ...          for i in range(3)]
-        >>> verdict = coupled()(keys, position, Draft(jnp.array([plain[:2]]), None, jnp.array([2])), law)
+        >>> verdict = coupled().verify(keys, position, Draft(jnp.array([plain[:2]]), jnp.array([2])), p)
         >>> verdict.num_accepted.tolist(), verdict.next_token.tolist() == plain[2:]
         ([2], True)
 
@@ -44,25 +45,25 @@ def coupled() -> Rule:
     arXiv 2408.07978.
     """
 
-    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             return match(draft, target.tokens)
-        if draft.gumbel is not None:
-            return match_drawn(keys, position, draft, target)
-        return match(draft, plain_tokens(keys, position, draft, target))
+        if draft.parent is None and draft.aux is not None and "gumbel" in draft.aux:
+            return match_drawn(keys, position, draft, target, draft.aux["gumbel"])
+        return walk(keys, position, draft, target)
 
-    return Rule(judge, "coupled", exact=True, plain_noise=True, kept_ratio=kept_ratio)
+    return Rule(verify, "coupled", exact=True, trees=True, shares_noise=True, acceptance_ratio=acceptance_ratio)
 
 
-def kept_ratio(
+def acceptance_ratio(
     log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """P(x wins both races) / p(x) for a guess drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
+    """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
 
     With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.
 
     >>> p, q = (jnp.log(jnp.array([[[x, 1 - x]] * 2])) for x in (0.5, 0.75))
-    >>> [round(x, 3) for x in kept_ratio(p, q, jnp.array([[0, 1]]))[0].tolist()]
+    >>> [round(x, 3) for x in acceptance_ratio(p, q, jnp.array([[0, 1]]))[0].tolist()]
     [1.0, 0.5]
     """
     ratio = likelihood_ratio(log_p, log_q, tokens)[..., None]
@@ -71,34 +72,66 @@ def kept_ratio(
     return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
 
 
-def match_drawn(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
-    """The verdict where the drafter has drawn the noise at its guesses: only what follows them all is drawn here."""
-    assert target.log_probs is not None and draft.gumbel is not None
+def match_drawn(
+    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution, gumbel: Float[Array, "B G V"]
+) -> Verdict:
+    """The verdict on a chain whose drafter has drawn the noise at its tokens: only what follows them is drawn here."""
+    assert target.log_probs is not None
     tokens = []
     for i in range(draft.tokens.shape[1]):
         at = noise.at(keys, position + i, noise.Purpose.TOKEN)
-        tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=draft.gumbel[:, i]))
+        tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=gumbel[:, i]))
     plain = jnp.stack(tokens, axis=1)
     count = count_accepted(draft.tokens == plain, draft.length)
     whole = count == draft.length
     last = noise.at(keys, position + draft.length, noise.Purpose.TOKEN)
-    bonus = noise.categorical(last, pick(target.log_probs, draft.length), whole)
-    return Verdict(count, jnp.where(whole, bonus, pick(plain, jnp.minimum(count, plain.shape[1] - 1))))
+    bonus = noise.categorical(last, take_position(target.log_probs, draft.length), whole)
+    sampled = take_position(plain, jnp.minimum(count, plain.shape[1] - 1))
+    return chain_verdict(draft, count, jnp.where(whole, bonus, sampled))
 
 
-def plain_tokens(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Int[Array, "B G+1"]:
-    """What plain sampling draws from `position` on, up to each row's first wrong guess; anything behind it.
+def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """The verdict on a chain or a tree: rows follow plain sampling's tokens down the tree, one draw a step.
 
-    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row needs.
+    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row needs. Of siblings with
+    one token the first counts.
     """
     assert target.log_probs is not None
-    log_probs, guesses = target.log_probs, jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    log_probs = target.log_probs
+    batch, nodes = draft.tokens.shape
+    node = jnp.arange(nodes, dtype=jnp.int32)[None, :]
+    parent = jnp.where(is_real(draft), node if draft.parent is None else draft.parent, -1)
+    zero = jnp.zeros_like(draft.length)
 
-    def one(right: Bool[Array, " B"], i: Int[Array, ""]):
-        law, guess = (jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False) for x in (log_probs, guesses))
-        at = noise.at(keys, position + i.astype(position.dtype), noise.Purpose.TOKEN)
-        token = noise.categorical(at, law, right)
-        return jnp.logical_and(right, jnp.logical_and(i < draft.length, guess == token)), token
+    def step(carry):
+        current, count, tested, path, token, going = carry
+        at = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
+        drawn = noise.categorical(at, take_position(log_probs, current), going)
+        children = jnp.logical_and(parent == current[:, None], going[:, None])
+        right = jnp.logical_and(children, draft.tokens == drawn[:, None])
+        accepted = jnp.any(right, axis=1)
+        child = jnp.argmax(right, axis=1).astype(jnp.int32) if nodes else jnp.zeros((batch,), jnp.int32)
+        trials = jnp.logical_and(children, jnp.logical_or(node <= child[:, None], jnp.logical_not(accepted)[:, None]))
+        here = jnp.logical_and(accepted[:, None], node == count[:, None])
+        return (
+            jnp.where(accepted, child + 1, current),
+            count + accepted.astype(count.dtype),
+            tested + jnp.sum(trials, axis=1, dtype=tested.dtype),
+            jnp.where(here, child[:, None], path),
+            jnp.where(going, drawn, token),
+            accepted,
+        )
 
-    count = jnp.arange(log_probs.shape[1], dtype=draft.length.dtype)
-    return jax.lax.scan(one, jnp.ones(position.shape, bool), count)[1].T
+    def unfinished(carry) -> Bool[Array, ""]:
+        return jnp.any(carry[-1])
+
+    start = (
+        zero.astype(jnp.int32),
+        zero,
+        zero,
+        jnp.zeros((batch, nodes), jnp.int32),
+        zero.astype(jnp.int32),
+        zero == 0,
+    )
+    _, count, tested, path, token, _ = jax.lax.while_loop(unfinished, step, start)
+    return Verdict(count, token, tested, None if draft.parent is None else path)

@@ -1,4 +1,5 @@
-"""Lenience (Leviathan et al., arXiv 2211.17192, appendix A.5): more guesses are kept than exactness allows. Inexact."""
+"""Lenience (Leviathan et al., arXiv 2211.17192, appendix A.5): more draft tokens are accepted than exactness allows.
+Inexact."""
 
 from __future__ import annotations
 
@@ -6,27 +7,35 @@ import functools
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.accept.common import Rule, coins, count_accepted, likelihood_ratio, match, pick, probs_at, probs_of
-from jaxspec.accept.rejection import after
-from jaxspec.base import Draft, Keys, Law, Verdict
+from jaxspec.accept.common import (
+    chain_verdict,
+    count_accepted,
+    draft_probs,
+    likelihood_ratio,
+    match,
+    probs_at,
+    take_position,
+    uniforms,
+)
+from jaxspec.accept.rejection import residual_token
+from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
 @functools.cache
 def lenient(lenience: float) -> Rule:
-    r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely guesses are kept, too.
+    r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely draft tokens are accepted, too.
 
-    Sampling: keep guess x with probability min(1, p(x) / (l q(x))); at the first rejection draw from
-    norm(max(0, p - q)), as ever. A guess is kept with probability sum_x min(p(x) / l, q(x)).
+    Sampling: accept draft token x with probability min(1, p(x) / (l q(x))); at the first rejection draw from
+    norm(max(0, p - q)), as ever. A draft token is accepted with probability sum_x min(p(x) / l, q(x)).
     Guarantee: given what precedes it, no token has a probability above p(x) / l (there is no lower bound).
 
-    Temperature 0: keep guess x if p(x) >= l max(p), with p as it is before all its mass moves to the argmax; the next
-    token is the argmax. (The paper prints <=, with which l = 1 would not be exact match.)
+    Temperature 0: accept draft token x if p(x) >= l max(p), with p as it is before all its mass moves to the argmax;
+    the next token is the argmax. (The paper prints <=, with which l = 1 would not be exact match.)
     Guarantee: no token is emitted whose probability is below l times the likeliest token's.
-    For this the target's law must say what p is (`Law.soft`), as it does in `jaxspec.generate`; a row at temperature 0
-    is judged alike, whatever the temperatures of the others. Under a warp without (see `warp.greedy` and
-    `warp.sampling`) a certain law has no room for lenience: the rule is exact match.
+    This reads the target's logits (`Distribution.logits`); a row at temperature 0 is judged alike, whatever the
+    temperatures of the others.
 
     With l = 1 the rule is `rejection`, and exact.
 
@@ -34,17 +43,18 @@ def lenient(lenience: float) -> Rule:
         lenience: l, in (0, 1].
 
     Returns:
-        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
+        A `base.Rule`. With B rows, G draft tokens and V tokens:
         draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
-        [B, G + 1], perhaps target.soft [B, G + 1, V], and beside target.log_probs then target.greedy [B].
+        [B, G + 1], target.logits [B, G + 1, V], and beside target.log_probs target.greedy [B].
 
     Raises:
         ValueError: a lenience outside (0, 1].
 
     Example:
-        >>> soft = jnp.log(jnp.array([[[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]]))
-        >>> greedy, draft = Law(tokens=jnp.array([[0, 0]]), soft=soft), Draft(jnp.array([[1]]), None, jnp.array([1]))
-        >>> [lenient(l)(None, None, draft, greedy).num_accepted.tolist() for l in (1.0, 0.6, 0.4)]
+        >>> logits = jnp.log(jnp.array([[[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]]))
+        >>> greedy = Distribution(tokens=jnp.array([[0, 0]]), logits=logits)
+        >>> draft = Draft(jnp.array([[1]]), jnp.array([1]))
+        >>> [lenient(l).verify(None, None, draft, greedy).num_accepted.tolist() for l in (1.0, 0.6, 0.4)]
         [[0], [0], [1]]
         >>> lenient(0.4).exact, lenient(1.0).exact
         (False, True)
@@ -52,28 +62,31 @@ def lenient(lenience: float) -> Rule:
     if not 0 < lenience <= 1:
         raise ValueError(f"lenience is {lenience}: expected a number in (0, 1], 1 being none")
 
-    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            if target.soft is None or lenience == 1:
+            if lenience == 1:
                 return match(draft, target.tokens)
-            count = count_accepted(near_best(target.soft[:, :-1], draft.tokens), draft.length)
-            return Verdict(count, pick(target.tokens, count))
+            count = count_accepted(near_best(target, draft), draft.length)
+            return chain_verdict(draft, count, take_position(target.tokens, count))
         assert target.log_probs is not None
-        scaled = coins(keys, position, draft) * (lenience * probs_of(draft))
+        scaled = uniforms(keys, position, draft) * (lenience * draft_probs(draft))
         accepted = scaled < probs_at(target.log_probs[:, :-1], draft.tokens)
-        if target.soft is not None and target.greedy is not None and lenience < 1:
-            accepted = jnp.where(target.greedy[:, None], near_best(target.soft[:, :-1], draft.tokens), accepted)
+        if target.greedy is not None and lenience < 1:
+            accepted = jnp.where(target.greedy[:, None], near_best(target, draft), accepted)
         count = count_accepted(accepted, draft.length)
-        return Verdict(count, after(keys, position, draft, target, count))
+        return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
 
-    def near_best(soft: Float[Array, "B G V"], tokens: Int[Array, "B G"]):
+    def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B G"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
-        guess = jnp.take_along_axis(soft, tokens[..., None], axis=-1)[..., 0]
-        return guess >= jnp.max(soft, axis=-1) + math.log(lenience)
+        if target.logits is None:
+            raise ValueError("this rule reads logits, and the sampler gives none: set Distribution.logits in it")
+        logits = target.logits[:, :-1]
+        chosen = jnp.take_along_axis(logits, draft.tokens[..., None], axis=-1)[..., 0]
+        return chosen >= jnp.max(logits, axis=-1) + math.log(lenience)
 
-    def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+    def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """min(p / l, q) / p."""
         return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
-    return Rule(judge, name, exact=lenience == 1, reads_soft=lenience < 1, kept_ratio=kept_ratio)
+    return Rule(verify, name, exact=lenience == 1, acceptance_ratio=acceptance_ratio)

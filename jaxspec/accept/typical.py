@@ -1,4 +1,4 @@
-"""Typical acceptance (Cai et al., Medusa, arXiv 2401.10774): keep what the target finds plausible. Inexact."""
+"""Typical acceptance (Cai et al., Medusa, arXiv 2401.10774): accept what the target finds plausible. Inexact."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import functools
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.accept.common import Rule, count_accepted, draw, likelihood_ratio, match, pick
-from jaxspec.base import Draft, Keys, Law, Verdict
+from jaxspec.accept.common import (
+    chain_verdict,
+    count_accepted,
+    likelihood_ratio,
+    match,
+    sample_residual,
+    take_position,
+)
+from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
 @functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
-    r"""Inexact: keep guess x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy; then draw from p.
+    r"""Inexact: accept draft token x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy; then draw from
+    p.
 
-    An unsure target (large entropy) lets less likely tokens pass. There are no coins: what is kept depends on the
-    guesses, so the output leans towards the drafter.
+    An unsure target (large entropy) lets less likely tokens pass. Nothing is random: what is accepted depends on the
+    draft tokens, so the output leans towards the drafter.
     Guarantee: given what precedes it, a token at or below the threshold has a probability of at most p(x); so it is
     no likelier than in plain sampling. For tokens above the threshold there is no bound.
 
@@ -28,7 +36,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         delta: factor of the threshold that depends on the entropy; by default Medusa's.
 
     Returns:
-        A rule (keys, position, draft, target) -> Verdict; see `base.AcceptRule`. With B rows, G guesses and V tokens:
+        A `base.Rule`. With B rows, G draft tokens and V tokens:
         draft.tokens [B, G], draft.log_probs is not read, target.log_probs [B, G + 1, V] or target.tokens [B, G + 1].
 
     Raises:
@@ -39,9 +47,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         >>> from jaxspec import noise
         >>> p = jnp.log(jnp.array([[[0.9, 0.1], [0.5, 0.5]]]))  # the threshold is min(0.5, 0.4 exp(-0.325)) = 0.289
         >>> keys = noise.row_keys(jax.random.key(0), 1)
-        >>> for guess in (0, 1):
-        ...     draft = Draft(jnp.array([[guess]]), None, jnp.array([1]))
-        ...     typical(0.5, 0.4)(keys, jnp.array([3]), draft, Law(log_probs=p)).num_accepted.tolist()
+        >>> for token in (0, 1):
+        ...     draft = Draft(jnp.array([[token]]), jnp.array([1]))
+        ...     typical(0.5, 0.4).verify(keys, jnp.array([3]), draft, Distribution(log_probs=p)).num_accepted.tolist()
         [1]
         [0]
     """
@@ -49,25 +57,26 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         if not 0 < value <= 1:
             raise ValueError(f"{name} is {value}: expected a number in (0, 1]")
 
-    def judge(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Law) -> Verdict:
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             return match(draft, target.tokens)
         assert target.log_probs is not None
         count = count_accepted(plausible(target.log_probs[:, :-1], draft.tokens), draft.length)
-        return Verdict(count, draw(keys, position, pick(target.log_probs, count)))
+        next_token = sample_residual(keys, position, take_position(target.log_probs, count))
+        return chain_verdict(draft, count, next_token)
 
-    def plausible(law: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
-        return jnp.take_along_axis(law, tokens[..., None], axis=-1)[..., 0] > threshold(law, epsilon, delta)
+    def plausible(log_p: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+        return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0] > threshold(log_p, epsilon, delta)
 
-    def kept_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+    def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """q / p, or nothing."""
         return jnp.where(plausible(log_p, tokens), likelihood_ratio(log_p, log_q, tokens), 0.0)
 
-    return Rule(judge, f"typical({epsilon:g}, {delta:g})", exact=False, kept_ratio=kept_ratio)
+    return Rule(verify, f"typical({epsilon:g}, {delta:g})", exact=False, acceptance_ratio=acceptance_ratio)
 
 
 def threshold(log_probs: Float[Array, "*shape V"], epsilon: float, delta: float) -> Float[Array, "*shape"]:
-    """log min(epsilon, delta exp(-H(p))): what a guess's log probability must exceed.
+    """log min(epsilon, delta exp(-H(p))): what a draft token's log probability must exceed.
 
     >>> round(float(jnp.exp(threshold(jnp.log(jnp.array([[[0.5, 0.5]]])), 0.9, 0.3))[0, 0]), 4)  # 0.3 / 2
     0.15

@@ -1,8 +1,8 @@
 """The acceptance rate alpha = E[sum_x min(p(x), q(x))] of a pair, measured on text that the target generates.
 
-Not the share of guesses that a run of speculative decoding accepted: within a round, guesses after the first
-rejection never get their trial, so that share is censored. In `measure` every position counts, and counts once.
-`censored` is the other rate, by its name: of the guesses of a run that had a trial, how many were kept.
+Not the share of draft tokens that a run of speculative decoding accepted: within a round, draft tokens after the first
+rejection never get their trial, so that share is too small. In `measure` every position counts, and counts once.
+`conditional` is the rate of a run: of the draft tokens that had a trial, how many were accepted.
 
 Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
 """
@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, noise
+from jaxspec import buffers
 from jaxspec import warp as warps
-from jaxspec.analysis.estimate import Ratio
-from jaxspec.base import LanguageModel, Model, Params, Prefix, Prompt, Warp
-from jaxspec.decode import generate, loop, request, rounds
-from jaxspec.decode.warping import Warping, plan
+from jaxspec.analysis import jobs
+from jaxspec.analysis.statistics import Ratio
+from jaxspec.base import LanguageModel, Params, Prefix, Prompt, Request, Sampler, Weights
+from jaxspec.decode import loop
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import Job
+from jaxspec.decode.state import decoder_prompt
+
+BATCH = 16  # rows at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Acceptance:
     """The acceptance rate of a pair.
 
     Attributes:
-        overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is behind its end is 0.
+        overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is after its end is 0.
         counts: how many positions each row has [rows].
 
     >>> overlaps = np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
@@ -83,7 +88,7 @@ class Acceptance:
         return int(self.counts.sum())
 
     def to_dict(self) -> dict[str, float | None]:
-        """For JSON: alpha, its error and interval (None where a single row does not say), and how many positions.
+        """For JSON: alpha, its error and interval (None for a single row), and how many positions.
 
         >>> Acceptance(np.array([[1.0, 0.5]]), np.array([2])).to_dict()
         {'alpha': 0.75, 'stderr': None, 'low': None, 'high': None, 'positions': 2}
@@ -93,209 +98,172 @@ class Acceptance:
 
 
 @dataclasses.dataclass(frozen=True)
-class Censored:
-    """How often guesses were kept that had a trial: those before them in their round were kept, and no text had ended.
+class ConditionalAcceptance:
+    """How often draft tokens were accepted that had a trial: those before them were, and the text had not ended.
 
-    Nothing follows a round's first rejection, so of the later guesses only those of the better rounds are here.
+    Nothing after a round's first rejection has a trial, so of the later draft tokens only those of the better rounds
+    are here.
 
     Attributes:
-        kept: how many were kept, by row and place in the round [rows, gamma].
-        tried: how many had a trial.
+        accepted: how many were accepted, by row and place in the round [rows, gamma].
+        tested: how many had a trial.
 
-    Two texts with two guesses a round. The first keeps 2 of 2, then none; the second keeps the first of 2:
+    Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the second the first of 2:
 
-    >>> found = Censored(kept=np.array([[1, 1], [1, 0]]), tried=np.array([[2, 1], [1, 1]]))
-    >>> found.overall.value, [round(each.value, 2) for each in found.by_guess]
+    >>> found = ConditionalAcceptance(accepted=np.array([[1, 1], [1, 0]]), tested=np.array([[2, 1], [1, 1]]))
+    >>> found.overall.value, [round(each.value, 2) for each in found.by_draft_token]
     (0.6, [0.67, 0.5])
     """
 
-    kept: Int[np.ndarray, "rows G"]
-    tried: Int[np.ndarray, "rows G"]
+    accepted: Int[np.ndarray, "rows G"]
+    tested: Int[np.ndarray, "rows G"]
 
     @property
     def overall(self) -> Ratio:
-        """Kept over tried; its interval is over prompts."""
-        return Ratio(self.kept.sum(axis=1), self.tried.sum(axis=1), probability=True)
+        """Accepted over tested; its interval is over prompts."""
+        return Ratio(self.accepted.sum(axis=1), self.tested.sum(axis=1), probability=True)
 
     @property
-    def by_guess(self) -> list[Ratio]:
-        """How often the first guess of a round is kept, the second if the first was, and so on; NaN if never tried."""
-        return [Ratio(kept, tried, probability=True) for kept, tried in zip(self.kept.T, self.tried.T, strict=True)]
+    def by_draft_token(self) -> list[Ratio]:
+        """How often a round's first draft token is accepted, the second if the first was, ...; NaN if never tested."""
+        places = zip(self.accepted.T, self.tested.T, strict=True)
+        return [Ratio(accepted, tested, probability=True) for accepted, tested in places]
 
-    def first(self, rows: int) -> Censored:
-        """Of the first rows alone: those behind may be of the same prompts, and intervals want independent texts."""
-        return Censored(self.kept[:rows], self.tried[:rows])
-
-
-class Group(NamedTuple):
-    """A batch of prompts, the rows of the whole that they are, and how many are not there just to fill it."""
-
-    prompt: Prompt
-    rows: np.ndarray
-    real: int
+    def first(self, rows: int) -> ConditionalAcceptance:
+        """Of the first rows alone: those after may be of the same prompts, and intervals want independent texts."""
+        return ConditionalAcceptance(self.accepted[:rows], self.tested[:rows])
 
 
 class Text(NamedTuple):
-    """What the target says to a group of prompts.
+    """What the target generates from some rows of a job.
 
     Attributes:
-        group: the prompts.
-        tokens: the new tokens, padded to the limit [batch, new].
+        part: the rows.
+        tokens: the new tokens, padded to the longest [batch, new].
         lengths: how many of them are real [batch].
-        warp, controls: what makes laws of logits; of the target's and of the drafter's own, for these rows.
     """
 
-    group: Group
+    part: jobs.Batch
     tokens: Int[Array, "B N"]
     lengths: Int[np.ndarray, " B"]
-    warp: Warp
-    controls: tuple[warps.Controls, warps.Controls | None]
+
+    @property
+    def real(self) -> Bool[np.ndarray, "B N"]:
+        """Which entries are tokens of the text, and not padding."""
+        return np.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
 
-def measure(
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
-    *,
-    max_new_tokens: int = 64,
-    key: Any = None,
-    batch: int = 16,
-    advance: Callable[[int], object] = lambda rows: None,
-    **warping: Unpack[Warping],
-) -> Acceptance:
+def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = lambda rows: None) -> Acceptance:
     """Measures alpha over every position of the text that the target, decoding plainly, generates.
 
-    The text is then fed to both models, one teacher-forced pass each, and both are warped as the decoder does
-    it. At temperature 0 both laws are point masses: alpha is the share of positions where the drafter's
-    argmax is the target's. The position of an end token counts, those behind it do not.
+    The text is then fed to both models, one teacher-forced pass each, and distributions are made of both models' logits
+    as the decoder makes them. At temperature 0 both are point masses: alpha is the share of positions where the
+    drafter's argmax is the target's. The position of an end token counts, those after it do not.
 
     Args:
-        target, drafter: two models with one vocabulary.
-        prompts: text, or token ids [rows, prompt]; rows are the unit of the standard error.
-        max_new_tokens: most tokens to generate per row.
-        key: as in `jaxspec.generate`.
+        job: of a target and a model that drafts; its rows are the unit of the standard error, and its gamma, rule and
+            policy are not read.
         batch: rows at a time; all batches share one compiled program. The result does not depend on it.
         advance: called with the number of rows done, for a progress bar.
-        **warping: as in `jaxspec.generate`; one value for all rows.
 
     Raises:
-        TypeError: the drafter is no Model: others have no law at positions where they were not asked.
-        ValueError: as `jaxspec.generate`; or batch < 1.
+        TypeError: the drafter is no Model: others have no distribution at positions where they were not asked.
+        ValueError: batch < 1.
 
     Example:
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
         >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
         >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> options = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
-        >>> round(measure(target, target, prompt, **options).alpha, 5)
-        1.0
-        >>> measure(target, draft, prompt).positions
-        128
+        >>> job = prepare(target, prompt, drafter=draft, temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
+        >>> round(measure(job.replace(drafter=target)).alpha, 5), measure(job).positions
+        (1.0, 16)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
     """
     overlaps, counts = [], []
-    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, key=key, batch=batch)
-    for text in texts(target, drafter, prompts, **options, **warping):
-        parties = (target.lm, drafter.lm, text.warp, target.params, drafter.params)
-        shared = np.asarray(overlap(*parties, text.controls, text.group.prompt, text.tokens), np.float64)
-        real = np.arange(shared.shape[1])[None, :] < text.lengths[:, None]
-        room = (0, max_new_tokens - shared.shape[1])  # a batch is as wide as its longest text
-        overlaps.append(np.pad(shared * real, ((0, 0), room))[: text.group.real])
-        counts.append(text.lengths[: text.group.real])
-        advance(text.group.real)
+    for text in texts(job, batch):
+        shared = overlaps_of(text) * text.real
+        unused = (0, int(np.max(job.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
+        overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
+        counts.append(text.lengths[: text.part.real])
+        advance(text.part.real)
     return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
 
 
-def censored(*traces: loop.Trace) -> Censored:
-    """What became of the guesses of a run that had a trial, in the order of their rounds.
-
-    Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts guesses behind a rejection as well. At
-    gamma = 1 this estimates alpha; beyond, it differs from alpha where right guesses cluster. Of rules that judge
-    a round's guesses together it says how far rounds get.
-
-    Args:
-        *traces: `Generation.trace` of one run or several, all with one gamma; their rows are put one after the other.
-
-    Example:
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> options = dict(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0))
-        >>> out = generate(target, prompt, drafter=draft, **options)
-        >>> found = censored(out.trace)
-        >>> int(found.kept.sum()) == int(out.stats.accepted.sum()), len(found.by_guess)
-        (True, 3)
-
-    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1: the guesses before n + 1 are kept.
-    """
-    kept, tried = [], []
-    for trace in traces:
-        place = np.arange(trace.draft.shape[2])
-        length, accepted, emitted = (np.asarray(x)[..., None] for x in trace[1:])
-        # A round emits what was kept and one token more, unless it is cut: what is behind its end is not text.
-        kept.append((place < np.minimum(accepted, emitted)).sum(axis=1))
-        tried.append((place < np.minimum(length, emitted)).sum(axis=1))
-    return Censored(np.concatenate(kept), np.concatenate(tried))
-
-
-def texts(
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
-    *,
-    max_new_tokens: int,
-    key: Any,
-    batch: int,
-    **warping: Unpack[Warping],
-) -> Iterator[Text]:
-    """What the target, decoding plainly, says to the prompts, in batches of one shape.
-
-    Args:
-        target, drafter: two models with one vocabulary.
-        prompts: text, or token ids.
-        max_new_tokens, key: as in `jaxspec.generate`.
-        batch: rows at a time.
-        **warping: as in `jaxspec.generate`; one value for all rows.
+def texts(job: Job, batch: int = BATCH) -> Iterator[Text]:
+    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape.
 
     Raises:
         TypeError, ValueError: as `measure`.
     """
-    if not isinstance(drafter, Model):
-        kind = type(drafter).__name__
-        raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose law is known")
-    prompt = request.encode(target, prompts)
-    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, **warping)
-    request.prepare(target, prompt, drafter=drafter, gamma=1, key=key, **options)  # checks that the two belong together
-    keys = None if key is None else noise.row_keys(key, len(prompt.length))
-    warp, *controls = plan(target, len(prompt.length), **warping)
-    for group in in_batches(prompt, batch):
-        own = None if keys is None else keys[group.rows]
-        text = generate(target, group.prompt, key=own, **options)
-        rows = jax.tree.map(lambda x, rows=group.rows: x[rows], tuple(controls))
-        yield Text(group, jnp.asarray(text.tokens[:, :max_new_tokens]), text.lengths, warp, rows)
+    jobs.drafting_model(job)
+    for part in jobs.in_batches(job, batch):
+        out = complete(part.job.plain())
+        yield Text(part, jnp.asarray(out.tokens), out.lengths)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "warp"))
-def overlap(
+def overlaps_of(text: Text) -> Float[np.ndarray, "B N"]:
+    """sum_x min(p(x), q(x)) at every position of a text; what is past its end has no meaning."""
+    job = text.part.job
+    models = job.target.lm, jobs.drafting_model(job).lm
+    found = _overlap(*models, job.sampler, job.weights, job.request, job.prompt, text.tokens)
+    return np.asarray(found, np.float64)
+
+
+@functools.partial(jax.jit, static_argnames=("target", "draft", "sampler"))
+def _overlap(
     target: LanguageModel,
-    drafter: LanguageModel,
-    warp: Warp,
-    params: Params,
-    draft_params: Params,
-    controls: tuple[warps.Controls, warps.Controls | None],
+    draft: LanguageModel,
+    sampler: Sampler,
+    weights: Weights,
+    request: Request,
     prompt: Prompt,
     tokens: Int[Array, "B N"],
 ) -> Float[Array, "B N"]:
-    """sum_x min(p(x), q(x)) of the two laws of each new token, given those before it; 0 or 1 if greedy."""
-    row, new = rounds.first_row(target, prompt), tokens.shape[1]
-    prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool))
-    own = controls[0] if controls[1] is None else controls[1]
-    p = warp(controls[0], teacher_forced(target, params, prompt, tokens), prefix)
-    q = warp(own, warps.fit(teacher_forced(drafter, draft_params, prompt, tokens), target.vocab_size), prefix)
+    """sum_x min(p(x), q(x)) of the two distributions of each new token, given those before it; 0 or 1 if greedy."""
+    row, new = decoder_prompt(target, prompt), tokens.shape[1]
+    prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
+    own = request.sampling_params if request.draft_sampling_params is None else request.draft_sampling_params
+    draft_logits = warps.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
+    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)
+    q = sampler(own, draft_logits, prefix)
     if p.log_probs is None or q.log_probs is None:
         return (p.tokens == q.tokens).astype(jnp.float32)
     return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs, q.log_probs)), axis=-1), 1.0)
+
+
+def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
+    """What became of the draft tokens of a run that had a trial, in the order of their rounds.
+
+    Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts draft tokens after a rejection as well. At
+    gamma = 1 this estimates alpha; beyond, it differs from alpha where right draft tokens cluster. Of rules that judge
+    a round's draft tokens together it shows how far rounds get.
+
+    Args:
+        *traces: `Generation.trace` of one run or several, of chains, all with one gamma; their rows are put one after
+            the other.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+        >>> options = dict(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0))
+        >>> out = jaxspec.generate(target, prompt, drafter=draft, **options)
+        >>> found = conditional(out.trace)
+        >>> int(found.accepted.sum()) == int(out.stats.accepted.sum()), len(found.by_draft_token)
+        (True, 3)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
+    """
+    accepted, tested = [], []
+    for trace in traces:
+        place, committed = np.arange(trace.draft.shape[2]), np.asarray(trace.num_committed)
+        # A round commits what was accepted and one token more, unless it is cut: what is after its end is not text.
+        for found, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):
+            found.append((place < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
+    return ConditionalAcceptance(np.concatenate(accepted), np.concatenate(tested))
 
 
 def teacher_forced(
@@ -304,23 +272,39 @@ def teacher_forced(
     """Logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
     known = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
     prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, known)), jnp.minimum(tokens, known)
-    first, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + tokens.shape[1])
+    first, cache = lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + tokens.shape[1])
     if tokens.shape[1] == 1:
         return first.logits
     rest, _ = lm.extend(params, cache, tokens[:, :-1])
     return jnp.concatenate([first.logits, rest.logits], axis=1)
 
 
-def in_batches(prompt: Prompt, batch: int) -> Iterator[Group]:
-    """Rows in batches of one shape; a last one that is short is filled with copies of the last row.
+def accepted_after(job: Job, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
+    """How many draft tokens in a row are accepted, greedily, in a round that begins after each token of the text.
 
-    >>> [group.rows.tolist() for group in in_batches(Prompt(jnp.ones((5, 3), int), jnp.ones(5, int)), 2)]
-    [[0, 1], [2, 3], [4, 4]]
+    What `policies.oracle` needs: no draft-length policy can gain more.
+
+    Args:
+        job: of a target and a model that drafts, at temperature 0.
+        batch: rows at a time.
+
+    Example:
+        >>> from jaxspec.decode.request import prepare
+        >>> from jaxspec.testing import table_model
+        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> accepted_after(prepare(model, prompt, drafter=model, max_new_tokens=5)).tolist()
+        [[4, 3, 2, 1, 0]]
     """
-    if batch < 1:
-        raise ValueError(f"batch is {batch}: expected at least 1")
-    total = len(prompt.length)
-    batch = min(batch, total)
-    for start in range(0, total, batch):
-        rows = np.minimum(np.arange(start, start + batch), total - 1)
-        yield Group(jax.tree.map(lambda x, rows=rows: x[rows], prompt), rows, min(batch, total - start))
+    return run_lengths(measure(job, batch=batch).overlaps > 0)
+
+
+def run_lengths(same: Bool[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:
+    """How many entries after each are true without a gap.
+
+    >>> run_lengths(np.array([[True, True, False, True]])).tolist()
+    [[1, 0, 1, 0]]
+    """
+    lengths = np.zeros(same.shape, np.int32)
+    for t in range(same.shape[1] - 2, -1, -1):
+        lengths[:, t] = np.where(same[:, t + 1], lengths[:, t + 1] + 1, 0)
+    return lengths

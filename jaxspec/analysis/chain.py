@@ -1,7 +1,7 @@
-"""How many rounds a text takes, where it is known how probably guesses are kept: a Markov chain over its tokens.
+"""How many rounds a text takes, if it is known how probably draft tokens are accepted: a Markov chain over its tokens.
 
-A round that begins at some token keeps at least k guesses with probability S_k, emits as many and one token more, and
-the next one begins there. The mean number of rounds is computed, not sampled (`analysis.replay` says why S_k is known).
+A round that begins at some token accepts at least k draft tokens with probability S_k and emits one token more,
+and the next one begins there. The mean number of rounds is computed, not sampled (`analysis.replay` has S_k).
 
 Shapes: T tokens of one text, G gamma.
 
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 
 def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gamma: int, exact: bool):
-    """S_1 .. S_G of rounds that begin at each token of one text [T, G]; guesses behind its end are not emitted.
+    """S_1 .. S_G of rounds that begin at each token of one text [T, G]; draft tokens after its end are not emitted.
 
     >>> one = np.ones(3)
     >>> survival(np.array([0.5, 2.0, 0.5]), one, 2, exact=True).tolist()
@@ -23,14 +23,14 @@ def survival(ratio: Float[np.ndarray, " T"], shift: Float[np.ndarray, " T"], gam
     >>> survival(np.array([0.5, 2.0, 0.5]), one, 2, exact=False).tolist()
     [[0.5, 1.0], [2.0, 1.0], [0.5, 0.0]]
     """
-    kept, moved = (np.cumprod(_windows(x, gamma), axis=1) for x in (ratio, shift))
+    accepted, moved = (np.cumprod(_windows(x, gamma), axis=1) for x in (ratio, shift))
     if exact:
-        kept = np.minimum(np.minimum.accumulate(kept, axis=1), 1.0)
-    return kept * moved
+        accepted = np.minimum(np.minimum.accumulate(accepted, axis=1), 1.0)
+    return accepted * moved
 
 
 def independent(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"]:
-    """S_1 .. S_G where every guess is kept with probability alpha, as Equation 1 assumes, in a text of `count` tokens.
+    """S_1 .. S_G where draft tokens are accepted with probability alpha, as Equation 1 assumes, in `count` tokens.
 
     >>> independent(0.5, 3, 2).tolist()
     [[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]]
@@ -41,10 +41,10 @@ def independent(alpha: float, count: int, gamma: int) -> Float[np.ndarray, "T G"
 
 
 def independent_tokens(alpha: float, counts: Int[np.ndarray, " rows"], gamma: int) -> float:
-    """Tokens per round where every guess is kept with probability alpha, in texts of so many tokens.
+    """Tokens per round where draft tokens are accepted with probability alpha, in texts of so many tokens.
 
-    Less than Equation 1 says, since last rounds are cut short; all the same what `Evaluation.tokens_per_round` would be
-    if right guesses did not cluster. A text's first token takes no round. NaN of texts that have no other.
+    Less than Equation 1 gives, since last rounds are cut short; it is what `Evaluation.tokens_per_round` would be
+    if right draft tokens did not cluster. A text's first token takes no round. NaN of texts that have no other.
 
     >>> round(independent_tokens(0.8, np.array([11, 11]), 3), 2)  # Equation 1 promises 2.95
     2.62
@@ -57,7 +57,7 @@ def independent_tokens(alpha: float, counts: Int[np.ndarray, " rows"], gamma: in
 
 
 def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:
-    """How many rounds a text of T tokens takes, if that from token t on keeps k guesses or more with survives[t, k-1].
+    """How many rounds a text of T tokens takes, if one from token t on accepts k or more with survives[t, k-1].
 
     >>> expected_rounds(np.array([[0.5], [0.5], [0.0]]))  # the second round begins at the second token, or the third
     2.25
@@ -71,5 +71,5 @@ def expected_rounds(survives: Float[np.ndarray, "T G"]) -> float:
 
 
 def _windows(values: Float[np.ndarray, " T"], width: int) -> Float[np.ndarray, "T width"]:
-    """The values from each position on; 0 behind the last."""
+    """The values from each position on; 0 after the last."""
     return np.lib.stride_tricks.sliding_window_view(np.pad(values, (0, width - 1)), width)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,19 +16,20 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import buffers, noise
+from jaxspec.analysis import jobs, searches
+from jaxspec.analysis.timing import interleave
 from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
-from jaxspec.decode import loop, request
 from jaxspec.decode.request import Job
-from jaxspec.decode.verify import widths
+from jaxspec.decode.speculative import bucket_widths
 
 REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
-TRIED = 4  # passes, to learn how long one takes
-LASTING = 0.03  # seconds of each: the shorter, the more alike is the machine's other work for those that are compared
+WARMUP = 4  # passes, to learn how long one takes
+MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Milliseconds per pass, one entry per repeat; the three were measured in turn.
+    """Milliseconds per pass, one entry per repeat; the three were interleaved.
 
     Attributes:
         gamma, batch: the verify pass feeds gamma + 1 tokens to each of `batch` rows.
@@ -84,71 +84,50 @@ class Cost:
         return float(np.median(self.v_each))
 
 
-def measure(
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
-    *,
-    gamma: int,
-    repeats: int = REPEATS,
-    inner: int | None = None,
-    max_new_tokens: int = 64,
-    sampled: bool = False,
-) -> Cost:
-    """Measures c and v on the device, at the batch of the prompts, at the length that prefill leaves.
+def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
+    """Measures c and v on the device, at the batch and the gamma of a job, at the length that prefill leaves.
 
-    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched
-    between passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last,
-    as greedy decoding does, or a draw. Compiled and warmed up first; the loops take turns, and short ones, so that
-    what else the machine does falls on all of them alike.
+    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched between
+    passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last, as greedy decoding
+    does, or a draw, if the job samples: noise for a whole vocabulary is a good part of a small drafter's pass. Compiled
+    and warmed up first; the loops are short and interleaved, so that what else the machine does falls on all alike.
 
     Args:
-        target, drafter: two models with one vocabulary.
-        prompts: text, or token ids [batch, prompt].
-        gamma: guesses a round.
+        job: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
         repeats: measurements of each pass, of which the medians count.
-        inner: passes per measurement; as many as take some 30 ms unless told.
-        max_new_tokens: sizes the caches, as in `jaxspec.generate`: a pass reads all of its cache.
-        sampled: whether each pass also draws a token, as decoding does above temperature 0: noise for a whole
-            vocabulary is a good part of a small drafter's pass.
+        inner: passes per measurement; by default as many as take some 30 ms.
 
     Raises:
         TypeError: the drafter is no Model.
-        ValueError: as `jaxspec.generate`; or repeats or inner < 1.
+        ValueError: repeats or inner < 1.
 
     Example:
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> cost = measure(model, model, prompt, gamma=4, repeats=2, inner=3)
+        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> cost = measure(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
         >>> cost.batch, cost.c > 0, len(cost.verify)
         (1, True, 2)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
-    options: dict[str, Any] = dict(inner=inner, max_new_tokens=max_new_tokens, sampled=sampled)
-    (found,) = measure_all(target, drafter, prompts, gammas=(gamma,), repeats=repeats, **options)
+    (found,) = measure_all(job, (job.decoder.gamma,), repeats=repeats, inner=inner)
     return found
 
 
 def measure_all(
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
-    *,
+    job: Job,
     gammas: Sequence[int],
+    *,
     repeats: int = REPEATS,
     inner: int | None = None,
-    max_new_tokens: int = 64,
-    sampled: bool = False,
     advance: Callable[[int], object] = lambda gamma: None,
 ) -> list[Cost]:
-    """As `measure`, for several gammas, whose passes all take turns: they are compared with each other.
+    """As `measure`, for several gammas, whose passes are all interleaved: they are compared with each other.
 
     Args:
-        target, drafter, prompts, repeats, inner, max_new_tokens, sampled: as in `measure`; there is one cache, for the
-            largest gamma.
-        gammas: guesses a round.
+        job, repeats, inner: as in `measure`; there is one cache, for the largest gamma, and the job's own is not read.
+        gammas: draft tokens a round.
         advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
 
     Returns:
@@ -158,113 +137,114 @@ def measure_all(
         TypeError, ValueError: as `measure`.
 
     Example:
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> [cost.gamma for cost in measure_all(model, model, prompt, gammas=(1, 3), repeats=2, inner=3)]
+        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> found = measure_all(prepare(model, prompt, drafter=model), (1, 3), repeats=2, inner=3)
+        >>> [cost.gamma for cost in found]
         [1, 3]
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
     if repeats < 1 or (inner is not None and inner < 1):
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
-    if not isinstance(drafter, Model):
-        raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, which has passes")
+    draft = jobs.drafting_model(job)
     if not gammas:
         return []
     if min(gammas) < 0:
-        raise ValueError(f"gamma is {min(gammas)}: expected 0 or more guesses a round")
-    greedy: dict[str, Any] = dict(accept=None, temperature=0.0, top_k=None, top_p=None, key=None, eos_ids=None)
-    prompt = request.encode(target, prompts)
-    job = request.prepare(target, prompt, drafter=drafter, gamma=1, max_new_tokens=max_new_tokens, **greedy)
-    room = buffers.room(job.max_new_tokens, max(gammas))
-    big, small = (looping(model, prompt, room, inner, sampled) for model in (target, drafter))
+        raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
+    headroom, sampled = buffers.headroom(job.max_new_tokens, max(gammas)), jobs.is_sampled(job)
+    big, small = (timed_loops(model, job.prompt, headroom, inner, sampled) for model in (job.target, draft))
     loops = [big(1), small(1)]
     for gamma in gammas:
         loops.append(big(gamma + 1))
         advance(gamma)
-    seconds = take_turns([loop.call for loop in loops], repeats)
-    one, draft, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
-    return [Cost(gamma, len(prompt.length), one, each, draft) for gamma, each in zip(gammas, verify, strict=True)]
+    seconds = interleave([loop.call for loop in loops], repeats)
+    one, each, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
+    batch = len(job.prompt.length)
+    return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
 
 
-def verify_costs(
-    target: Model, prompts: Sequence[str] | str | Prompt, *, gamma: int, repeats: int = REPEATS, **options: Any
-) -> np.ndarray:
-    """What judging 0, 1, .. gamma guesses costs, in one-token passes [gamma + 1]: `policies.estimated` takes it as v.
+def verify_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> np.ndarray:
+    """What judging 0, 1, .. gamma draft tokens costs, in one-token passes [gamma + 1]: v of `policies.adaptive`.
 
-    Measured at the widths that a policy's passes have (`decode.verify.widths`), and never falling.
+    Measured at the widths that a policy's passes have (`decode.speculative.bucket_widths`), and never falling.
 
     Args:
-        target, prompts: as `measure`.
-        gamma: most guesses.
-        repeats, options: as `measure`.
+        job: with any drafter, whose passes are not timed; its gamma is the most draft tokens.
+        repeats, inner: as in `measure`.
 
     Example:
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
-        >>> prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> v = verify_costs(table_model(jax.random.key(1), vocab=5), prompt, gamma=4, repeats=2, inner=3)
+        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> v = verify_costs(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
         >>> v.shape, float(v[0]), bool(v[2] == v[3])
         ((5,), 1.0, True)
     """
-    found = measure_all(target, target, prompts, gammas=judged(gamma), repeats=repeats, **options)
-    return stepped(gamma, {one.gamma: one.v for one in found})
+    gamma, own = job.decoder.gamma, job.replace(drafter=job.target, policy=None)
+    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
+    return monotone_costs(gamma, {one.gamma: one.v for one in found})
 
 
-def judged(gamma: int) -> tuple[int, ...]:
-    """How many guesses the passes of a policy can judge that makes `gamma` at most, but for none (`decode.verify`).
+def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
+    """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
 
-    >>> judged(7), judged(5)
-    ((1, 3, 7), (1, 3, 5))
-    """
-    return tuple(width - 1 for width in widths(gamma, chosen=True, abstains=False)[1:])
-
-
-def stepped(gamma: int, v: dict[int, float]) -> np.ndarray:
-    """What judging 0, 1, .. gamma guesses costs a policy, in one-token passes [gamma + 1]: never falling.
+    c is that of the model that drafts, 0 for look-ups, whose search is a part of v, from one draft token on.
 
     Args:
-        gamma: most guesses.
-        v: the cost of the pass that judges n guesses, for each n of `judged(gamma)`.
-
-    >>> stepped(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), stepped(1, {1: 0.9}).tolist(), stepped(0, {}).tolist()
-    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0], [1.0])
+        job: with the drafter, and the most draft tokens as its gamma.
+        repeats, inner: as in `measure`.
     """
-    guesses = judged(gamma)
-    costs = np.maximum.accumulate([1.0, *(v[n] for n in guesses)])  # noise makes some pass cheaper than a shorter one
-    return costs[np.searchsorted((0, *guesses), np.arange(gamma + 1))]
+    model, gamma = paid_model(job), job.decoder.gamma
+    own = job.replace(drafter=model or job.target, policy=None)
+    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
+    v = monotone_costs(gamma, {one.gamma: one.v for one in found})
+    v[1:] += search_cost(job, repeats=repeats, inner=inner)
+    return {"c": found[0].c if model else 0.0, "v": v}
 
 
-def take_turns(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Seconds of each call [calls, repeats], in turn: a, b, c, a, b, c, ...; each waits for its result."""
-    seconds = np.zeros((len(calls), repeats))
-    for repeat in range(repeats):
-        for index, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            seconds[index, repeat] = time.perf_counter() - start
-    return seconds
+def draft_token_cost(job: Job, *, repeats: int = REPEATS) -> float:
+    """c: a pass of the model that drafts, in passes of the target; 0 for a drafter that looks its tokens up."""
+    model = paid_model(job)
+    return 0.0 if model is None else measure(job.replace(drafter=model, gamma=1, policy=None), repeats=repeats).c
 
 
-def decode_in_turn(ways: Sequence[Sequence[Job]], repeats: int) -> np.ndarray:
-    """Seconds of several ways to decode [ways, repeats], each of whole generations, as many as the others have.
+def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:
+    """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
+    if paid_model(job) is not None:
+        return 0.0
+    greedy = job.replace(drafter=searches.lookup_as_model(job), policy=None, temperature=0.0)  # a look-up draws nothing
+    return measure(greedy, repeats=repeats, inner=inner).c
 
-    The ways take turns generation by generation: a stretch in which the machine is busy falls on all of them alike.
+
+def paid_model(job: Job) -> Model | None:
+    """The model whose passes draft tokens cost; of several the last, which drafts where the others have nothing."""
+    return job.drafter.models[-1] if job.drafter is not None and job.drafter.models else None
+
+
+def measured_drafts(gamma: int) -> tuple[int, ...]:
+    """How many draft tokens the passes of a policy can judge that makes `gamma` at most, but for none.
+
+    >>> measured_drafts(7), measured_drafts(5)
+    ((1, 3, 7), (1, 3, 5))
     """
-    calls = [functools.partial(run_all, (job,)) for group in zip(*ways, strict=True) for job in group]
-    return take_turns(calls, repeats).reshape(len(ways[0]), len(ways), repeats).sum(axis=0)
+    return tuple(width - 1 for width in bucket_widths(gamma, adaptive=True, may_be_empty=False)[1:])
 
 
-def run_all(jobs: Iterable[Job]) -> None:
-    """Whole generations, one after the other, left on the device: what is timed."""
-    for job in jobs:
-        loop.run(*job).tokens.block_until_ready()
+def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
+    """What judging 0, 1, .. gamma draft tokens costs a policy, in one-token passes [gamma + 1]: never falling.
 
+    Args:
+        gamma: most draft tokens.
+        v: the cost of the pass that judges n draft tokens, for each n of `measured_drafts(gamma)`.
 
-def start_all(jobs: Iterable[Job]) -> None:
-    """Of each, prefill and the first token, left on the device."""
-    for job in jobs:
-        loop.start(*job).tokens.block_until_ready()
+    >>> monotone_costs(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), monotone_costs(1, {1: 0.9}).tolist()
+    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0])
+    """
+    widths = measured_drafts(gamma)
+    costs = np.maximum.accumulate([1.0, *(v[n] for n in widths)])  # noise makes some pass cheaper than a shorter one
+    return costs[np.searchsorted((0, *widths), np.arange(gamma + 1))]
 
 
 @functools.partial(jax.jit, static_argnames=("lm",), donate_argnames=("cache",))
@@ -279,9 +259,9 @@ def passes(
 ) -> tuple[Int[Array, "B T"], Cache]:
     """`inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
 
-    With keys, one per row, the argmax is of the laws plus the noise of one position: what a draw takes, or a rule that
-    looks at T laws and draws one token. The number of passes is traced, so that to the compiler, too, this is a loop.
-    The cache given is consumed.
+    With keys, one per row, the argmax is of the distributions plus the noise of one position: what a draw takes, or a
+    rule that looks at T distributions and draws one token. The number of passes is traced, so that to the compiler,
+    too, this is a loop. The cache given is consumed.
     """
 
     def one(index, carry):
@@ -296,28 +276,30 @@ def passes(
     return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
 
 
-class Loop(NamedTuple):
-    """A call that makes so many passes, and waits for them."""
+class TimedLoop(NamedTuple):
+    """A call that makes a number of passes and waits for them, and that number."""
 
     call: Callable[[], None]
     passes: int
 
 
-def looping(model: Model, prompt: Prompt, room: int, inner: int | None, sampled: bool) -> Callable[[int], Loop]:
-    """Of a number of tokens, the Loop of passes over so many; all of them share a cache, and are warm.
+def timed_loops(
+    model: Model, prompt: Prompt, headroom: int, inner: int | None, sampled: bool
+) -> Callable[[int], TimedLoop]:
+    """Number of tokens -> the loop of passes over so many; all of them share a cache, and are warm.
 
     Args:
-        model, prompt, room: what reads, and how much there is to read.
-        inner: passes of a loop; as many as take `LASTING` seconds if None.
-        sampled: as in `measure`.
+        model, prompt, headroom: what reads, and how much there is to read.
+        inner: passes of a loop; as many as take `MIN_SECONDS` if None.
+        sampled: whether each pass also draws a token.
     """
     lm = model.lm
-    forward, cache = _prefill(lm, model.params, prompt, buffers.row_width(lm, prompt) + room)
+    forward, cache = _prefill(lm, model.params, prompt, buffers.prefill_length(lm, prompt) + headroom)
     length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
 
-    def over(step: int) -> Loop:
+    def over(step: int) -> TimedLoop:
         tokens = jnp.repeat(first, step, axis=1)
 
         def call(count: int) -> None:
@@ -325,17 +307,17 @@ def looping(model: Model, prompt: Prompt, room: int, inner: int | None, sampled:
             last, cache = passes(lm, model.params, cache, length, tokens, jnp.asarray(count, jnp.int32), keys)
             last.block_until_ready()
 
-        call(inner or TRIED)  # compiles
-        count = inner or _lasting(functools.partial(call, TRIED))
-        return Loop(functools.partial(call, count), count)
+        call(inner or WARMUP)  # compiles
+        count = inner or _count_for(functools.partial(call, WARMUP))
+        return TimedLoop(functools.partial(call, count), count)
 
     return over
 
 
-def _lasting(call: Callable[[], object]) -> int:
-    """How many passes take `LASTING` seconds, of a call that makes `TRIED` of them."""
-    each = float(np.median(take_turns([call], 3))) / TRIED
-    return int(np.clip(round(LASTING / each), 1, 1000))
+def _count_for(call: Callable[[], object]) -> int:
+    """How many passes take `MIN_SECONDS`, of a call that makes `WARMUP` of them."""
+    each = float(np.median(interleave([call], 3))) / WARMUP
+    return int(np.clip(round(MIN_SECONDS / each), 1, 1000))
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "capacity"))

@@ -1,4 +1,4 @@
-"""Rules at work on two known laws: samples of what they emit, and how near those come to the target's law.
+"""Sampled frequencies: what a rule emits for two known distributions, and how near that comes to the target's own.
 
 Axis letters as in `jaxspec.base`: N rounds, V vocabulary.
 """
@@ -12,30 +12,30 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from jaxspec import noise
-from jaxspec.base import AcceptRule, Draft, Law
+from jaxspec.base import Distribution, Draft, Rule
 
 
-def first_tokens(rule: AcceptRule, p: ArrayLike, q: ArrayLike, rounds: int, seed: int) -> Int[np.ndarray, " N"]:
-    """The first token of each of many independent rounds with one guess: the guess, if kept, or what replaces it.
+def first_tokens(rule: Rule, p: ArrayLike, q: ArrayLike, rounds: int, seed: int) -> Int[np.ndarray, " N"]:
+    """The first token of many independent rounds of one draft token: that token, if accepted, or what replaces it.
 
     Args:
-        rule: what judges the guess.
-        p, q: laws of target and drafter [V].
+        rule: what judges the draft token.
+        p, q: distributions of target and drafter [V].
         rounds: how many.
         seed: of all that is drawn.
 
-    Example, whose guess is always wrong:
+    Example, whose draft token is always wrong:
         >>> from jaxspec import accept
         >>> first_tokens(accept.rejection(), [0.0, 1.0], [1.0, 0.0], rounds=3, seed=0).tolist()
         [1, 1, 1]
     """
-    log_p, log_q = (jnp.log(jnp.asarray(law, jnp.float32)) for law in (p, q))
+    log_p, log_q = (jnp.log(jnp.asarray(distribution, jnp.float32)) for distribution in (p, q))
     keys, position = noise.row_keys(jax.random.key(seed), rounds), jnp.zeros(rounds, jnp.int32)
     many = jnp.broadcast_to(log_q, (rounds, len(log_q)))
-    guess = noise.categorical(noise.at(keys, position, noise.Purpose.DRAFT), many)
-    draft = Draft(guess[:, None], many[:, None], jnp.ones(rounds, jnp.int32))
-    verdict = rule(keys, position, draft, Law(jnp.broadcast_to(log_p, (rounds, 2, len(log_p)))))
-    return np.asarray(jnp.where(verdict.num_accepted > 0, guess, verdict.next_token))
+    draft_token = noise.categorical(noise.at(keys, position, noise.Purpose.DRAFT), many)
+    draft = Draft(draft_token[:, None], jnp.ones(rounds, jnp.int32), log_probs=many[:, None])
+    verdict = rule.verify(keys, position, draft, Distribution(jnp.broadcast_to(log_p, (rounds, 2, len(log_p)))))
+    return np.asarray(jnp.where(verdict.num_accepted > 0, draft_token, verdict.next_token))
 
 
 def l1_distance(tokens: Int[np.ndarray, " N"], p: ArrayLike, counts: ArrayLike) -> Float[np.ndarray, " counts"]:

@@ -68,10 +68,10 @@ def _commit(folder: Path) -> str | None:
         return None
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None
+    return done.stdout.strip() or None
 
 
 def _installed(distribution: str) -> str | None:

@@ -2,15 +2,15 @@
 
     python -m jaxspec.analysis.int8 --target debian-t5-base --draft debian-t5-small --rows 64 --json OUT
 
-Both models in each dtype, decoded in one process. "Overlap" is E[Σ min(p, q)] between the law of the target in float32
-and its law in the dtype, at temperature 1: 1 where they are the same. Speculative text is compared with plain text of
-the same target.
+Both models in each dtype, decoded in one process. "Overlap" is E[Σ min(p, q)] between the distribution of the target in
+float32 and its distribution in the dtype, at temperature 1: 1 where they are the same. Speculative text is compared
+with plain text of the same target.
 
 What a checkpoint stores as int8, as the shipped ones do, was rounded before, and is the same model in float32: give
 folders of unrounded weights to see what rounding costs. Where these are gone, `--unrounded SEED` draws others that are
 rounded to the same int8 matrices, and the comparison is with them. They lie about as far from what is stored as the
-lost ones do, which tells how far rounding moves loss, laws, α and text; not which way, since the lost ones were
-trained, and these are the stored ones with noise.
+lost ones do, which tells how far rounding moves loss, distributions, α and text; not which way, since the lost ones
+were trained, and these are the stored ones with noise.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis import acceptance, cost, environment, heldout, quality, report
-from jaxspec.analysis.estimate import spread
+from jaxspec.analysis import acceptance, environment, heldout, jobs, memory, quality, report, timing
+from jaxspec.analysis.statistics import median_min_max
 from jaxspec.base import Model, Params
-from jaxspec.decode import loop, request
+from jaxspec.decode.request import Job, prepare
 from jaxspec.model import DTYPES, load
 from jaxspec.nets import quantised
 from jaxspec.training.jsonl import write_text
 from jaxspec.weights import orbax
 
 SIDES = ("target", "draft")
-TIMED = 4  # prompts of a timed turn, one at a time
+TIMED = 4  # prompts of a timed run, one at a time
 
 
-class Ask(NamedTuple):
+class Settings(NamedTuple):
     """What to measure.
 
     Attributes:
-        gamma: guesses a round.
+        gamma: draft tokens a round.
         new_tokens: most new tokens per prompt.
-        repeats: timed turns.
+        repeats: timed runs.
         data: folder with held-out data, for the loss per token; None for none.
     """
 
@@ -61,33 +61,36 @@ class Ask(NamedTuple):
 def compare(
     pairs: dict[str, tuple[Model, Model]],
     tasks: Mapping[str, Sequence[dict[str, Any]]],
-    ask: Ask,
-    say: Callable[[str], object] = lambda doing: None,
+    settings: Settings,
+    advance: Callable[[str], object] = lambda doing: None,
 ) -> dict[str, Any]:
     """All numbers.
 
     Args:
         pairs: target and drafter by dtype; the first is what the others are compared with.
         tasks: held-out rows, "input" and "reference", by task.
-        ask: what to measure.
-        say: told what is being done.
+        settings: what to measure.
+        advance: called with what is being done.
 
     Returns:
         "environment", and "dtypes": for each "bytes" by side, "program" (bytes of arguments and temporaries, where the
-        compiler says), "tasks", and "speed": generations of one prompt, plain and speculative, as times the plain
+        compiler gives them), "tasks", and "speed": generations of one prompt, plain and speculative, as times the plain
         speed of the first dtype.
 
     Raises:
         ImportError: a task is scored, and the `train` extra is not installed.
     """
     first = next(iter(pairs.values()))[0]
-    found: dict[str, Any] = {"environment": environment.current(), "gamma": ask.gamma, "dtypes": {}}
+    found: dict[str, Any] = {"environment": environment.current(), "gamma": settings.gamma, "dtypes": {}}
     prompts = [row["input"] for rows in tasks.values() for row in rows][:TIMED]
     calls = []
     for dtype, (target, draft) in pairs.items():
-        say(f"{dtype}: memory")
-        ways = [_jobs(target, drafter, prompts, ask) for drafter in (None, draft)]
-        stats = loop.run.lower(*ways[1][0]).compile().memory_analysis()
+        advance(f"{dtype}: memory")
+        # One generation for each prompt, of as many tokens in every dtype.
+        whole = prepare(target, prompts, drafter=draft, max_new_tokens=settings.new_tokens, eos_ids=())
+        whole = whole.replace(gamma=settings.gamma)
+        speculative = [jobs.take(whole, [row]) for row in range(len(prompts))]
+        stats = memory.program_stats(speculative[0])
         program = {"arguments": stats.argument_size_in_bytes, "temporaries": stats.temp_size_in_bytes} if stats else {}
         about: dict[str, Any] = {
             "bytes": {side: _bytes(model) for side, model in zip(SIDES, (target, draft), strict=True)},
@@ -95,17 +98,18 @@ def compare(
             "tasks": {},
         }
         for task, rows in tasks.items():
-            say(f"{dtype}: {task}")
-            about["tasks"][task] = _of_task(task, rows, first, target, draft, ask)
+            advance(f"{dtype}: {task}")
+            about["tasks"][task] = _of_task(task, rows, first, target, draft, settings)
         found["dtypes"][dtype] = about
-        calls += [functools.partial(cost.run_all, jobs) for jobs in ways]
-    say("speed")
+        variants = [job.plain() for job in speculative], speculative
+        calls += [functools.partial(timing.run_all, some) for some in variants]
+    advance("speed")
     for call in calls:
         call()
-    seconds = cost.take_turns(calls, ask.repeats).reshape(len(pairs), 2, ask.repeats)
+    seconds = timing.interleave(calls, settings.repeats).reshape(len(pairs), 2, settings.repeats)
     for about, (plain, speculative) in zip(found["dtypes"].values(), seconds, strict=True):
-        ways = {"plain": plain, "speculative": speculative}
-        about["speed"] = {name: spread(seconds[0, 0] / one) for name, one in ways.items()}
+        both = {"plain": plain, "speculative": speculative}
+        about["speed"] = {name: median_min_max(seconds[0, 0] / one) for name, one in both.items()}
     return found
 
 
@@ -166,10 +170,10 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """What the table says of a dtype: by section, by line."""
+    """The cells of a dtype: by section, by line."""
     memory = {f"{side}, MB": f"{size / 1e6:.2f}" for side, size in about["bytes"].items()}
     memory |= {f"{what} of the program, MB": f"{size / 1e6:.2f}" for what, size in about["program"].items()}
-    speed = {way: f"{x['median']:.2f} ({x['min']:.2f}..{x['max']:.2f})" for way, x in about["speed"].items()}
+    speed = {name: f"{x['median']:.2f} ({x['min']:.2f}..{x['max']:.2f})" for name, x in about["speed"].items()}
     found = {"memory": memory, "speed": speed}
     for task, got in about["tasks"].items():
         cells = {f"α, temperature {heat}": f"{alpha:.3f}" for heat, alpha in got["alpha"].items()}
@@ -180,27 +184,27 @@ def _cells(about: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _of_task(
-    task: str, rows: Sequence[dict[str, Any]], first: Model, target: Model, draft: Model, ask: Ask
+    task: str, rows: Sequence[dict[str, Any]], first: Model, target: Model, draft: Model, settings: Settings
 ) -> dict[str, Any]:
     prompts, references = [row["input"] for row in rows], [row["reference"] for row in rows]
-    plain, _ = report.decode(target, prompts, lambda rows: None, max_new_tokens=ask.new_tokens)
-    options: dict[str, Any] = dict(drafter=draft, gamma=ask.gamma, max_new_tokens=ask.new_tokens)
-    texts, per_round = report.decode(target, prompts, lambda rows: None, **options)
+    job = prepare(target, prompts, drafter=draft, gamma=settings.gamma, max_new_tokens=settings.new_tokens)
+    reference = prepare(first, prompts, drafter=target, max_new_tokens=settings.new_tokens)
+    plain, _ = report.decode(job.plain())
+    texts, per_round = report.decode(job)
 
-    def alpha(big: Model, small: Model, temperature: float) -> float:
-        sampled: dict[str, Any] = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=ask.new_tokens)
-        return acceptance.measure(big, small, prompts, batch=report.BATCH, **sampled).alpha
+    def alpha(job: Job, temperature: float) -> float:
+        return acceptance.measure(job.replace(temperature=temperature, key=jax.random.key(0))).alpha
 
     scored = {}
     if task in report.SCORES:
         metric, score = report.SCORES[task]
         scored[metric] = score(plain, references)
-    if ask.data is not None:
-        scored["loss per token, nats"] = report.heldout_loss(target, ask.data, task)
+    if settings.data is not None:
+        scored["loss per token, nats"] = report.heldout_loss(target, settings.data, task)
     return {
         "rows": len(rows),
-        "alpha": {str(heat): alpha(target, draft, float(heat)) for heat in (0, 1)},
-        "overlap": alpha(first, target, 1.0),
+        "alpha": {str(heat): alpha(job, float(heat)) for heat in (0, 1)},
+        "overlap": alpha(reference, 1.0),
         "quality": scored,
         "tokens_per_round": per_round,
         "same_text": sum(a == b for a, b in zip(texts, plain, strict=True)),
@@ -211,21 +215,13 @@ def _bytes(model: Model) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(model.params))
 
 
-def _jobs(target: Model, drafter: Model | None, prompts: Sequence[str], ask: Ask) -> list[request.Job]:
-    """One greedy generation for each prompt, all of one shape and, whatever the dtype says, of as many tokens."""
-    whole = request.encode(target, prompts)
-    rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], whole) for i in range(len(prompts))]
-    options: dict[str, Any] = dict(drafter=drafter, gamma=ask.gamma, max_new_tokens=ask.new_tokens, eos_ids=())
-    return [request.prepare(target, row, **options) for row in rows]
-
-
 def main(
     target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
     draft: Annotated[str, typer.Option(help="The smaller model.")],
     rows: Annotated[int, typer.Option(help="Held-out prompts per task.", min=1)] = 64,
     new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", min=2)] = 64,
-    gamma: Annotated[int, typer.Option(help="Guesses a round.", min=1)] = 4,
-    repeats: Annotated[int, typer.Option(help="Timed turns.", min=1)] = 5,
+    gamma: Annotated[int, typer.Option(help="Draft tokens a round.", min=1)] = 4,
+    repeats: Annotated[int, typer.Option(help="Timed runs.", min=1)] = 5,
     data: Annotated[Path | None, typer.Option(help="Folder of held-out data, for losses: see `report`.")] = None,
     unrounded_seed: Annotated[
         int | None,
@@ -239,7 +235,7 @@ def main(
         tasks = {name: heldout.rows(name)[:rows] for name in heldout.tasks_of(pairs["float32"][0])}
         if set(tasks) & set(report.SCORES):
             quality.check()
-        found = compare(pairs, tasks, Ask(gamma, new_tokens, repeats, data), status.update)
+        found = compare(pairs, tasks, Settings(gamma, new_tokens, repeats, data), status.update)
         found["unrounded"] = unrounded_seed
     Console().print(table(found))
     if json_out is not None:

@@ -1,14 +1,14 @@
-"""Side by side with transformers: the same weights, prompts, threads and number of tokens, in one process, in turn.
+"""Side by side with transformers: the same weights, prompts, threads and number of tokens, in one process, interleaved.
 
     python -m jaxspec.analysis.peer --target debian-t5-base --draft debian-t5-small --gamma 4,7
     python -m jaxspec.analysis.peer --target debian-gpt-base --draft debian-gpt-small --widen 16384 --json > gpt.json
 
 `--widen` and `--widen-draft` make a small pair cost what one of other sizes would, with the same text (`nets.widen`).
 The pair is exported with `jaxspec.weights.huggingface.save`, and decoded on the CPU, greedily, in float32, by
-`jaxspec.generate` and by transformers' `generate`: plainly, speculatively, and (decoder-only models) with guesses
+`jaxspec.generate` and by transformers' `generate`: plainly, speculatively, and (decoder-only models) with draft tokens
 looked up in the context. A call's time is from token ids to token ids, with all that either library does on the host.
-transformers guesses as many tokens in every round as jaxspec does (schedule "constant", no confidence threshold), and
-refuses to speculate on batches. It runs eagerly, as it does unless told otherwise: nothing is compiled.
+transformers drafts as many tokens in every round as jaxspec does (schedule "constant", no confidence threshold),
+and refuses to speculate on batches. It runs eagerly, as is its default: nothing is compiled.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rich.console import Console
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.analysis import cost, environment, heldout, peer_tables, peer_transformers
-from jaxspec.analysis.estimate import spread
-from jaxspec.analysis.options import numbers
+from jaxspec.analysis import environment, heldout, peer_tables, peer_transformers
+from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.timing import interleave
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import generate, request
 from jaxspec.nets import widen as wider
@@ -44,14 +44,14 @@ OURS, THEIRS = "jaxspec", "transformers"
 Name = tuple[str, str, int]  # library, how, gamma
 
 
-class Ask(NamedTuple):
+class Settings(NamedTuple):
     """What to measure.
 
     Attributes:
-        gammas: guesses a round, one measurement each.
+        gammas: draft tokens a round, one measurement each.
         batches: batch sizes, one comparison each.
         new_tokens: tokens to generate per prompt: exactly, or with `ends` at most.
-        repeats: timed turns of each way.
+        repeats: timed runs of each variant.
         ends: whether the tokenizer's end token ends a text.
         threads: of PyTorch; 0 for as many CPUs as JAX has.
     """
@@ -64,13 +64,13 @@ class Ask(NamedTuple):
     threads: int = 0
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     """A way to decode.
 
     Attributes:
         library, how, gamma: what it is called; gamma is 0 for plain decoding.
         run: decodes all prompts: the tokens of every row.
-        passes: decodes them, and says how many passes the target made, prefill included.
+        passes: decodes them, and returns how many passes the target made, prefill included.
     """
 
     library: str
@@ -80,18 +80,18 @@ class Way(NamedTuple):
     passes: Callable[[], int]
 
 
-def compare(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    """All ways at every batch size.
+def compare(target: Model, draft: Model, prompt: Prompt, settings: Settings) -> dict[str, Any]:
+    """All variants at every batch size.
 
     Args:
         target, draft: two T5s or two GPTs in float32 with one vocabulary.
         prompt: rows to decode, at least as many as the largest batch; a remainder is left out.
-        ask: what to measure.
+        settings: what to measure.
 
     Returns:
-        "environment" (of both libraries), "target", "draft", what was asked, and "batches": for each its "ways" (tokens
-        per second as median, min, max; passes of the target; rows with the text of transformers' plain decoding) and
-        "ratios", repeat by repeat, of ours over theirs and of either over its own plain decoding.
+        "environment" (of both libraries), "target", "draft", the settings, and "batches": for each its "variants"
+        (tokens per second as median, min, max; passes of the target; rows whose text is transformers' plain decoding's)
+        and "ratios", repeat by repeat, of ours over theirs and of either over its own plain decoding.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -101,30 +101,32 @@ def compare(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> dict[str, 
     import torch
     import transformers
 
-    _check(target, draft, prompt, ask)
+    _check(target, draft, prompt, settings)
     about = environment.current()
-    torch.set_num_threads(ask.threads or about["cpus"])
+    torch.set_num_threads(settings.threads or about["cpus"])
     about |= {"torch": torch.__version__, "transformers": transformers.__version__}
     about["torch_threads"] = torch.get_num_threads()
-    eos = target.tokenizer.eos_token_id if ask.ends else None
+    eos = target.tokenizer.eos_token_id if settings.ends else None
     found: dict[str, Any] = {"environment": about, "target": _describe(target), "draft": _describe(draft)}
-    found |= ask._asdict() | {"batches": []}
+    found |= settings._asdict() | {"batches": []}
     with tempfile.TemporaryDirectory() as folder:
         theirs, assistant = (peer_transformers.load(m, Path(folder) / s, eos) for m, s in ((target, "t"), (draft, "d")))
-    for batch in ask.batches:
+    for batch in settings.batches:
         groups = [Prompt(*(x[i : i + batch] for x in prompt)) for i in range(0, len(prompt.length) - batch + 1, batch)]
-        ways = _ours(target, draft, groups, ask, eos) + _theirs(theirs, assistant, groups, ask)
-        found["batches"].append({"batch": batch, "prompts": batch * len(groups), **_measure(ways, ask.repeats)})
+        variants = _ours(target, draft, groups, settings, eos) + _theirs(theirs, assistant, groups, settings)
+        found["batches"].append(
+            {"batch": batch, "prompts": batch * len(groups), **_measure(variants, settings.repeats)}
+        )
     return found
 
 
-def _ours(target: Model, draft: Model, groups: Sequence[Prompt], ask: Ask, eos: int | None) -> list[Way]:
+def _ours(target: Model, draft: Model, groups: Sequence[Prompt], settings: Settings, eos: int | None) -> list[Variant]:
     # Without a tokenizer: ids in, ids out, as on the other side.
     target, draft = target._replace(tokenizer=None), draft._replace(tokenizer=None)
     ends = () if eos is None else (eos,)
 
-    def way(how: str, gamma: int = 0, drafter: Any = None) -> Way:
-        options = dict(drafter=drafter, gamma=gamma, max_new_tokens=ask.new_tokens, eos_ids=ends)
+    def variant(how: str, gamma: int = 0, drafter: Any = None) -> Variant:
+        options = dict(drafter=drafter, gamma=gamma, max_new_tokens=settings.new_tokens, eos_ids=ends)
 
         def decode():
             return [generate(target, group, **options) for group in groups]
@@ -132,79 +134,83 @@ def _ours(target: Model, draft: Model, groups: Sequence[Prompt], ask: Ask, eos: 
         def run() -> list[list[int]]:
             return [row[:n].tolist() for out in decode() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
-        return Way(OURS, how, gamma, run, lambda: sum(1 + int(out.stats.rounds.max()) for out in decode()))
+        return Variant(OURS, how, gamma, run, lambda: sum(1 + int(out.stats.rounds.max()) for out in decode()))
 
-    found = [way("plain")] + [way("speculative", gamma, draft) for gamma in ask.gammas]
+    found = [variant("plain")] + [variant("speculative", gamma, draft) for gamma in settings.gammas]
     if target.lm.start_token is None:
-        found += [way("lookup", gamma, drafters.lookup(MATCH)) for gamma in ask.gammas]
+        found += [variant("prompt_lookup", gamma, drafters.prompt_lookup(MATCH)) for gamma in settings.gammas]
     return found
 
 
-def _theirs(target: Any, assistant: Any, groups: Sequence[Prompt], ask: Ask) -> list[Way]:
+def _theirs(target: Any, assistant: Any, groups: Sequence[Prompt], settings: Settings) -> list[Variant]:
     decoder_only = not target.config.is_encoder_decoder
     given = [peer_transformers.inputs(group, left=decoder_only) for group in groups]
 
-    def way(how: str, gamma: int = 0, options: Callable[[], dict[str, Any]] = dict) -> Way:
+    def variant(how: str, gamma: int = 0, options: Callable[[], dict[str, Any]] = dict) -> Variant:
         def run() -> list[list[int]]:
             chosen = options()
-            return [row for one in given for row in peer_transformers.decode(target, one, ask.new_tokens, **chosen)]
+            return [
+                row for one in given for row in peer_transformers.decode(target, one, settings.new_tokens, **chosen)
+            ]
 
         def passes() -> int:
             with peer_transformers.counting(target) as count:
                 run()
             return count[0]
 
-        return Way(THEIRS, how, gamma, run, passes)
+        return Variant(THEIRS, how, gamma, run, passes)
 
-    found = [way("plain")]
+    found = [variant("plain")]
     if len(groups[0].length) > 1:  # "assisted generate is only supported for batch_size = 1"
         return found
-    for gamma in ask.gammas:
-        found.append(way("speculative", gamma, lambda gamma=gamma: peer_transformers.assisted(assistant, gamma)))
+    for gamma in settings.gammas:
+        found.append(variant("speculative", gamma, lambda gamma=gamma: peer_transformers.assisted(assistant, gamma)))
     if decoder_only:
-        for gamma in ask.gammas:
-            lookup = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": MATCH}
-            found.append(way("lookup", gamma, lambda lookup=lookup: lookup))
+        for gamma in settings.gammas:
+            prompt_lookup = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": MATCH}
+            found.append(variant("prompt_lookup", gamma, lambda prompt_lookup=prompt_lookup: prompt_lookup))
     return found
 
 
-def _measure(ways: Sequence[Way], repeats: int) -> dict[str, Any]:
-    texts = [way.run() for way in ways]  # compiles
-    passes = [way.passes() for way in ways]
-    seconds = cost.take_turns([way.run for way in ways], repeats)
+def _measure(variants: Sequence[Variant], repeats: int) -> dict[str, Any]:
+    texts = [variant.run() for variant in variants]  # compiles
+    passes = [variant.passes() for variant in variants]
+    seconds = interleave([variant.run for variant in variants], repeats)
     speeds = np.array([[sum(map(len, rows))] for rows in texts]) / seconds
-    index = {way[:3]: i for i, way in enumerate(ways)}
+    index = {variant[:3]: i for i, variant in enumerate(variants)}
     plain = texts[index[THEIRS, "plain", 0]]
     rows = [
-        dict(zip(("library", "how", "gamma"), way[:3], strict=True))
-        | {"tokens_per_second": spread(speeds[i]), "target_passes": passes[i]}
+        dict(zip(("library", "how", "gamma"), variant[:3], strict=True))
+        | {"tokens_per_second": median_min_max(speeds[i]), "target_passes": passes[i]}
         | {"same_text": sum(a == b for a, b in zip(texts[i], plain, strict=True))}
-        for i, way in enumerate(ways)
+        for i, variant in enumerate(variants)
     ]
     ratios = []
-    for way in index:
-        for other in _compared(way, index):
-            ratios.append({"of": way, "over": other, **spread(speeds[index[way]] / speeds[index[other]])})
-    return {"ways": rows, "ratios": ratios}
+    for variant in index:
+        for other in _compared(variant, index):
+            ratios.append(
+                {"of": variant, "over": other, **median_min_max(speeds[index[variant]] / speeds[index[other]])}
+            )
+    return {"variants": rows, "ratios": ratios}
 
 
-def _compared(way: Name, ways: Container[Name]) -> list[Name]:
-    """What a way's speed is set against: its own library's plain decoding, and for ours the same way of theirs.
+def _compared(variant: Name, variants: Container[Name]) -> list[Name]:
+    """What a variant's speed is compared with: its own library's plain decoding, and for ours theirs of the same kind.
 
-    Where they have no such way, their plain decoding.
+    Where they have none of the kind, their plain decoding.
 
     >>> _compared((OURS, "speculative", 4), [(THEIRS, "plain", 0)])
     [('jaxspec', 'plain', 0), ('transformers', 'plain', 0)]
     """
-    library, how, gamma = way
+    library, how, gamma = variant
     found = [] if how == "plain" else [(library, "plain", 0)]
     if library == OURS:
         same = (THEIRS, how, gamma)
-        found.append(same if same in ways else (THEIRS, "plain", 0))
+        found.append(same if same in variants else (THEIRS, "plain", 0))
     return found
 
 
-def _check(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> None:
+def _check(target: Model, draft: Model, prompt: Prompt, settings: Settings) -> None:
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
@@ -212,11 +218,11 @@ def _check(target: Model, draft: Model, prompt: Prompt, ask: Ask) -> None:
     for model in (target, draft):
         if not isinstance(model.config, T5Config | GPTConfig) or _dtype(model) != "float32":
             raise ValueError(f"{model.name or 'a model'} is {model.config}: expected a T5 or a GPT in float32")
-    if len(prompt.length) < max(ask.batches):
+    if len(prompt.length) < max(settings.batches):
         raise ValueError(
-            f"got {len(prompt.length)} prompts for a batch of {max(ask.batches)}: give more, or ask for less"
+            f"got {len(prompt.length)} prompts for a batch of {max(settings.batches)}: give more, or ask for less"
         )
-    if ask.ends and target.tokenizer is None:
+    if settings.ends and target.tokenizer is None:
         raise ValueError("ends needs the tokenizer's end token, but the target has no tokenizer")
 
 
@@ -231,13 +237,15 @@ def _describe(model: Model) -> dict[str, Any]:
 def main(
     target: Annotated[str, typer.Option(help="The larger model: a shipped checkpoint's name, or a folder.")],
     draft: Annotated[str, typer.Option(help="The smaller model.")],
-    gamma: Annotated[str, typer.Option("--gamma", "-g", help="Guesses a round, separated by commas.")] = "4",
+    gamma: Annotated[str, typer.Option("--gamma", "-g", help="Draft tokens a round, separated by commas.")] = "4",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1",
     widen: Annotated[int, typer.Option(help="Widen the target's feed-forward blocks to this: same text.")] = 0,
-    widen_draft: Annotated[int, typer.Option(help="The same for the drafter: same guesses, the cost of a size.")] = 0,
+    widen_draft: Annotated[
+        int, typer.Option(help="The same for the drafter: same draft tokens, the cost of a size.")
+    ] = 0,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.", min=1)] = 64,
-    rows: Annotated[int, typer.Option(help="Prompts that one timed turn decodes.", min=1)] = 8,
-    repeats: Annotated[int, typer.Option(help="Timed turns of each way to decode.", min=1)] = 5,
+    rows: Annotated[int, typer.Option(help="Prompts that one timed run decodes.", min=1)] = 8,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each variant.", min=1)] = 5,
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl file with inputs; by default held-out ones.")] = None,
     ends: Annotated[bool, typer.Option("--ends", help="Let texts end, instead of --new-tokens each.")] = False,
     threads: Annotated[int, typer.Option(help="PyTorch's; by default as many CPUs as JAX has.", min=0)] = 0,
@@ -245,13 +253,13 @@ def main(
 ) -> None:
     """Compares jaxspec with transformers on the CPU; ends with status 1 if any text differs."""
     peer_transformers.check()
-    gammas, batches = numbers(gamma, "--gamma"), numbers(batch, "--batch")
+    gammas, batches = (tuple(map(int, text.split(","))) for text in (gamma, batch))
     big, small = jaxspec.load(target), jaxspec.load(draft)
     lines = heldout.rows(heldout.tasks_of(big)[0]) if prompts is None else read_jsonl(prompts)
     texts = [line["input"] for line in itertools.islice(lines, max(rows, *batches))]
     big, small = (wider.widen(m, width) if width else m for m, width in ((big, widen), (small, widen_draft)))
-    ask = Ask(gammas, batches, new_tokens, repeats, ends, threads)
-    found = compare(big, small, request.encode(big, texts), ask)
+    settings = Settings(gammas, batches, new_tokens, repeats, ends, threads)
+    found = compare(big, small, request.encode(big, texts), settings)
     found["target"]["widened_to"], found["draft"]["widened_to"] = widen or None, widen_draft or None
     if as_json:
         print(json.dumps(found))

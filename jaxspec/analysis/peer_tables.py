@@ -35,24 +35,24 @@ def busy(found: dict[str, Any]) -> str | None:
 
 
 def disagreements(found: dict[str, Any]) -> list[str]:
-    """The ways whose text differs from transformers' plain decoding, in words."""
+    """The variants whose text differs from transformers' plain decoding, in words."""
     return [
-        f"batch {one['batch']}, {_named(way)}: {way['same_text']} of {one['prompts']} texts are those of "
+        f"batch {one['batch']}, {_named(variant)}: {variant['same_text']} of {one['prompts']} texts are those of "
         "transformers' plain decoding"
         for one in found["batches"]
-        for way in one["ways"]
-        if way["same_text"] < one["prompts"]
+        for variant in one["variants"]
+        if variant["same_text"] < one["prompts"]
     ]
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """Speeds and ratios for a screen."""
-    speeds = _table("batch", "way", "tokens/s", "min..max", "target\npasses", "same text")
+    speeds = _table("batch", "variant", "tokens/s", "min..max", "target\npasses", "same text")
     ratios = _table("batch", "speed of", "over", "ratio", "min..max")
     for one in found["batches"]:
-        for way in one["ways"]:
-            same, passes = f"{way['same_text']} of {one['prompts']}", f"{way['target_passes']}"
-            speeds.add_row(f"{one['batch']}", _named(way), *_cells(way["tokens_per_second"], 1), passes, same)
+        for variant in one["variants"]:
+            same, passes = f"{variant['same_text']} of {one['prompts']}", f"{variant['target_passes']}"
+            speeds.add_row(f"{one['batch']}", _named(variant), *_cells(variant["tokens_per_second"], 1), passes, same)
         for ratio in one["ratios"]:
             of, over = (_words(*ratio[side]) for side in ("of", "over"))
             ratios.add_row(f"{one['batch']}", of, over, *_cells(ratio, 2))
@@ -62,18 +62,18 @@ def tables(found: dict[str, Any]) -> list[Table]:
 def _table(*heads: str) -> Table:
     table = Table(box=box.ROUNDED)
     for head in heads:
-        words = head in ("way", "speed of", "over")
+        words = head in ("variant", "speed of", "over")
         table.add_column(head, justify="left" if words else "right", no_wrap=True, vertical="bottom")
     return table
 
 
-def _cells(spread: dict[str, float], digits: int) -> list[str]:
-    median, low, high = (f"{spread[name]:.{digits}f}" for name in ("median", "min", "max"))
+def _cells(numbers: dict[str, float], digits: int) -> list[str]:
+    median, low, high = (f"{numbers[name]:.{digits}f}" for name in ("median", "min", "max"))
     return [median, f"{low}..{high}"]
 
 
-def _named(way: dict[str, Any]) -> str:
-    return _words(way["library"], way["how"], way["gamma"])
+def _named(variant: dict[str, Any]) -> str:
+    return _words(variant["library"], variant["how"], variant["gamma"])
 
 
 def _words(library: str, how: str, gamma: int) -> str:

@@ -50,7 +50,7 @@ def load(model: Model, folder: Path, eos: int | None) -> Any:
 
 
 def assisted(assistant: Any, gamma: int) -> dict[str, Any]:
-    """Arguments of `generate` for speculative decoding with `gamma` guesses in every round."""
+    """Arguments of `generate` for speculative decoding with `gamma` draft tokens in every round."""
     settings = assistant.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"
     settings.assistant_confidence_threshold = 0.0
@@ -93,7 +93,7 @@ def counting(module: Any) -> Iterator[list[int]]:
 
 
 def _cut(row: list[int], eos: int | None) -> list[int]:
-    """A row without the padding behind its end.
+    """A row without the padding after its end.
 
     >>> _cut([5, 1, 0, 0], 1), _cut([5, 1, 0, 0], None)
     ([5, 1], [5, 1, 0, 0])

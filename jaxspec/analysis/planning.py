@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec import accept
-from jaxspec.analysis import chain, cost, replay, theory
-from jaxspec.analysis.estimate import spread
+from jaxspec.analysis import chain, cost, jobs, replay, theory
 from jaxspec.analysis.roofline import load_of
-from jaxspec.base import Model, Prompt
-from jaxspec.decode import request
-from jaxspec.drafters.ngram import NGramConfig
+from jaxspec.analysis.statistics import median_min_max
+from jaxspec.base import Model
+from jaxspec.decode.request import Job
+from jaxspec.drafters.ngram_model import NGramConfig
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
 
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
-# and 17, behind two of them. It is taken to be linear between them.
-PROBES = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
-NEAR = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
-EITHER = "clustered guesses or short texts"
+# and 17, after two of them. It is taken to be linear between them.
+TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
+TOLERANCE = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
+CLUSTERED_OR_SHORT = "clustered draft tokens or short texts"
 
 
 class Plan(NamedTuple):
@@ -39,16 +39,16 @@ class Plan(NamedTuple):
 
     Attributes:
         batch: rows.
-        gamma: the best number of guesses a round; 0 says not to speculate.
+        gamma: the best number of draft tokens a round; 0: do not speculate.
         tokens_per_round: expected, of a row; 1 at gamma 0.
         improvement: speed over plain decoding.
         operations: arithmetic operations over those of plain decoding.
         alpha, c: as in `theory`.
         v: the verify pass, at gamma or, if that is 0, at gamma = 1.
         break_even: the alpha above which speculation would pay.
-        obstacles: why not, if gamma is 0: as in `theory.obstacles`; or, where measured tokens per round fall short of
-            Equation 1, "short texts", if independent guesses would fall short, too, "clustered guesses", if they would
-            not, and "clustered guesses or short texts", if that is not known.
+        obstacles: why not, if gamma is 0: as in `theory.obstacles`; or, where measured tokens per round are fewer than
+            in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, "clustered draft
+            tokens", if not, and "clustered draft tokens or short texts", if that is not known.
         near: the other gammas whose speed is within 3% of this one's.
         measured: of a pair, what alpha, c and v rest on: "alpha" as value, stderr, low and high (95%), "c" and, by the
             gammas that were timed, "v" as median, min and max over the repeats; None of given numbers.
@@ -83,11 +83,11 @@ def plan(
     Args:
         alpha, c: as in `theory`.
         v: v(gamma) at index gamma; the gammas that are tried end with it.
-        c_hat: operations of the drafter over the target's; c unless told.
+        c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
-        tokens: measured tokens per round at index gamma, which need no independence; Equation 1 unless given.
-        independent: those of independent guesses in texts of the same lengths (`chain.independent_tokens`), which tell
-            short texts from clustered guesses.
+        tokens: measured tokens per round at index gamma, which need no independence; by default Equation 1.
+        independent: those of independent draft tokens in texts of the same lengths (`chain.independent_tokens`), which
+            tell short texts from clustered draft tokens.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
@@ -113,31 +113,26 @@ def plan(
     work = (gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]
     numbers = (float(expected[gamma]), float(speed[gamma]), float(work), float(alpha), float(c))
     verify = float(costs[gamma or min(1, len(costs) - 1)])
-    near = tuple(int(other) for other in gammas[speed >= speed[gamma] * (1 - NEAR)] if other != gamma)
+    near = tuple(int(other) for other in gammas[speed >= speed[gamma] * (1 - TOLERANCE)] if other != gamma)
     return Plan(batch, gamma, *numbers, verify, theory.break_even(c, costs), obstacles, near)
 
 
 def _shortfall(independent: Sequence[float] | np.ndarray | None, cost: np.ndarray) -> str:
-    """Why no gamma pays though by Equation 1 one would: in texts as short, would independent guesses pay?
+    """Why no gamma pays though by Equation 1 one would: in texts as short, would independent draft tokens pay?
 
     >>> _shortfall([1.0, 1.3], np.array([1.0, 1.2])), _shortfall([1.0, 1.1], np.array([1.0, 1.2]))
-    ('clustered guesses', 'short texts')
+    ('clustered draft tokens', 'short texts')
     """
     if independent is None:
-        return EITHER
-    return "clustered guesses" if bool((np.array(independent) > cost)[1:].any()) else "short texts"
+        return CLUSTERED_OR_SHORT
+    return "clustered draft tokens" if bool((np.array(independent) > cost)[1:].any()) else "short texts"
 
 
 def of_pair(
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
+    job: Job,
     *,
-    temperature: float,
-    key: Any,
     batches: Sequence[int] = (1,),
     most: int = 16,
-    max_new_tokens: int = 64,
     repeats: int = cost.REPEATS,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> Iterator[Plan]:
@@ -147,9 +142,8 @@ def of_pair(
     c and v are timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are.
 
     Args:
-        target, drafter: two models with one vocabulary.
-        prompts: text or token ids; taken in turn where a batch needs more.
-        temperature, key, max_new_tokens: as in `jaxspec.generate`.
+        job: of a target and a model that drafts, without other sampling options than a temperature; its prompts begin
+            again where a batch needs more.
         batches: batch sizes.
         most: the largest gamma to consider.
         repeats: of each timing.
@@ -160,118 +154,94 @@ def of_pair(
 
     Example:
         >>> import jax
+        >>> from jaxspec import Prompt
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> prompt = Prompt(jax.numpy.array([[3, 1], [2, 0]]), jax.numpy.array([2, 1]))
-        >>> options = dict(temperature=0.0, key=None, most=1, max_new_tokens=8, repeats=1)
-        >>> [found.alpha for found in of_pair(model, model, prompt, **options)]
+        >>> job = prepare(model, prompt, drafter=model, max_new_tokens=8)
+        >>> [found.alpha for found in of_pair(job, most=1, repeats=1)]
         [1.0]
     """
     if most < 1:
-        raise ValueError(f"most is {most}: expected at least 1 guess a round")
-    prompt = request.encode(target, prompts)
-    options: dict[str, Any] = dict(temperature=temperature, key=key, max_new_tokens=max_new_tokens)
+        raise ValueError(f"most is {most}: expected at least 1 draft token a round")
     with tempfile.TemporaryDirectory() as folder:
-        store = replay.record(Path(folder) / "store", target, drafter, prompt, **options)
-        rate, tokens = replay.evaluate(store, accept.rejection(), gamma=1).alpha, tokens_by_gamma(store, most)
-        alpha, counts = min(rate.value, 1.0), np.asarray(store.counts)
+        trace = replay.collect(Path(folder) / "trace", job)
+        rate, tokens = replay.evaluate(trace, accept.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
+        alpha, counts = min(rate.value, 1.0), np.asarray(trace.counts)
     independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
-    ratio = operations_ratio(target, drafter)
+    ratio = operations_ratio(job.target, jobs.drafting_model(job))
     for batch in batches:
-        rows = np.arange(batch) % len(prompt.length)
-        group = prompt._replace(tokens=prompt.tokens[rows], length=prompt.length[rows])
+        (group,) = jobs.whole_batches(job, batch, batch)
 
-        def timed(gamma: int, batch: int = batch) -> None:
+        def compiled(gamma: int, batch: int = batch) -> None:
             advance(f"batch {batch}, passes of gamma {gamma}")
 
-        timing: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, advance=timed)
-        timing["sampled"] = temperature > 0
-        found = timings(target, drafter, group, most, **timing)
+        found = cost.measure_all(group, timed_gammas(most), repeats=repeats, advance=compiled)
         advance(f"batch {batch}")
-        numbers: dict[str, Any] = dict(c_hat=ratio, batch=batch, tokens=tokens, independent=independent)
-        made = plan(alpha, *_interpolated(found, most), **numbers)
-        spreads = {"c": spread(found[0].c_each), "v": {str(one.gamma): spread(one.v_each) for one in found}}
-        yield made._replace(measured={"alpha": rate.to_dict(), **spreads})
+        made = plan(
+            alpha,
+            *interpolate_costs(found, most),
+            c_hat=ratio,
+            batch=batch,
+            tokens=tokens,
+            independent=independent,
+        )
+        v = {str(one.gamma): median_min_max(one.v_each) for one in found}
+        measured = {"alpha": rate.to_dict(), "c": median_min_max(found[0].c_each), "v": v}
+        yield made._replace(measured=measured)
 
 
-def tokens_by_gamma(store: replay.Store, most: int) -> list[float]:
-    """Tokens per round of the rejection rule at gamma = 0, 1, ..., most, replayed along the texts of a store."""
-    found = (replay.evaluate(store, accept.rejection(), gamma=gamma) for gamma in range(1, most + 1))
+def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
+    """Tokens per round of the rejection rule at gamma = 0, 1, ..., most, replayed along texts."""
+    found = (replay.evaluate(trace, accept.rejection(), gamma=gamma) for gamma in range(1, most + 1))
     return [1.0, *(one.tokens_per_round.value for one in found)]
 
 
-def costs(target: Model, drafter: Model, prompt: Prompt, most: int, **options: Any) -> tuple[float, np.ndarray]:
-    """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `probes(most)`, and linear between them.
-
-    Args:
-        target, drafter, prompt, most, **options: as in `timings`.
-    """
-    return _interpolated(timings(target, drafter, prompt, most, **options), most)
+def costs(job: Job, most: int, *, repeats: int = cost.REPEATS) -> tuple[float, np.ndarray]:
+    """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `timed_gammas(most)`, and linear between them."""
+    return interpolate_costs(cost.measure_all(job, timed_gammas(most), repeats=repeats), most)
 
 
-def timings(
-    target: Model,
-    drafter: Model,
-    prompt: Prompt,
-    most: int,
-    *,
-    repeats: int,
-    max_new_tokens: int,
-    sampled: bool = False,
-    advance: Callable[[int], object] = lambda gamma: None,
-) -> list[cost.Cost]:
-    """What passes cost at each of `probes(most)`, every repeat.
-
-    Args:
-        target, drafter: two models with one vocabulary.
-        prompt: the batch that passes are timed on.
-        most: the largest gamma.
-        repeats, max_new_tokens, sampled: as in `cost.measure`.
-        advance: called with each gamma when its pass is compiled; timing follows.
-    """
-    options: dict[str, Any] = dict(repeats=repeats, max_new_tokens=max_new_tokens, sampled=sampled)
-    return cost.measure_all(target, drafter, prompt, gammas=probes(most), advance=advance, **options)
-
-
-def _interpolated(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
+def interpolate_costs(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
     """c, and v by gamma."""
-    return found[0].c, between({one.gamma: one.v for one in found}, most)
+    return found[0].c, interpolate({one.gamma: one.v for one in found}, most)
 
 
-def between(v: dict[int, float], most: int) -> np.ndarray:
+def interpolate(v: dict[int, float], most: int) -> np.ndarray:
     """v(gamma) at index gamma = 0, 1, ..., most: as it was timed at some gammas, linear between them.
 
-    >>> between({1: 1.5, 3: 2.0}, 4).tolist()
+    >>> interpolate({1: 1.5, 3: 2.0}, 4).tolist()
     [1.0, 1.5, 1.75, 2.0, 2.0]
     """
     timed = sorted(v)
     return np.interp(np.arange(most + 1), [0, *timed], [1.0, *(v[gamma] for gamma in timed)])
 
 
-def probes(most: int) -> tuple[int, ...]:
+def timed_gammas(most: int) -> tuple[int, ...]:
     """Gammas at which v is timed, up to `most`.
 
-    >>> probes(9)
+    >>> timed_gammas(9)
     (1, 2, 3, 4, 5, 7, 8, 9)
     """
-    return (*(gamma for gamma in PROBES if gamma < most), most)
+    return (*(gamma for gamma in TIMED if gamma < most), most)
 
 
 def steps(batches: Sequence[int], most: int) -> int:
     """How often `of_pair` calls `advance`."""
-    return 1 + len(batches) * (len(probes(most)) + 1)
+    return 1 + len(batches) * (len(timed_gammas(most)) + 1)
 
 
 def sentence(found: Plan) -> str:
-    """What a plan comes to, in plain words.
+    """A plan in words.
 
-    >>> for said in sentence(plan(0.9, 0.1, [1.0] * 17)).split(". "):
-    ...     print(said)
+    >>> for part in sentence(plan(0.9, 0.1, [1.0] * 17)).split(". "):
+    ...     print(part)
     Take γ = 10: a round yields 6.86 tokens in the time of 2.00 passes, 3.43 times the speed of plain decoding
     Within 3% of that: γ = 7..9, 11..13.
     >>> print(sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])))
-    Do not speculate: no compute is idle (to check one guess, a pass takes 2.00 times as long). No α pays.
+    Do not speculate: no compute is idle (to check one draft token, a pass takes 2.00 times as long). No α pays.
     """
     if found.gamma:
         cost = found.gamma * found.c + found.v
@@ -281,20 +251,20 @@ def sentence(found: Plan) -> str:
             f"passes, {found.improvement:.2f} times the speed of plain decoding{rows}.{_near(found, 'that')}"
         )
     words = {
-        "low alpha": f"guesses are right too rarely (α = {found.alpha:.2f})",
+        "low alpha": f"draft tokens are accepted too rarely (α = {found.alpha:.2f})",
         "expensive draft": f"the drafter takes too long (c = {found.c:.2f})",
-        "no spare compute": f"no compute is idle (to check one guess, a pass takes {found.v:.2f} times as long)",
+        "no spare compute": f"no compute is idle (to check one draft token, a pass takes {found.v:.2f} times as long)",
     }
     less = f"so that rounds yield less than α = {found.alpha:.2f} promises"
     fallen = {
-        "clustered guesses": f"right guesses cluster, {less}",
+        "clustered draft tokens": f"right draft tokens cluster, {less}",
         "short texts": f"texts are short, {less}",
-        EITHER: f"right guesses cluster, or texts are short, {less}",
+        CLUSTERED_OR_SHORT: f"right draft tokens cluster, or texts are short, {less}",
     }
-    said = f"Do not speculate: {'; '.join((words | fallen)[name] for name in found.obstacles)}."
+    text = f"Do not speculate: {'; '.join((words | fallen)[name] for name in found.obstacles)}."
     if not fallen.keys() & set(found.obstacles):
-        said += f" It would pay from α = {found.break_even:.2f} on." if found.break_even < 1 else " No α pays."
-    return said + _near(found, "plain decoding's speed")
+        text += f" It would pay from α = {found.break_even:.2f} on." if found.break_even < 1 else " No α pays."
+    return text + _near(found, "plain decoding's speed")
 
 
 def _near(found: Plan, what: str) -> str:
@@ -303,7 +273,7 @@ def _near(found: Plan, what: str) -> str:
         return ""
     names = ["plain decoding"] if 0 in found.near else []
     names += [f"γ = {_runs([gamma for gamma in found.near if gamma])}"] if any(found.near) else []
-    return f" Within {NEAR:.0%} of {what}: {', '.join(names)}."
+    return f" Within {TOLERANCE:.0%} of {what}: {', '.join(names)}."
 
 
 def _runs(numbers: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from jaxspec.weights import int8
 
 
 def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
-    """Parameters of a network, made on the device one by one, in the dtype that they are kept in.
+    """Parameters of a network, made on the device one by one, in the dtype that they are stored in.
 
     Matrices are normal, of a spread that leaves the size of what they multiply; norms and biases do nothing. One small
     program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
@@ -35,8 +35,8 @@ def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
         spread = x.shape[-1] ** -0.5
         if isinstance(config, T5Config) and "query" in names:
             spread *= config.head_dim**-0.5  # its attention does not scale
-        kept = dtype if int8.is_matrix(path, x) and dtype != "int8" else "float32"
-        return int8.as_dtype(path, _draw(key, spread, x.shape, kept), dtype)
+        stored = dtype if int8.is_matrix(path, x) and dtype != "int8" else "float32"
+        return int8.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
 
     abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)

@@ -1,20 +1,21 @@
 """Offline replay: p and q along the target's texts, stored once; then any rule, gamma and temperature, without models.
 
-Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have known laws, and for
-an exact rule that is enough:
+Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have known distributions,
+and for an exact rule that is enough:
 
-    P(at least k guesses are kept | the text) = S_k(x) = P(the guesses begin x1..xk, and are kept) / p(x1..xk).
+    P(at least k draft tokens are accepted | the text) = S_k(x)
+                                                      = P(the draft begins x1..xk, and these are accepted) / p(x1..xk).
 
-For the tokens of a round, continued by plain sampling, have the law p. They begin x1..xk in two ways: those are kept
-guesses, or a token of the target's own is among them; given the text, the first has the probability S_k. It falls as
-k grows, and is the product of `Rule.kept_ratio` over the prefix: of min(1, q / p) for the rejection rule. Under the
-block rule it is the least so far of the products of q / p. So the number of rounds that a text takes is a Markov chain
-whose mean is computed, not sampled.
+For the tokens of a round, continued by plain sampling, have the distribution p. They begin x1..xk in one of two ways:
+these are accepted draft tokens, or a token of the target's own is among them; given the text, the first has the
+probability S_k. It falls as k grows, and is the product of `Rule.acceptance_ratio` over the prefix: of min(1, q / p)
+for the rejection rule. Under the block rule it is the least so far of the products of q / p. So the number of rounds
+that a text takes is a Markov chain whose mean is computed, not sampled (`analysis.chain`).
 
 The text of an inexact rule is not the target's. S_k (which may exceed 1) still is the importance weight whose mean
-over the target's texts is the probability that a round which begins there keeps k guesses, but where the next one
-begins is not known. The same holds at another temperature than the text's, where S_k is multiplied by the ratio of
-the two laws of x1..xk: such weights grow with gamma and with the distance, and the standard error with them.
+over the target's texts is the probability that a round which begins there accepts k draft tokens, but where the next
+one begins is not known. The same holds at another temperature than the text's, where S_k is multiplied by the ratio of
+the two distributions of x1..xk: such weights grow with gamma and with the distance, and the standard error with them.
 
 Shapes: N positions of all texts in a row, V vocabulary, G gamma.
 
@@ -27,9 +28,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,20 +40,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, noise
 from jaxspec import warp as warps
-from jaxspec.accept import Rule
-from jaxspec.accept.common import KeptRatio
-from jaxspec.analysis import acceptance, chain, divergence, environment
-from jaxspec.analysis.estimate import Ratio
-from jaxspec.base import LanguageModel, Model, Params, Prompt
+from jaxspec.analysis import acceptance, chain, divergence, environment, jobs
+from jaxspec.analysis.statistics import Ratio
+from jaxspec.base import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule
+from jaxspec.decode.request import Job
 
 MANIFEST = "manifest.json"
 CHUNK = 256  # positions at a time
 
 
-class Store(NamedTuple):
-    """The laws of a pair along texts of the target's, one text after the other.
+class LogitTrace(NamedTuple):
+    """The logits of a pair along texts of the target's, one text after the other.
 
     Attributes:
         manifest: what it was made from: names, temperature, digest of the prompts, environment.
@@ -66,16 +67,28 @@ class Store(NamedTuple):
     target: Float[np.ndarray, "N V"]
     draft: Float[np.ndarray, "N V"]
 
+    @property
+    def temperature(self) -> float:
+        """Of the texts."""
+        return float(self.manifest["temperature"])
+
+    def first(self, rows: int) -> LogitTrace:
+        """The first texts, or all if there are no more than `rows`."""
+        counts = self.counts[:rows]
+        here = slice(int(counts.sum()))
+        return LogitTrace(self.manifest, counts, self.tokens[here], self.target[here], self.draft[here])
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What a rule makes of a store.
+    """What decoding with a rule would yield along the texts.
 
     Attributes:
-        rule, gamma, temperature: what was asked.
-        own_text: whether the texts are what decoding with this rule says: it is exact, and the temperature theirs.
-        alpha: probability that a round's first guess is kept, over all positions.
-        accepted: guesses that a round keeps and emits if it is as likely to begin at any position but a text's first.
+        rule, gamma, temperature: what was asked for.
+        own_text: whether the texts are what decoding with this rule generates: it is exact, and the temperature theirs.
+        alpha: probability that a round's first draft token is accepted, over all positions.
+        accepted: draft tokens that a round accepts and emits if it is as likely to begin at any position but a text's
+            first.
         tokens_per_round: as `Stats.tokens_per_round` over all rows; with texts that are not its own, 1 + accepted.
     """
 
@@ -92,51 +105,48 @@ class Evaluation:
         return self.tokens_per_round.value / (self.gamma * c + v)
 
 
-def record(
+def collect(
     folder: str | Path,
-    target: Model,
-    drafter: Model,
-    prompts: Sequence[str] | str | Prompt,
+    job: Job,
     *,
-    temperature: float,
-    max_new_tokens: int = 64,
-    key: Any = None,
-    batch: int = 16,
+    batch: int = acceptance.BATCH,
     advance: Callable[[int], object] = lambda rows: None,
-) -> Store:
-    """Lets the target decode plainly, feeds the texts to both models, and stores the logits: 8 V bytes a position.
+) -> LogitTrace:
+    """Generates plainly from the target, feeds the texts to both models, and stores the logits: 8 V bytes a position.
 
     Args:
         folder: where to; written whole or not at all.
-        target, drafter: two models with one vocabulary.
-        prompts: text, or token ids [rows, prompt]; rows are the unit of the standard errors.
-        temperature: of the texts. Texts at 0 serve temperature 0 only, so take a store for each that matters.
-        max_new_tokens, key: as in `jaxspec.generate`.
+        job: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
+            temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
+            matters.
         batch: rows at a time.
         advance: called with the number of rows done, for a progress bar.
 
     Raises:
         FileExistsError: there is something at `folder`.
-        TypeError, ValueError: as `acceptance.measure`.
+        TypeError: the drafter is no Model.
+        ValueError: other sampling options than one temperature; batch < 1.
 
     Example:
         >>> import tempfile
         >>> from jaxspec import accept
+        >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> target = table_model(jax.random.key(1), vocab=5)
         >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+        >>> job = prepare(target, prompt, drafter=target, temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     options = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
-        ...     store = record(f"{folder}/store", target, target, prompt, **options)
-        ...     evaluate(store, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
+        ...     trace = collect(f"{folder}/trace", job)
+        ...     evaluate(trace, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
         3.8
     """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: give the name of a new folder")
-    options: dict[str, Any] = dict(temperature=temperature, top_k=None, top_p=None, max_new_tokens=max_new_tokens)
-    texts = list(acceptance.texts(target, drafter, prompts, key=key, batch=batch, **options))
-    counts = np.concatenate([text.lengths[: text.group.real] for text in texts])
+    temperature, draft = _temperature(job), jobs.drafting_model(job)
+    texts = list(acceptance.texts(job, batch))
+    counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
+    target = job.target
     vocab = target.lm.vocab_size if target.tokenizer is None else len(target.tokenizer)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
@@ -145,29 +155,29 @@ def record(
         sides = [made(unfinished / f"{side}.npy", "w+", np.float32, shape) for side in ("target", "draft")]
         tokens, at = np.zeros(shape[0], np.int32), 0
         for text in texts:
-            real = np.arange(text.tokens.shape[1])[None, :] < text.lengths[:, None]
-            real[text.group.real :] = False
+            real, prompt = text.real, text.part.job.prompt
+            real[text.part.real :] = False
             rows = slice(at, at := at + int(real.sum()))
             tokens[rows] = np.asarray(text.tokens)[real]
-            for side, model in zip(sides, (target, drafter), strict=True):
-                side[rows] = np.asarray(_logits(model.lm, vocab, model.params, text.group.prompt, text.tokens))[real]
-            advance(text.group.real)
+            for side, model in zip(sides, (target, draft), strict=True):
+                side[rows] = np.asarray(_logits(model.lm, vocab, model.params, prompt, text.tokens))[real]
+            advance(text.part.real)
         for side in sides:
             side.flush()
         np.save(unfinished / "counts.npy", counts)
         np.save(unfinished / "tokens.npy", tokens)
-        about = {"target": target.name, "draft": drafter.name, "temperature": float(temperature)}
-        about |= {"max_new_tokens": max_new_tokens, "rows": len(counts), "positions": shape[0], "vocab": vocab}
-        about |= {"prompts_sha256": _digest(texts), "environment": environment.current()}
+        about = {"target": target.name, "draft": draft.name, "temperature": temperature}
+        about |= {"max_new_tokens": int(np.max(job.request.limit)), "rows": len(counts), "positions": shape[0]}
+        about |= {"vocab": vocab, "prompts_sha256": _digest(job.prompt), "environment": environment.current()}
         (unfinished / MANIFEST).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         os.replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return open_store(folder)
+    return open_trace(folder)
 
 
-def open_store(folder: str | Path) -> Store:
-    """A store that `record` has written; its logits stay on disk until they are read.
+def open_trace(folder: str | Path) -> LogitTrace:
+    """A trace that `collect` has written; its logits stay on disk until they are read.
 
     Raises:
         FileNotFoundError: there is none.
@@ -175,81 +185,152 @@ def open_store(folder: str | Path) -> Store:
     folder = Path(folder)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     counts, tokens = (np.load(folder / f"{name}.npy") for name in ("counts", "tokens"))
-    return Store(manifest, counts, tokens, *(np.load(folder / f"{s}.npy", mmap_mode="r") for s in ("target", "draft")))
+    return LogitTrace(
+        manifest, counts, tokens, *(np.load(folder / f"{s}.npy", mmap_mode="r") for s in ("target", "draft"))
+    )
 
 
-def first(store: Store, rows: int) -> Store:
-    """The first texts of a store, or all if there are no more than `rows`."""
-    counts = store.counts[:rows]
-    here = slice(int(counts.sum()))
-    return Store(store.manifest, counts, store.tokens[here], store.target[here], store.draft[here])
-
-
-def evaluate(store: Store, rule: Rule, *, gamma: int, temperature: float | None = None) -> Evaluation:
-    """What decoding with a rule, gamma guesses a round and the store's drafter would yield.
+def evaluate(trace: LogitTrace, rule: Rule, *, gamma: int, temperature: float | None = None) -> Evaluation:
+    """What decoding with a rule, gamma draft tokens a round and the trace's drafter would yield.
 
     Args:
-        store: see `record`.
-        rule: any that states its `kept_ratio`.
-        gamma: guesses a round, at least 1.
-        temperature: of both models; that of the texts unless told.
+        trace: see `collect`.
+        rule: any that has an `acceptance_ratio`.
+        gamma: draft tokens a round, at least 1.
+        temperature: of both models; by default that of the texts.
 
     Raises:
-        ValueError: gamma < 1; a rule whose ratio is unknown; another temperature, and the texts are at 0; a rule that
-            at temperature 0 keeps guesses which differ from the text, so that the next law is not known.
+        ValueError: gamma < 1; a rule whose ratio is not known; another temperature, and the texts are at 0; a rule that
+            at temperature 0 accepts draft tokens which differ from the text, so that the next distribution is not
+            known.
     """
-    own: float = store.manifest["temperature"]
+    own = trace.temperature
     temperature = own if temperature is None else float(temperature)
     if gamma < 1:
-        raise ValueError(f"gamma is {gamma}: expected at least 1 guess a round")
-    if rule.kept_ratio is None:
-        raise ValueError(f"the rule {rule.name} does not say how it keeps guesses: expected a `kept_ratio`")
+        raise ValueError(f"gamma is {gamma}: expected at least 1 draft token a round")
+    if rule.acceptance_ratio is None:
+        raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
     if temperature != own and own == 0:
-        raise ValueError(f"the texts are greedy, and say nothing of temperature {temperature:g}: record some at it")
-    if temperature == 0 and rule.reads_soft:
-        raise ValueError(f"at temperature 0 {rule.name} keeps guesses that are not in the text: decode to measure it")
-    ratio, shift = _along(store, rule.kept_ratio, own, temperature)
-    alpha, accepted, rounds = np.zeros((3, len(store.counts)))
-    for row, (end, count) in enumerate(zip(np.cumsum(store.counts), store.counts, strict=True)):
+        raise ValueError(f"the texts are greedy, and no measure of temperature {temperature:g}: collect some at it")
+    if temperature == 0 and not matches_when_greedy(rule):
+        raise ValueError(
+            f"at temperature 0 {rule.name} accepts draft tokens that are not in the text: decode to measure it"
+        )
+    ratio, shift = _along(trace, rule.acceptance_ratio, temperature)
+    alpha, accepted, rounds = np.zeros((3, len(trace.counts)))
+    for row, (end, count) in enumerate(zip(np.cumsum(trace.counts), trace.counts, strict=True)):
         weights = chain.survival(ratio[end - count : end], shift[end - count : end], gamma, rule.exact)
         alpha[row] = weights[:, 0].sum()
         accepted[row] = weights[1:].sum()
         rounds[row] = chain.expected_rounds(weights[1:])
-    later, own_text = store.counts - 1, rule.exact and temperature == own
+    later, own_text = trace.counts - 1, rule.exact and temperature == own
     tokens_per_round = Ratio(later, rounds) if own_text else Ratio(later + accepted, later)
-    found = (Ratio(alpha, store.counts, probability=True), Ratio(accepted, later), tokens_per_round)
+    found = (Ratio(alpha, trace.counts, probability=True), Ratio(accepted, later), tokens_per_round)
     return Evaluation(rule.name, gamma, temperature, own_text, *found)
 
 
-def alpha_of_several(store: Store, count: int) -> list[Ratio]:
-    """Probability that one of the first 1, 2, ... K independent guesses of a token is kept, over all positions.
+def matches_when_greedy(rule: Rule) -> bool:
+    """Whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
 
-    The exact probability at each position (`divergence.beta_of_several`), with the laws at the texts' own temperature;
-    the texts only say which positions there are. The first is the rejection rule's alpha, without the noise of which
-    token the text has; at temperature 0 all guesses are one, and so are the ratios.
+    >>> from jaxspec import accept
+    >>> [matches_when_greedy(rule) for rule in (accept.rejection(), accept.typical(), accept.lenient(0.5))]
+    [True, True, False]
+    """
+    keys, draft = noise.row_keys(jax.random.key(0), 1), Draft(jnp.array([[1]]), jnp.array([1]))
+    target = Distribution(tokens=jnp.array([[0, 0]]), logits=jnp.array([[[1.0, 0.999]] * 2]))
+    return int(rule.verify(keys, jnp.array([0]), draft, target).num_accepted[0]) == 0
+
+
+def alpha_of_candidates(trace: LogitTrace, count: int) -> list[Ratio]:
+    """Probability that one of the first 1, 2, ... K independent candidates for a token is accepted, over all positions.
+
+    The exact probability at each position (`divergence.beta_of_candidates`), with the distributions at the texts' own
+    temperature; the texts only give the positions. The first is the rejection rule's alpha, without the noise of which
+    token the text has; at temperature 0 all candidates are one, and so are the ratios.
 
     Args:
-        store: see `record`.
+        trace: see `collect`.
         count: K, at least 1.
 
     Raises:
         ValueError: count < 1.
     """
-    own, kept = jnp.float32(store.manifest["temperature"]), []
-    for index in _chunks(len(store.tokens)):
-        p, q = (np.exp(np.asarray(_jitted_law(side[index], own), np.float64)) for side in (store.target, store.draft))
-        kept.append(divergence.beta_of_several(p[:, 0], q[:, 0], count))
-    whole = np.concatenate(kept)[: len(store.tokens)]
-    sums = np.add.reduceat(whole, np.cumsum(store.counts) - store.counts, axis=0)
-    return [Ratio(sums[:, k], store.counts, probability=True) for k in range(count)]
+
+    def beta(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        return divergence.beta_of_candidates(p, q, count)
+
+    whole = _at_each_position(trace, beta)
+    return [_by_row(trace, whole[:, k]) for k in range(count)]
 
 
-def _along(store: Store, kept_ratio: KeptRatio, own: float, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+def lenient_alpha(trace: LogitTrace, lenience: float) -> Ratio:
+    """How often a draft token is accepted with a lenience, over all positions: Table 5 of the paper (appendix A.5).
+
+    Sampling: E[sum_x min(p(x) / l, q(x))]. At temperature 0: the share of positions where the drafter's likeliest token
+    has p(x) >= l max(p), p being the target's distribution at temperature 1.
+
+    Args:
+        trace: see `collect`; it has the temperature.
+        lenience: l, in (0, 1]; 1 is none.
+
+    Raises:
+        ValueError: a lenience outside (0, 1].
+
+    Example:
+        >>> import tempfile
+        >>> from jaxspec.decode.request import prepare
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> job = prepare(target, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=draft, max_new_tokens=20)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trace = collect(f"{folder}/trace", job)
+        ...     rates = [lenient_alpha(trace, l).value for l in (1.0, 0.5, 1e-9)]
+        >>> rates == sorted(rates), rates[-1]
+        (True, 1.0)
+    """
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}: expected a number in (0, 1], 1 being none")
+    if trace.temperature:
+        return _by_row(trace, _at_each_position(trace, lambda p, q: divergence.beta(p, q, lenience)))
+    accepted = np.zeros(len(trace.tokens))
+    for index in _chunks(len(accepted)):
+        target, drafted = trace.target[index].astype(np.float64), np.argmax(trace.draft[index], axis=-1)
+        chosen = np.take_along_axis(target, drafted[:, None], axis=-1)[:, 0]
+        accepted[index] = chosen >= target.max(axis=-1) + math.log(lenience)
+    return _by_row(trace, accepted)
+
+
+def _temperature(job: Job) -> float:
+    """The one temperature of a job that has no other sampling options."""
+    given = job.options.get("temperature")
+    found = np.unique(np.asarray(0.0 if given is None else given, np.float64))
+    other = [name for name, value in job.request.sampling_params._asdict().items() if value is not None]
+    if len(found) > 1 or other != ["temperature"] or job.request.draft_sampling_params is not None:
+        raise ValueError("replay is of a temperature alone: expected one for all rows, and no other sampling options")
+    return float(found[0])
+
+
+def _by_row(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Ratio:
+    """The mean of what is known of each position."""
+    sums = np.add.reduceat(values, np.cumsum(trace.counts) - trace.counts)
+    return Ratio(sums, trace.counts, probability=True)
+
+
+def _at_each_position(trace: LogitTrace, function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """A function of p and q in float64, at the texts' own temperature."""
+    own, found = jnp.float32(trace.temperature), []
+    for index in _chunks(len(trace.tokens)):
+        sides = (np.asarray(_jitted_distribution(side[index], own), np.float64) for side in (trace.target, trace.draft))
+        found.append(function(*(np.exp(side)[:, 0] for side in sides)))
+    return np.concatenate(found)[: len(trace.tokens)]
+
+
+def _along(trace: LogitTrace, acceptance_ratio: AcceptanceRatio, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """The rule's ratio at every token, and the probability that it has now over the one that it was drawn with."""
-    found = np.zeros((2, len(store.tokens)))
-    for index in _chunks(len(store.tokens)):
-        part = store.tokens[index], store.target[index], store.draft[index]
-        both = _of_chunk(kept_ratio, jnp.float32(own), jnp.float32(temperature), *part)
+    found = np.zeros((2, len(trace.tokens)))
+    for index in _chunks(len(trace.tokens)):
+        part = trace.tokens[index], trace.target[index], trace.draft[index]
+        both = _of_chunk(acceptance_ratio, jnp.float32(trace.temperature), jnp.float32(temperature), *part)
         found[:, index] = np.asarray(both)
     return found[0], found[1]
 
@@ -260,30 +341,29 @@ def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
         yield np.minimum(np.arange(start, start + CHUNK), count - 1)
 
 
-@functools.partial(jax.jit, static_argnames=("kept_ratio",))
+@functools.partial(jax.jit, static_argnames=("acceptance_ratio",))
 def _of_chunk(
-    kept_ratio: KeptRatio,
+    acceptance_ratio: AcceptanceRatio,
     own: Float[Array, ""],
     temperature: Float[Array, ""],
     tokens: Int[Array, " N"],
     target: Float[Array, "N V"],
     draft: Float[Array, "N V"],
 ) -> Float[Array, "2 N"]:
-    drawn, p, q = (_law(*side) for side in ((target, own), (target, temperature), (draft, temperature)))
+    drawn, p, q = (_distribution(*side) for side in ((target, own), (target, temperature), (draft, temperature)))
     text = tokens[:, None]
-    then, now = (jnp.take_along_axis(law, text[..., None], axis=-1)[:, 0, 0] for law in (drawn, p))
-    return jnp.stack([kept_ratio(p, q, text)[:, 0], jnp.exp(now - then)])
+    then, now = (jnp.take_along_axis(log_probs, text[..., None], axis=-1)[:, 0, 0] for log_probs in (drawn, p))
+    return jnp.stack([acceptance_ratio(p, q, text)[:, 0], jnp.exp(now - then)])
 
 
-def _law(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
-    count, vocab = logits.shape
-    controls = warps.Controls(jnp.full(count, temperature), jnp.full(count, vocab), jnp.ones(count))
-    law = warps.sampling()(controls, logits[:, None]).log_probs
-    assert law is not None
-    return law
+def _distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
+    sampling_params = warps.SamplingParams(jnp.full(len(logits), temperature))
+    log_probs = warps.sampling()(sampling_params, logits[:, None]).log_probs
+    assert log_probs is not None
+    return log_probs
 
 
-_jitted_law = jax.jit(_law)
+_jitted_distribution = jax.jit(_distribution)
 
 
 @functools.partial(jax.jit, static_argnames=("lm", "vocab"))
@@ -291,9 +371,8 @@ def _logits(
     lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:
     """Teacher-forced logits over the target's real ids."""
-    return warps.fit(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)
+    return warps.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)
 
 
-def _digest(texts: Sequence[acceptance.Text]) -> str:
-    rows = [row for t in texts for row in buffers.to_lists(*t.group.prompt)[: t.group.real]]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+def _digest(prompt: Prompt) -> str:
+    return hashlib.sha256(json.dumps(buffers.to_lists(*prompt)).encode()).hexdigest()

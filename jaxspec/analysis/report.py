@@ -23,10 +23,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.analysis import acceptance, environment, heldout, quality
-from jaxspec.analysis.estimate import with_error
+from jaxspec.analysis import acceptance, environment, heldout, jobs, quality
+from jaxspec.analysis.statistics import with_error
 from jaxspec.base import Model
-from jaxspec.decode import generate, request
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import Job, prepare
 from jaxspec.model import load
 from jaxspec.training import data
 from jaxspec.training.jsonl import write_text
@@ -37,7 +38,6 @@ from jaxspec.weights import int8
 SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
 DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl
 GAMMAS = (1, 4, 7)
-BATCH = 16
 WIDTHS = ((32, 32), (64, 64), (112, 128))  # batch shapes of the held-out loss, source and target tokens
 TEXT_WIDTH = 128
 
@@ -103,18 +103,16 @@ def heldout_loss(model: Model, folder: Path, task: str) -> float:
     return evaluate(jax.jit(cross_entropy(model.config)), model.params, batches.once())
 
 
-def decode(
-    target: Model, prompts: Sequence[str], advance: Callable[[int], object], **options: Any
-) -> tuple[list[str], float]:
-    """Greedy texts of all prompts, in batches of one shape, and the tokens per round (0 if plain)."""
+def decode(job: Job, advance: Callable[[int], object] = lambda rows: None) -> tuple[list[str], float]:
+    """The texts of all prompts, in batches of one shape, and the tokens per round (0 if plain)."""
     texts: list[str] = []
     emitted, rounds = 0, 0
-    for group in acceptance.in_batches(request.encode(target, prompts), BATCH):
-        out = generate(target, group.prompt, **options)
-        texts += out.texts[: group.real]
-        emitted += int(np.sum(out.stats.emitted[: group.real] - 1))
-        rounds += int(np.sum(out.stats.rounds[: group.real]))
-        advance(group.real)
+    for part in jobs.in_batches(job, acceptance.BATCH):
+        out = complete(part.job)
+        texts += out.texts[: part.real]
+        emitted += int(np.sum(out.stats.emitted[: part.real] - 1))
+        rounds += int(np.sum(out.stats.rounds[: part.real]))
+        advance(part.real)
     return texts, emitted / max(rounds, 1)
 
 
@@ -158,14 +156,15 @@ def _of_task(
 ) -> dict[str, Any]:
     prompts, references = [row["input"] for row in chosen], [row["reference"] for row in chosen]
     found: dict[str, Any] = {"rows": len(chosen)}
+    job = prepare(target, prompts, drafter=draft, max_new_tokens=max_new_tokens)
 
     def doing(what: str) -> Callable[[int], object]:
         return lambda rows: advance(f"{task}: {what}", rows)
 
-    plain, _ = decode(target, prompts, doing("target"), max_new_tokens=max_new_tokens)
+    plain, _ = decode(job.plain(), doing("target"))
     if task in SCORES:
         metric, score = SCORES[task]
-        small, _ = decode(draft, prompts, doing("draft"), max_new_tokens=max_new_tokens)
+        small, _ = decode(prepare(draft, prompts, max_new_tokens=max_new_tokens), doing("draft"))
         found["quality"] = {
             "metric": metric,
             "target": score(plain, references),
@@ -173,21 +172,12 @@ def _of_task(
         }
     found["alpha"] = {}
     for temperature in (0, 1):
-        measured = acceptance.measure(
-            target,
-            draft,
-            prompts,
-            temperature=float(temperature),
-            max_new_tokens=max_new_tokens,
-            key=jax.random.key(0),
-            batch=BATCH,
-            advance=doing(f"alpha at temperature {temperature}"),
-        )
+        sampled = job.replace(temperature=float(temperature), key=jax.random.key(0))
+        measured = acceptance.measure(sampled, advance=doing(f"alpha at temperature {temperature}"))
         found["alpha"][str(temperature)] = measured.to_dict()
     found["tokens_per_round"], same = {}, 0
     for gamma in GAMMAS:
-        options = dict(drafter=draft, gamma=gamma, max_new_tokens=max_new_tokens)
-        texts, tokens = decode(target, prompts, doing(f"gamma {gamma}"), **options)
+        texts, tokens = decode(job.replace(gamma=gamma), doing(f"gamma {gamma}"))
         found["tokens_per_round"][str(gamma)] = tokens
         same += sum(a == b for a, b in zip(texts, plain, strict=True))
     return found | {"same_text": same, "compared": len(GAMMAS) * len(chosen)}

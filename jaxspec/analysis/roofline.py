@@ -54,7 +54,7 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
     keys' and values' weights. So are norms and biases, which are few.
 
     Args:
-        config: of the network; says in which dtype.
+        config: of the network; has its dtype.
         row: tokens in the cache.
         prompt: tokens that an encoder has read.
 
@@ -107,7 +107,7 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
 
     Args:
         machine, load, batch: as in `pass_time`.
-        gamma: guesses a round.
+        gamma: draft tokens a round.
 
     Raises:
         ValueError: as `pass_time`.

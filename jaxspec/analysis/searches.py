@@ -1,4 +1,4 @@
-"""Searches of a drafter without a model as passes of one, so that `analysis.cost` can price them.
+"""Searches of a drafter without a model as passes of one, so that `analysis.cost` can time them.
 
 Shapes: B batch.
 """
@@ -13,63 +13,78 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec import buffers
-from jaxspec.base import Cache, Drafter, Forward, LanguageModel, Model, Params, Prompt, Tree, Verdict
-from jaxspec.decode import rounds
+from jaxspec.base import (
+    Cache,
+    Caches,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Verdict,
+    Weights,
+)
+from jaxspec.decode.request import Job
+from jaxspec.decode.state import decoder_prompt
 
 
-def as_model(drafter: Drafter, target: Model, gamma: int) -> Model:
-    """A model whose c (`analysis.cost.measure`) is what the guesses of a round cost together.
+def lookup_as_model(job: Job) -> Model:
+    """A model whose c (`analysis.cost.measure`) is what the draft tokens of a round cost together.
 
-    A pass puts the token that it is fed in the place of the row's last one, has the drafter propose, tells it that all
-    was kept, and answers with the first guess.
+    A pass puts the token that it is fed in the place of the row's last one, has the drafter propose, commits all of the
+    draft, and answers with the first draft token.
 
     Args:
-        drafter: one that draws nothing: a look-up, or several.
-        target: for whom it guesses.
-        gamma: guesses a round.
+        job: with a drafter that draws nothing (a look-up, or several).
 
     Returns:
         A model that is good for being measured alone.
 
     Example:
         >>> from jaxspec.analysis import cost
-        >>> from jaxspec.drafters import lookup
+        >>> from jaxspec.decode.request import prepare
+        >>> from jaxspec.drafters import prompt_lookup
         >>> from jaxspec.testing import table_model
         >>> target, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> found = cost.measure(target, as_model(lookup(), target, 4), prompt, gamma=4, repeats=2, inner=3)
-        >>> found.c > 0
+        >>> job = prepare(target, prompt, drafter=prompt_lookup(), gamma=4)
+        >>> cost.measure(job.replace(drafter=lookup_as_model(job)), repeats=2, inner=3).c > 0
         True
     """
-    lm = _language_model(drafter._replace(params=None, models=()), target.lm, gamma)
-    return Model(lm, drafter.params, target.tokenizer)
+    assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
+    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma)
+    return Model(lm, job.drafter.params, job.target.tokenizer)
 
 
 @functools.cache
 def _language_model(drafter: Drafter, target: LanguageModel, gamma: int) -> LanguageModel:
-    nothing: Any = None  # keys and laws are for drafters that draw
+    nothing: Any = (
+        None  # keys and distributions are for drafters that draw, the target's weights for those that read them
+    )
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
-        row = rounds.first_row(target, prompt)
+        row = decoder_prompt(target, prompt)
         batch, width = row.tokens.shape
-        said = Forward(jnp.zeros((batch, 1, target.vocab_size)), jnp.zeros((batch, 1, 1)))
-        state = drafter.init(params, prompt, capacity - width, said)
-        return said, (state, row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, capacity - width)))))
+        forward = Forward(jnp.zeros((batch, 1, target.vocab_size)), jnp.zeros((batch, width, 0)))
+        state = drafter.init(Weights(nothing, params), prompt, capacity - width, forward)
+        return forward, (state, row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, capacity - width)))))
 
     def extend(
-        params: Params, cache: Cache, tokens: Int[Array, "B 1"], tree: Tree | None = None
+        params: Params, cache: Cache, tokens: Int[Array, "B 1"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, Cache]:
-        del tree
-        state, row = cache
+        assert parent is None
+        (state, row), weights = cache, Weights(nothing, params)
         row = row._replace(tokens=buffers.append(row.tokens, row.length - 1, tokens))
-        draft, state = drafter.propose(nothing, params, state, row, gamma, nothing)
+        context = DraftContext(nothing, row, jnp.full_like(row.length, gamma), gamma, False, nothing)
+        draft, caches = drafter.propose(weights, Caches(nothing, state), context)
         logits = jax.nn.one_hot(draft.tokens[:, :1], target.vocab_size)
-        said = jnp.repeat(logits, gamma + 1, axis=1)
-        verdict = Verdict(draft.length, draft.tokens[:, 0])
-        state = drafter.commit(params, state, row, verdict, Forward(said, said[..., :1]))
-        return Forward(logits, logits[..., :1]), (state, row)
+        verified = jnp.repeat(logits, gamma + 1, axis=1)
+        verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length)
+        caches = drafter.commit(weights, caches, row, verdict, Forward(verified, verified[..., :0]))
+        return Forward(logits, logits[..., :0]), (caches.draft, row)
 
-    def rewind(cache: Cache, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None) -> Cache:
-        del length, path
+    def rewind(cache: Cache, length: Int[Array, " B"]) -> Cache:
         return cache
 
     return LanguageModel(prefill, extend, rewind, target.vocab_size, target.start_token)

@@ -3,7 +3,7 @@
 Plain functions of numbers or arrays (they broadcast), computed in float64. The symbols are the paper's:
 
     alpha   acceptance rate, E[sum_x min(p(x), q(x))]: `jaxspec.analysis.acceptance` measures it
-    gamma   guesses a round
+    gamma   draft tokens a round
     c       time of a one-token pass of the drafter, in those of the target: `jaxspec.analysis.cost`
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
@@ -22,19 +22,19 @@ from numpy.typing import ArrayLike
 
 Verify = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
 
-MOST = 64  # the largest gamma that `optimal_gamma` tries unless told
+MOST = 64  # the largest gamma that `optimal_gamma` tries by default
 TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c makes gamma 0 and 1 equally good
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
     """Tokens that one round is expected to yield, Equation 1: (1 - alpha^(gamma+1)) / (1 - alpha).
 
-    A round keeps its leading accepted guesses and adds one token of the target's, so this is
+    A round commits its leading accepted draft tokens and adds one token of the target's, so this is
     alpha^0 + alpha^1 + ... + alpha^gamma: 1 at alpha = 0, and gamma + 1 at alpha = 1.
 
     Args:
         alpha: acceptance rate, from 0 to 1; trials are taken to be independent.
-        gamma: guesses a round, 0 or more; `inf` gives the bound 1 / (1 - alpha).
+        gamma: draft tokens a round, 0 or more; `inf` gives the bound 1 / (1 - alpha).
 
     Raises:
         ValueError: alpha or gamma out of range.
@@ -74,7 +74,7 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
         >>> improvement([0.5, 0.75], np.inf, 0.0).round(2).tolist()
         [2.0, 4.0]
     """
-    with np.errstate(divide="ignore"):  # infinite where all guesses are right and free, and so are checks
+    with np.errstate(divide="ignore"):  # infinite where all draft tokens are right and free, and so are checks
         return 1 / _per_token(alpha, gamma, _checked(c, "c"), _checked(v, "v"))
 
 
@@ -115,9 +115,9 @@ def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0
 
 
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
-    """Speed over plain decoding if each round knew how many guesses will be kept, and drafted no others (section 3.5).
+    """Speed over plain decoding if each round drafted just the tokens that will be accepted (section 3.5).
 
-    Such a round drafts alpha / (1 - alpha) guesses on average and yields 1 / (1 - alpha) tokens, so the speed is
+    Such a round drafts alpha / (1 - alpha) draft tokens on average and yields 1 / (1 - alpha) tokens, so the speed is
     1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
 
     Args:
@@ -167,7 +167,7 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
     Args:
         alpha, c: as in `improvement`; arrays broadcast.
         v: cost of the verify pass: a function of gamma, an array with v(gamma) at index gamma, or a number.
-            What it says of gamma = 0 is ignored: that is a one-token pass, which costs 1.
+            Its value at gamma = 0 is ignored: that is a one-token pass, which costs 1.
         most: the largest gamma to try; 64, or the last of the array `v`, by default.
 
     Returns:
@@ -217,8 +217,8 @@ def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
 def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) -> tuple[str, ...]:
     """What keeps every gamma from improving on plain decoding; nothing, if one does.
 
-    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: guesses are
-    rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
+    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: draft tokens
+    are rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
     hardware is busy with the tokens it has, as at large batches ("no spare compute"; v = 1).
 
     Args:
@@ -272,7 +272,7 @@ def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
 
 
 def _per_token(alpha: ArrayLike, gamma: ArrayLike, each: np.ndarray, once: np.ndarray) -> np.ndarray:
-    """What a token costs if a guess costs `each` and a round `once`; of an infinite gamma the limit."""
+    """What a token costs if a draft token costs `each` and a round `once`; of an infinite gamma the limit."""
     tokens, gamma = expected_tokens(alpha, gamma), np.asarray(gamma, np.float64)
     with np.errstate(invalid="ignore"):  # both cases are filled in
         cost = np.where(each == 0, once, gamma * each + once) / tokens

@@ -2,18 +2,20 @@
 
 A file per concept, to be read in this order:
 
-    language_model  Prompt, Forward, Tree, LanguageModel: prefill, extend, rewind; Model, with its parameters
-    law             Law, Prefix, and a Warp, which makes a law of logits
-    draft           Draft, Verdict, and an AcceptRule, which says which guesses are kept
-    drafter         Drafter: init, propose, commit; the Budget of a round
-    policy          Policy: how many tokens to guess
-    decoder         Decoder: init, step; the Request, DecodeState and Stats of a generation
+    language_model  Prompt, Forward, LanguageModel: prefill, extend, rewind, select; Model, with its parameters
+    distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
+    draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
+    rule            Rule: which draft tokens are accepted
+    drafter         Drafter: init, propose, commit; the DraftContext of a round; Bound, functions with their values
+    policy          Policy: how many tokens to draft
+    decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
 
 Import the names from here.
 
 Axis letters, here and in every file:
     B batch, P prompt, T step (tokens fed in one pass), S capacity of a buffer, G gamma (draft length),
-    V vocabulary, L layers, H query heads, K key-value heads, D head dimension, M model dimension.
+    N nodes of a token tree (for a chain N = G), V vocabulary, L layers, H query heads, K key-value heads,
+    D head dimension, M model dimension.
 
 A *row* is what the decoder side of a model reads: for a decoder-only model the prompt and everything generated
 after it, for an encoder-decoder its start token and everything generated after that. `tokens[:length]` of a row are
@@ -21,9 +23,10 @@ committed; caches hold the first `length - 1` of them ("one token behind"), so t
 one fed in the next pass. Positions and lengths always count within the row.
 """
 
-from jaxspec.base.decoder import Decoder, DecoderInit, DecoderStep, DecodeState, Request, RoundInfo, Stats, Weights
-from jaxspec.base.draft import AcceptRule, Draft, Verdict
-from jaxspec.base.drafter import Budget, Commit, Drafter, DraftInit, Propose
+from jaxspec.base.decoder import Caches, Decoder, DecoderInit, DecoderStep, Request, RoundInfo, State, Stats, Weights
+from jaxspec.base.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
+from jaxspec.base.draft import Draft, Draw, Verdict
+from jaxspec.base.drafter import Bound, Commit, DraftContext, Drafter, DraftInit, Propose, TreeSize
 from jaxspec.base.language_model import (
     Cache,
     Extend,
@@ -36,35 +39,38 @@ from jaxspec.base.language_model import (
     Prefill,
     Prompt,
     Rewind,
-    Tree,
+    Select,
 )
-from jaxspec.base.law import Law, Prefix, Stage, ToLaw, Warp
-from jaxspec.base.policy import Policy, PolicyGoOn, PolicyInit, PolicyLimit, PolicyUpdate
+from jaxspec.base.policy import Policy, PolicyInit, PolicyMaxDraft, PolicyShouldContinue, PolicyUpdate
+from jaxspec.base.rule import AcceptanceRatio, Rule, Verify
 
 __all__ = [
-    "AcceptRule",
-    "Budget",
+    "AcceptanceRatio",
+    "Bound",
     "Cache",
+    "Caches",
     "Commit",
-    "DecodeState",
     "Decoder",
     "DecoderInit",
     "DecoderStep",
+    "Distribution",
     "Draft",
+    "DraftContext",
     "DraftInit",
     "Drafter",
+    "Draw",
     "Extend",
     "Forward",
     "Head",
     "Keys",
     "LanguageModel",
-    "Law",
+    "LogitsProcessor",
     "Model",
     "Params",
     "Policy",
-    "PolicyGoOn",
     "PolicyInit",
-    "PolicyLimit",
+    "PolicyMaxDraft",
+    "PolicyShouldContinue",
     "PolicyUpdate",
     "Prefill",
     "Prefix",
@@ -73,11 +79,14 @@ __all__ = [
     "Request",
     "Rewind",
     "RoundInfo",
-    "Stage",
+    "Rule",
+    "Sampler",
+    "Select",
+    "State",
     "Stats",
-    "ToLaw",
-    "Tree",
+    "ToDistribution",
+    "TreeSize",
     "Verdict",
-    "Warp",
+    "Verify",
     "Weights",
 ]

@@ -1,4 +1,4 @@
-"""What runs rounds: what it is asked, what it carries from round to round, and what it reports."""
+"""What runs rounds: its request, what it carries from round to round, and what it reports."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.base.language_model import Cache, Keys, Params, Prompt
 
 
-class Request(NamedTuple):
-    """What is asked of each row; all traced.
-
-    Attributes:
-        controls: the traced values of the warp.
-        limit: most new tokens.
-        eos: ids that end a row (shared by all rows); -1 where there is none.
-        draft_controls: those of the drafter's warp, whose text they do not change; None for the target's own.
-        policy: the values of the draft-length policy.
-    """
-
-    controls: Any
-    limit: Int[Array, " batch"]
-    eos: Int[Array, " ends"]
-    draft_controls: Any = None
-    policy: Any = None
-
-
 class Weights(NamedTuple):
-    """The parameters of both parties; `draft` is None where the drafter has none."""
+    """The parameters of target and drafter; `draft` is None where the drafter has none."""
 
     target: Params
     draft: Params = None
+
+
+class Caches(NamedTuple):
+    """The mirror of `Weights`: the target's cache, and the drafter's state (its cache, and whatever else it keeps)."""
+
+    target: Cache
+    draft: Any = None
+
+
+class Request(NamedTuple):
+    """What is requested for each row; all traced, all batch-first.
+
+    Attributes:
+        keys: one PRNG key per row.
+        sampling_params: the traced values of the sampler.
+        limit: most new tokens.
+        eos: ids that end a row; -1 where there is none.
+        draft_sampling_params: those of the drafter's distributions; None for the target's own.
+        policy: the values of the draft-length policy.
+    """
+
+    keys: Keys
+    sampling_params: Any
+    limit: Int[Array, " batch"]
+    eos: Int[Array, "batch ends"]
+    draft_sampling_params: Any = None
+    policy: Any = None
 
 
 class Stats(NamedTuple):
@@ -40,9 +49,9 @@ class Stats(NamedTuple):
 
     Attributes:
         rounds: passes of the target after prefill.
-        drafted: guesses that were judged: the real ones, not gamma times rounds, and none in vain: of a row that may
-            say r more tokens at most r - 1, since the last comes with the pass.
-        accepted: guesses that were emitted.
+        drafted: draft tokens that were verified: the real ones, not gamma times rounds; for a row that may generate r
+            more tokens at most r - 1 on a path, since the last comes with the pass.
+        accepted: draft tokens that were emitted.
         emitted: new tokens, the first one (from prefill's own logits) included.
     """
 
@@ -55,7 +64,7 @@ class Stats(NamedTuple):
     def acceptance_rate(self) -> Float[Array, " batch"]:
         """accepted / drafted, 0 where nothing was drafted: 6 of 8 is 0.75.
 
-        Not the paper's alpha: guesses after a round's first rejection count as drafted but never get a trial.
+        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but never get a trial.
         """
         return self.accepted / jnp.maximum(self.drafted, 1)
 
@@ -65,21 +74,23 @@ class Stats(NamedTuple):
         return (self.emitted - 1) / jnp.maximum(self.rounds, 1)
 
 
-class DecodeState(NamedTuple):
-    """Everything a decoder carries from round to round."""
+class State(NamedTuple):
+    """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
+
+    So rows can be reordered, dropped or replaced: `buffers.take_rows`, `buffers.put_rows`.
+    """
 
     # evolving
     tokens: Int[Array, "batch capacity"]
     length: Int[Array, " batch"]
-    cache: Cache
-    drafter: Any
-    policy: Any
+    caches: Caches
+    memory: Any  # the decoder's own: a policy's state
     # constant
     start: Int[Array, " batch"]  # length of the row before its first new token
     request: Request
     # outcome
     done: Bool[Array, " batch"]
-    failed: Bool[Array, " batch"]  # the target's logits were not finite, or the warp allowed no token
+    failed: Bool[Array, " batch"]  # the target's logits were not finite, or the sampler allowed no token
     stats: Stats
 
 
@@ -87,25 +98,34 @@ class RoundInfo(NamedTuple):
     """What happened in one round; reported, never carried.
 
     Attributes:
-        draft: the guesses, and how many were judged (0 for a finished row; see `Stats`).
-        num_accepted: guesses kept by the rule.
-        kept: tokens committed, after cutting at an end token and at the limit.
+        draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished row; see `Stats`).
+            Of a tree these need not be the first ones: `tree.in_tree(parent)`.
+        num_accepted: draft tokens that the rule accepted.
+        num_committed: tokens committed, after cutting at an end token and at the limit.
+        num_tested: draft tokens that had a trial.
+        parent, path: of a tree, as `Draft` and `Verdict` have them; None for a chain.
     """
 
-    draft: Int[Array, "batch gamma"]
+    draft: Int[Array, "batch node"]
     draft_length: Int[Array, " batch"]
     num_accepted: Int[Array, " batch"]
-    kept: Int[Array, " batch"]
+    num_committed: Int[Array, " batch"]
+    num_tested: Int[Array, " batch"]
+    parent: Int[Array, "batch node"] | None = None
+    path: Int[Array, "batch node"] | None = None
 
 
 class DecoderInit(Protocol):
-    def __call__(self, keys: Keys, weights: Weights, prompt: Prompt, request: Request, room: int) -> DecodeState:
-        """Reads the prompt and commits the first new token, drawn from prefill's own logits."""
+    def __call__(self, weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
+        """Reads the prompt and commits the first new token, drawn from prefill's own logits.
+
+        `headroom`: tokens that a row may grow by; `buffers.headroom` computes it.
+        """
         ...
 
 
 class DecoderStep(Protocol):
-    def __call__(self, keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
+    def __call__(self, weights: Weights, state: State) -> tuple[State, RoundInfo]:
         """One round: one pass of the target. Finished rows are frozen."""
         ...
 
@@ -115,9 +135,15 @@ class Decoder(NamedTuple):
 
     Attributes:
         init, step: see the protocols.
-        gamma: most guesses of a round (0 for plain decoding).
+        gamma: most draft tokens that a round can accept (0 for plain decoding).
+        nodes: most draft tokens of a round; gamma for a chain.
+        trees: whether its drafts are trees.
+        exact: whether its text has the target's distribution.
     """
 
     init: DecoderInit
     step: DecoderStep
-    gamma: int
+    gamma: int = 0
+    nodes: int = 0
+    trees: bool = False
+    exact: bool = True

@@ -1,78 +1,109 @@
-"""What guesses tokens, and the budget that it is given for a round."""
+"""What drafts tokens, and the context of a round it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.base.distribution import Distribution, ToDistribution
 from jaxspec.base.draft import Draft, Verdict
 from jaxspec.base.language_model import Forward, Keys, LanguageModel, Model, Params, Prompt
-from jaxspec.base.law import Law, ToLaw
+
+if TYPE_CHECKING:
+    from jaxspec.base.decoder import Caches, Weights
+
+Functions = TypeVar("Functions")  # Drafter or Policy
 
 
-class Budget(NamedTuple):
-    """How far the drafts of a round may go: what a `Policy` has decided, and what it will be asked on the way.
+class DraftContext(NamedTuple):
+    """What the decoder tells a drafter of a round; read, never carried.
 
     Attributes:
-        limit: most guesses of each row, 0..gamma; 0 for a finished row. The decoder cuts drafts to it.
-        signal: what to read off the law of each guess; None if the limit is all there is.
-        go_on: (index of a guess, the signals so far) -> whether each row makes another guess after it.
+        keys: of the rows.
+        row: the committed tokens.
+        limit: most tokens on a path of each row's draft, 0..gamma; 0 for a finished row. A drafter need not keep to it
+            (the decoder cuts drafts), but one whose tokens cost something stops where no row may go on.
+        gamma: the most of any limit (static).
+        adaptive: whether limits may all be below gamma before the last rounds (static): if not, a loop may as well run
+            its gamma steps.
+        to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
+        confidence: the policy's function of the distribution of each draft token; None if it has none.
+        should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
     """
 
+    keys: Keys
+    row: Prompt
     limit: Int[Array, " batch"]
-    signal: Callable[[Law], Float[Array, " batch"]] | None = None
-    go_on: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
+    gamma: int
+    adaptive: bool
+    to_distribution: ToDistribution
+    confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
+    should_continue: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
 
 
 class DraftInit(Protocol):
-    def __call__(self, params: Params, prompt: Prompt, room: int, forward: Forward) -> Any:
-        """Makes the drafter's state. `room`: tokens a row may grow by; `forward`: the target's, on the last token."""
+    def __call__(self, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+        """Makes the drafter's state, every leaf batch-first.
+
+        `headroom`: tokens that a row may grow by, those of one draft included; `prefilled`: the target's, whose
+        features and taps are those of every position of the row that prefill read.
+        """
         ...
 
 
 class Propose(Protocol):
-    def __call__(
-        self,
-        keys: Keys,
-        params: Params,
-        state: Any,
-        context: Prompt,
-        gamma: int,
-        to_law: ToLaw,
-        budget: Budget | None = None,
-    ) -> tuple[Draft, Any]:
-        """Guesses up to `gamma` tokens that follow the committed `context`, in the target's vocabulary.
+    def __call__(self, weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        """Drafts tokens that follow the committed row, in the target's vocabulary.
 
-        With a `budget`, guesses that it does not allow need not be made: a drafter whose guesses cost something stops
-        where no row may go on, one whose guesses are free may ignore it.
+        It may read the target's weights and use the target's cache, which the decoder rewinds to the committed row
+        before it verifies.
         """
         ...
 
 
 class Commit(Protocol):
-    def __call__(self, params: Params, state: Any, context: Prompt, verdict: Verdict, forward: Forward) -> Any:
-        """Told what was decided: `context` is the row after the round, `forward` the target's pass over the draft."""
+    def __call__(self, weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        """Takes in what was decided: `row` after the round, and the target's outputs at every fed token."""
         ...
 
 
+class TreeSize(NamedTuple):
+    """How many nodes a drafter's trees have, and how many of them at most lie on one path."""
+
+    nodes: int
+    depth: int
+
+
 class Drafter(NamedTuple):
-    """Guesses tokens.
+    """Drafts tokens. Functions only; values travel beside it (`Bound`), as `Model` holds a `LanguageModel`'s.
 
     Attributes:
         init, propose, commit: see the protocols.
-        lm: the language model that drafts, for the checks of the front door; None if there is none.
-        params: what the functions take as their parameters (tables, weights); None where they take none. Decoders
-            are made from a drafter without them (`params=None, models=()`), and get them as `Weights.draft`.
-        models: those that it was made from, if any, to be checked against the target.
-        abstains: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
+        lm: the language model that drafts, for checks of its vocabulary and positions; None if there is none.
+        may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
+        tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
     """
 
     init: DraftInit
     propose: Propose
     commit: Commit
     lm: LanguageModel | None = None
+    may_be_empty: bool = False
+    tree: TreeSize | None = None
+
+
+class Bound(NamedTuple, Generic[Functions]):
+    """Functions with the values they are called with: what the factories of `drafters` and `policies` return.
+
+    Attributes:
+        functions: static: a decoder is made from these, so that other values compile nothing.
+        params: traced values. A drafter's are `Weights.draft`; a policy's numbers have an entry for each row or one for
+            all, and become `Request.policy`.
+        models: of a drafter: those that it was made from, to be checked against the target.
+    """
+
+    functions: Functions
     params: Params = None
     models: tuple[Model, ...] = ()
-    abstains: bool = False

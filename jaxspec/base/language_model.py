@@ -1,16 +1,16 @@
-"""What a model is: three pure functions over a prompt and a cache that nobody else looks into."""
+"""What a model is: pure functions over a prompt and an opaque cache."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 Params = Any
 """Any pytree of arrays."""
 
 Cache = Any
-"""A pytree; opaque outside the LanguageModel that made it."""
+"""A pytree whose every leaf has the batch as its first axis; opaque outside the LanguageModel that made it."""
 
 Keys = Key[Array, " batch"]
 """One PRNG key per row."""
@@ -29,79 +29,88 @@ class Prompt(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What a model says about each position it was fed.
+    """The outputs of one pass of a model at each position it was fed.
+
+    A compiled program does not compute those that are not read.
 
     Attributes:
-        logits: unnormalised log probabilities of the next token, always float32.
-        features: the activations the language-model head reads (drafters that look inside the target use them).
+        logits: unnormalised log probabilities of the next token, always float32. After prefill step = 1: those of each
+            row's last token.
+        features: the final hidden states, which the language-model head reads. After prefill: of every position of the
+            row that was read. Width 0 where the model does not give any (`LanguageModel.feature_size` is 0).
+        taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
+            the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
     """
 
     logits: Float[Array, "batch step vocab"]
     features: Float[Array, "batch step dim"]
-
-
-class Tree(NamedTuple):
-    """The shape of a token tree that is fed in one pass; node 0 is its root. A chain is `tree=None`.
-
-    Attributes:
-        depth: distance of each node from the root; its position is the row's cached length plus this.
-        ancestors: `ancestors[i, j]` says that node i may attend to node j (itself included).
-    """
-
-    depth: Int[Array, " step"]
-    ancestors: Bool[Array, "step step"]
+    taps: Float[Array, "batch step taps"] | None = None
 
 
 class Prefill(Protocol):
     def __call__(self, params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
         """Reads the prompt (an encoder-decoder: encodes it and feeds the start token) into an empty cache.
 
-        Returns the Forward of each row's last token (step = 1), and a cache that holds the whole row and has room
-        for `capacity` tokens in all.
+        Returns the logits of each row's last token (step = 1) and the features of all, and a cache that holds the whole
+        row and has room for `capacity` tokens in all.
         """
         ...
 
 
 class Extend(Protocol):
     def __call__(
-        self, params: Params, cache: Cache, tokens: Int[Array, "batch step"], tree: Tree | None = None
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch nodes"] | None = None,
     ) -> tuple[Forward, Cache]:
-        """Feeds `step` tokens at each row's own length; the cache grows by `step`."""
+        """Feeds `step` tokens at each row's own length; the cache grows by `step`.
+
+        With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes - step that earlier calls
+        have fed and that lie at the end of the cache. `parent[b, i] < i` is the node that node i follows; -1: it
+        follows the tokens before the tree. A node attends to those tokens, to its ancestors and to itself, and its
+        position is the tree's start plus its depth (`jaxspec.tree`). None: each token follows the one before it.
+        """
         ...
 
 
 class Rewind(Protocol):
-    def __call__(
-        self, cache: Cache, length: Int[Array, " batch"], path: Int[Array, "batch keep"] | None = None
-    ) -> Cache:
-        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves.
+    def __call__(self, cache: Cache, length: Int[Array, " batch"]) -> Cache:
+        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves."""
+        ...
 
-        With `path`, the tokens to keep were fed as a tree: `path[b, i]` is the position, in the cache, of the entry
-        that belongs at position `length[b] - keep + i`; those entries are gathered there first.
+
+class Select(Protocol):
+    def __call__(self, cache: Cache, start: Int[Array, " batch"], path: Int[Array, "batch depth"]) -> Cache:
+        """Moves the cache's entry `start + path[:, i]` to `start + i`, for every i: the accepted path of a tree.
+
+        `path` increases along its real entries; what lies at the others is garbage, which a rewind then forgets. The
+        lengths stay as they are.
         """
         ...
 
 
 class Head(Protocol):
     def __call__(self, params: Params, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
-        """The logits that belong to features: for who wants those of some positions only, or has features of its own.
-
-        What `extend` says of a position, up to rounding. (Compiled programs do not compute logits that nobody reads.)
+        """The logits that belong to features: for callers that want those of some positions only, or have features of
+        their own. Equal to what `extend` gives at a position, up to rounding.
         """
         ...
 
 
 class LanguageModel(NamedTuple):
-    """An autoregressive model as three pure functions, and perhaps `head`; the cache is opaque outside them.
+    """An autoregressive model as pure functions; the cache is opaque outside them.
 
     Attributes:
-        prefill, extend, rewind: see the protocols.
+        prefill, extend, rewind, select: see the protocols. select None: the model takes chains, no token trees.
         vocab_size: number of token ids (the width of the logits).
         start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
             with this one token, and the prompt goes to the encoder.
         max_positions: longest row the model can hold, None if nothing limits it.
         max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
         head: see the protocol; None if logits cannot be had from features, or none need be spared.
+        feature_size: width of `Forward.features`; 0: the model gives none.
     """
 
     prefill: Prefill
@@ -112,6 +121,8 @@ class LanguageModel(NamedTuple):
     max_positions: int | None = None
     max_prompt: int | None = None
     head: Head | None = None
+    select: Select | None = None
+    feature_size: int = 0
 
 
 class Model(NamedTuple):

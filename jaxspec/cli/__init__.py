@@ -1,12 +1,8 @@
-"""The command line: `main.app` runs the commands, and each command has a file of its name.
+"""The command line: a command has a file of its name, which parses, calls and prints; `main.app` runs them.
 
-What the commands share, from prompts to print:
-
-- `prompts`: where prompts come from. `session`: models and prompts made ready, and decoded.
-- `rounds`, `counts`, `show`: what decoding did, as a trace, as statistics, and as text that grows.
-  `jaxspec.trace` says what became of a round's guesses.
-- `compare`, `verdict`: speculative against plain decoding, measured and put into words (`generate --compare`).
-- `speeds`, `timing`, `memory`, `shapes`, `results`: what `bench` measures, on what, and its tables.
-- `cells`, `ledger`: what `measure` measures, and what is kept of a run that was interrupted.
-- `tables`: the look of a table, and how large numbers are put.
+- `options`: option types that commands share, the sampling options, names of drafters and policies.
+- `prompts`: from the command line, files, held-out data. `session`: models and prompts made ready, and decoded.
+- `show`, `rounds`, `counts`: text as it grows, rounds as a trace, what a generation took.
+- `compare`: speculative against plain decoding (`generate --compare`). `bench_tables`: what `bench` prints.
+- `console`: tables, large numbers, the progress bar.
 """

@@ -1,4 +1,4 @@
-"""Speculative against plain decoding, measured in one process on the same prompts."""
+"""`jaxspec generate --compare`: speculative against plain decoding, measured in one process on the same prompts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rich.table import Table
+from rich.text import Text
+
 from jaxspec import trace
-from jaxspec.analysis.estimate import spread
-from jaxspec.cli import timing
+from jaxspec.cli import console
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model
     from jaxspec.cli.session import Session
     from jaxspec.decode.request import Job
 
-REPEATS = 5  # of each side of a comparison, in turn
+REPEATS = 5  # of each side of a comparison, interleaved
 CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
+IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 
 
 class Comparison(NamedTuple):
     """Speculative against plain decoding, as measured.
 
     Attributes:
-        gamma: guesses a round.
+        gamma: draft tokens a round.
         speculative, plain: tokens/s, in the median.
         ratio: of the one to the other, repeat by repeat: median, min and max.
         identical: whether all texts were the same; None where they need not be (sampling).
@@ -53,59 +55,105 @@ class Comparison(NamedTuple):
         return self.gamma * self.c + self.v
 
 
-def compare_with_plain(session: Session, drafter: Model, rows: int) -> Comparison:
-    """Both ways of decoding in turn, `rows` prompts at a time, and what theory says to it."""
+def compare_with_plain(session: Session, rows: int) -> Comparison:
+    """Both, interleaved, `rows` prompts at a time, and what theory predicts."""
     import jax
     import numpy as np
 
-    from jaxspec.analysis import acceptance, cost, theory
+    from jaxspec.analysis import acceptance, cost, jobs, theory
+    from jaxspec.analysis.statistics import median_min_max
+    from jaxspec.analysis.timing import interleave
 
-    s, target, starts = session.settings, session.target, range(0, len(session.texts), rows)
-    sides = [[session.job(at, at + rows, drafter=d) for at in starts] for d in (drafter, None)]
-    runs = [functools.partial(run, jobs) for jobs in sides]
+    job, gamma = session.job, session.job.decoder.gamma
+    speculative = [session.rows(at, rows) for at in range(0, len(session.texts), rows)]
+    runs = [functools.partial(run, some) for some in (speculative, [one.plain() for one in speculative])]
     texts = [side() for side in runs]  # also compiles
-    tokens = np.array([[sum(map(len, said))] for said in texts])
-    ours, plain = tokens / cost.take_turns(runs, REPEATS)
-    where = first_difference(session, *texts) if s.temperature == 0 else None
-    prompt, keys = session.rows(0, len(session.texts))
-    limit = dict(max_new_tokens=s.max_new_tokens)
-    alpha = acceptance.measure(target, drafter, prompt, key=keys, **limit, **session.warping()).alpha
-    timed: dict[str, Any] = dict(gamma=s.gamma, sampled=s.temperature > 0, **limit)
-    costs = cost.measure(target, drafter, session.rows(0, rows)[0], **timed)
-    size = sum(x.nbytes for x in jax.tree.leaves(target.params))
+    tokens = np.array([[sum(map(len, rows))] for rows in texts])
+    ours, plain = tokens / interleave(runs, REPEATS)
+    where = None if jobs.is_sampled(job) else first_difference(job.target.tokenizer, *texts)
+    alpha, costs = acceptance.measure(job).alpha, cost.measure(speculative[0])
+    size = sum(x.nbytes for x in jax.tree.leaves(job.weights.target))
     return Comparison(
-        gamma=s.gamma,
+        gamma=gamma,
         speculative=float(np.median(ours)),
         plain=float(np.median(plain)),
-        ratio=spread(ours / plain),
-        identical=where is None if s.temperature == 0 else None,
+        ratio=median_min_max(ours / plain),
+        identical=None if jobs.is_sampled(job) else where is None,
         difference=where,
         alpha=alpha,
         c=costs.c,
         v=costs.v,
-        expected=float(theory.expected_tokens(alpha, s.gamma)),
-        predicted=float(theory.improvement(alpha, s.gamma, costs.c, costs.v)),
+        expected=float(theory.expected_tokens(alpha, gamma)),
+        predicted=float(theory.improvement(alpha, gamma, costs.c, costs.v)),
         cached=jax.default_backend() == "cpu" and size < CPU_CACHE,
     )
 
 
-def run(jobs: Sequence[Job]) -> list[list[int]]:
+def run(some: Sequence[Job]) -> list[list[int]]:
     """The new tokens of every prompt of some jobs."""
+    from jaxspec.analysis import jobs
     from jaxspec.decode import loop
 
-    return timing.tokens([loop.run(*job) for job in jobs])
+    return jobs.texts([loop.run(job) for job in some])
 
 
-def first_difference(session: Session, ours: list[list[int]], plain: list[list[int]]) -> str | None:
-    """Where speculative and plain text part, in words; None if they do not."""
-    differ = [index for index, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b]
+def first_difference(tokenizer: Any, ours: list[list[int]], plain: list[list[int]]) -> str | None:
+    """Where speculative and plain text differ, in words; None if they do not."""
+    from jaxspec.analysis import numerics
+
+    found = [(row, numerics.first_difference(a, b)) for row, (a, b) in enumerate(zip(ours, plain, strict=True))]
+    differ = [(row, at) for row, at in found if at is not None]
     if not differ:
         return None
-    index = differ[0]
-    a, b = ours[index], plain[index]
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    names = [trace.spell(session.target.tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)]
+    row, at = differ[0]
+    a, b = ours[row], plain[row]
+    names = [trace.spell(tokenizer, a[:at], text[at : at + 1]) or ["nothing"] for text in (a, b)]
     return (
-        f"{len(differ)} of {len(ours)} prompts; first in prompt {index + 1}, token {at + 1}: {names[0][0]!r} "
+        f"{len(differ)} of {len(ours)} prompts; first in prompt {row + 1}, token {at + 1}: {names[0][0]!r} "
         f"where plain decoding has {names[1][0]!r}. Passes of other widths round otherwise: is it a near tie?"
+    )
+
+
+def table(found: Comparison) -> Table:
+    """Both speeds, and the speed-up as measured and as predicted."""
+    made, ratio = console.table(("tokens/s", "speed-up", "min..max"), first=""), found.ratio
+    made.add_row("plain", f"{found.plain:.1f}", "1.00×")
+    speeds = f"{found.speculative:.1f}", f"{ratio['median']:.2f}×", f"{ratio['min']:.2f}..{ratio['max']:.2f}"
+    made.add_row(f"speculative, γ = {found.gamma}", *speeds)
+    made.add_row("predicted by Theorem 3.8, with v", "", f"{found.predicted:.2f}×", style="dim")
+    return made
+
+
+def sentences(found: Comparison) -> list[Text]:
+    """The numbers behind the prediction, whether the texts agree, and the conclusion."""
+    formula = Text(
+        f"α = {found.alpha:.3f}, c = {found.c:.3f}, v = {found.v:.2f}: a round yields {found.expected:.2f} "
+        f"tokens and costs γc + v = {found.round_cost:.2f} one-token passes of the target."
+    )
+    return [formula, _agreement(found), Text(_conclusion(found))]
+
+
+def _agreement(found: Comparison) -> Text:
+    if found.identical is None:
+        return Text("The texts are samples: they have one distribution, and need not be the same.")
+    if found.identical:
+        return Text("Greedy texts: identical.", "green")
+    return Text(f"Greedy texts: different. {found.difference}", "yellow")
+
+
+def _conclusion(found: Comparison) -> str:
+    ratio = found.ratio["median"]
+    if ratio >= 1:
+        return f"Speculative decoding is {ratio:.2f} times as fast here."
+    if found.predicted >= 1:
+        return (
+            f"Speculative decoding is slower here, though a round should give {found.expected:.2f} tokens in "
+            f"the time of {found.round_cost:.2f} passes: reading prompts twice and short last rounds cost it."
+        )
+    busy = found.cached and found.v > IDLE
+    why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with" if busy else ""
+    return (
+        f"Speculative decoding is slower here: a round yields {found.expected:.2f} tokens and takes the time "
+        f"of {found.round_cost:.2f} one-token passes, {found.v:.2f} to check {found.gamma + 1} tokens (v) "
+        f"and {found.gamma * found.c:.2f} to draft {found.gamma} (γc){why}."
     )

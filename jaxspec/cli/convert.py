@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import tables
+from jaxspec.cli import console
+from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:
     from jaxspec.base import Model
@@ -34,7 +35,7 @@ def convert(
         typer.Option(help="How matrices are stored: float32, bfloat16, or (jaxspec) int8. Default: as in FROM."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is at TO.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a model in the other format, or in another dtype.
 
@@ -56,32 +57,32 @@ def convert(
     found = stored(front.find(source))
     form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
     known = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
-    kept: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
-    if kept not in known:
-        raise ValueError(f"--dtype is {kept!r}, expected one of {', '.join(known)} for {form}")
+    stored_as: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
+    if stored_as not in known:
+        raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):
-        model = front.load(source, dtype=kept)
+        model = front.load(source, dtype=stored_as)
     with Console(stderr=True).status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
-            write(model, to, kept, found["about"], overwrite)
+            write(model, to, stored_as, found["about"], overwrite)
     report = {
         "folder": str(to),
         "format": form,
-        "dtype": kept,
+        "dtype": stored_as,
         "parameters": int8.count(model.params),
         "bytes": sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
     }
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
         return
-    numbers = f"{tables.count(report['parameters'])} parameters, {kept}, {tables.size(report['bytes'])}"
+    numbers = f"{console.count(report['parameters'])} parameters, {stored_as}, {console.size(report['bytes'])}"
     Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """A folder's format, what it says of itself, and its matrices' dtype (float32 where it is none that we write)."""
+    """A folder's format, its own description, and its matrices' dtype (float32 where it is none that we write)."""
     from jaxspec import model as front
     from jaxspec.weights import huggingface, orbax, t5x
 

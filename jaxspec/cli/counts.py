@@ -1,4 +1,4 @@
-"""What a generation took: rounds, guesses, tokens, seconds; as numbers, a line, a table and a sentence."""
+"""What a generation took: rounds, draft tokens, tokens, seconds; as numbers, a line, a table and a sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import tables
+from jaxspec.cli import console
 
 
 class Counts(NamedTuple):
@@ -66,7 +66,7 @@ def table(counts: Counts) -> Table:
         "tokens\nper round": f"{counts.tokens_per_round:.2f}",
         "tokens/s": f"{counts.tokens_per_second:.1f}",
     }
-    made = tables.table(list(cells))
+    made = console.table(list(cells))
     made.add_row(*cells.values())
     return made
 
@@ -75,12 +75,12 @@ def sentence(counts: Counts, target: str, draft: str | None) -> str:
     """What the counts mean.
 
     >>> sentence(Counts(1, rounds=4, drafted=20, accepted=12, emitted=17, seconds=0.5), "big", "small")
-    "A round is one pass of big over small's guesses: 4 of them did the work of 16 passes of one token."
+    "A round is one pass of big over small's draft tokens: 4 of them did the work of 16 passes of one token."
     """
     passes = counts.emitted - counts.prompts
     if draft is None:
         return f"Plain decoding: every token but a prompt's first takes one pass of {target}, {passes} in all."
     return (
-        f"A round is one pass of {target} over {draft}'s guesses: {counts.rounds} of them did the work of "
+        f"A round is one pass of {target} over {draft}'s draft tokens: {counts.rounds} of them did the work of "
         f"{passes} passes of one token."
     )

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jaxspec.cli import console
 
 
 def datastore(
     texts: Annotated[
         list[Path],
-        typer.Argument(help="JSON lines (.jsonl), or text files in which blank lines part the texts.", metavar="TEXTS"),
+        typer.Argument(
+            help="JSON lines (.jsonl), or text files in which blank lines separate the texts.", metavar="TEXTS"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where the datastore goes.")],
     tokenizer: Annotated[
@@ -41,8 +43,7 @@ def datastore(
         raise ValueError(complaint.replace("pass overwrite=True", "--overwrite"))
     target = vocabulary.load(tokenizer)
     found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with console.progress() as bar:
         reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
         rows = corpus.token_rows(found, target.tokenizer, lambda count: bar.advance(reading, count))
         try:

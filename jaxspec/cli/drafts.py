@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,52 +9,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jaxspec.analysis.options import numbers
-from jaxspec.cli import kept, named, prices, speeds, tables
+from jaxspec.cli import console, options
+from jaxspec.cli.options import TARGET, Dtype, Json, Markdown, Target, Widen
 from jaxspec.cli.prompts import heldout
-from jaxspec.cli.ways import Task, Way, compare, together
 
 if TYPE_CHECKING:
-    from jaxspec.base import Drafter, Model, Policy
+    from jaxspec.analysis.bench.variants import Variant
+    from jaxspec.base import Bound, Model
+    from jaxspec.decode.request import Job
 
 
 def drafts(
-    target: Annotated[str, typer.Option(help="The model to decode from.")] = "debian-t5-base",
+    target: Target = TARGET,
     drafters: Annotated[
-        str, typer.Option(help="As `generate --draft` has them, separated by commas; a+b asks b where a has no guess.")
-    ] = "debian-t5-small,lookup",
+        str, typer.Option(help="As `generate --draft` has them, separated by commas; a+b asks b where a has no draft.")
+    ] = "debian-t5-small,prompt_lookup",
     tasks: Annotated[
         str, typer.Option(help="Held-out prompts: translation, synopsis, edit, text; separated by commas.")
     ] = "",
-    gammas: Annotated[str, typer.Option(help="Fixed numbers of guesses, separated by commas.")] = "1,2,3,5,8",
+    gammas: Annotated[str, typer.Option(help="Fixed numbers of draft tokens, separated by commas.")] = "1,2,3,5,8",
     policies: Annotated[
         str, typer.Option(help="Policies with at most the largest gamma; or 'none'.")
-    ] = "heuristic,confidence,entropy,estimated",
+    ] = "heuristic,confidence,entropy,adaptive",
     temperatures: Annotated[str, typer.Option(help="Each task at each of these; separated by commas.")] = "0",
     rows: Annotated[int, typer.Option(help="Prompts per task.", min=1)] = 12,
     batch: Annotated[int, typer.Option(help="Prompts at a time.", min=1)] = 1,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", min=2)] = 64,
-    repeats: Annotated[int, typer.Option(help="Measurements, in turn.", min=1)] = 5,
-    widen: Annotated[int, typer.Option(help="Widen the target's MLPs to this, the same function at more cost.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
+    repeats: Annotated[int, typer.Option(help="Measurements, interleaved.", min=1)] = 5,
+    widen: Widen = 0,
+    dtype: Dtype = "float32",
     no_speed: Annotated[
         bool, typer.Option("--no-speed", help="Only α and tokens a round, in batches, nothing timed: no policies.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    markdown: Markdown = False,
+    as_json: Json = False,
 ) -> None:
     """Compare drafters and draft-length policies on held-out prompts.
 
-    Every way takes its turn in each repeat, plain decoding too; ratios are to plain decoding in the same repeat. α is
-    the share of kept guesses among those that had a trial; theory is the tokens per round over what its passes cost
-    (Theorem 3.8 with the verify pass at its price); "of best" compares with that drafter's best fixed γ. Passes are
-    priced greedily and, where a task is sampled, with a draw. With several tasks or temperatures a last table is of
+    All variants are interleaved, plain decoding too; ratios are to plain decoding in the same repeat. α is the share of
+    accepted draft tokens among those that had a trial; theory is the tokens per round over what its passes cost
+    (Theorem 3.8 with the verify pass at its measured cost); "of best" compares with that drafter's best fixed γ. Passes
+    are timed greedily and, where a task is sampled, with a draw. With several tasks or temperatures a last table is of
     all of them as one workload. In a batch a round is as long as its longest draft.
 
-        jaxspec drafts --drafters lookup,debian-t5-small --widen 9216
+        jaxspec drafts --drafters prompt_lookup,debian-t5-small --widen 9216
 
         jaxspec drafts --policies none --gammas 2,4
 
@@ -64,115 +63,129 @@ def drafts(
     import jax
 
     from jaxspec import model
-    from jaxspec.analysis import cost, environment
+    from jaxspec.analysis import environment
+    from jaxspec.analysis.bench.variants import compare, together
+    from jaxspec.analysis.heldout import tasks_of
+    from jaxspec.decode.request import prepare
 
-    big = named.widened(model.load(target, dtype=dtype), widen)
-    lengths, heat = numbers(gammas, "--gammas"), _temperatures(temperatures)
-    names = [name for name in drafters.split(",") if name]
+    big = options.widened(model.load(target, dtype=dtype), widen)
+    lengths, heat = (
+        options.integers(gammas, "--gammas"),
+        options.floats(temperatures, "--temperatures", 0.0, float("inf")),
+    )
+    made = {name: options.drafter(name, dtype, target=big) for name in drafters.split(",") if name}
+    jobs: dict[tuple[str, float], Job] = {}
+    for task in tasks.split(",") if tasks else tasks_of(big):
+        job = prepare(big, heldout(task, rows), gamma=max(lengths), max_new_tokens=new_tokens, key=jax.random.key(0))
+        jobs |= {(task, temperature): job.replace(temperature=temperature) for temperature in heat}
+    found: dict[str, Any] = {"environment": environment.current(), "target": target}
+    out = console.wide(markdown)
     if no_speed:
-        made = {name: named.drafter(name, dtype, target=big) for name in names}
-        found = {"environment": environment.current(), "target": target, "rows": rows, "new_tokens": new_tokens}
-        found["results"] = _without_speed(big, made, _names(big, tasks), heat, lengths, rows, new_tokens)
+        found |= {"rows": rows, "new_tokens": new_tokens, "results": untimed_results(jobs, made, lengths)}
         if as_json:
             print(json.dumps(found))
             return
-        out = Console(highlight=False, width=200 if markdown else None)
         out.print(environment.line(found["environment"]))
         for index in range(len(lengths)):
-            tables.show(out, kept.table(found["results"], index), markdown)
+            console.show(out, untimed_table(found["results"], index), markdown)
         return
-    wanted = _tasks(big, tasks, heat, rows)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        kinds = sorted({task.sampled for task in wanted})
-        example = speeds.groups_of(wanted[0].prompt, batch, batch)[0]
-        shown = bar.add_task("costs", total=len(names) * (len(kinds) + len(wanted)))
-        found: dict[str, Any] = {"environment": environment.current(), "target": target, "widen": widen, "batch": batch}
-        found |= {"costs": [], "tasks": []}
-        made = {name: named.drafter(name, dtype, target=big) for name in names}
-        ways: dict[bool, list[Way]] = {}
-        for sampled in kinds:
-            sized: dict[str, Any] = dict(max_new_tokens=new_tokens, sampled=sampled)
-            most = max(lengths)
-            passes = cost.measure_all(big, big, example, gammas=sorted({*lengths, *cost.judged(most)}), **sized)
-            exact = {one.gamma: one.v for one in passes}
-            v = cost.stepped(most, exact)
-            c, search = {}, {}
-            ways[sampled] = [Way(("plain", ""), None, 0)]
-            for name, drafter in made.items():
-                c[name] = prices.of_guess(drafter, name, dtype, big, example, **sized)
-                fixed = [(n, fixed_costs(drafter, n, exact[n])) for n in lengths]
-                ways[sampled] += [Way((name, f"γ = {n}"), drafter, n, None, c[name], each) for n, each in fixed]
-                search[name] = prices.of_search(drafter, big, example, gamma=most, **sized)
-                free = chosen(policies, c[name], v + search[name] * (np.arange(most + 1) > 0))
-                ways[sampled] += [Way((name, kind), drafter, most, p, c[name], v) for kind, p in free]
-                bar.update(shown, advance=1)
-            costs = {"sampled": sampled, "c": c, "search": search, "v": v.tolist(), "v_by_gamma": exact}
-            found["costs"].append(costs)
-        for task in wanted:
-            bar.update(shown, description=task.name, advance=len(names))
-            sized = dict(batch=batch, new_tokens=new_tokens, repeats=repeats)
-            found["tasks"].append(compare(big, ways[task.sampled], task, **sized))
+    with console.progress() as bar:
+        kinds = sorted({temperature > 0 for temperature in heat})
+        shown = bar.add_task("costs", total=len(made) * (len(kinds) + len(jobs)))
+        found |= {"widen": widen, "batch": batch, "costs": [], "tasks": []}
+        variants: dict[bool, list[Variant]] = {}
+        for kind in kinds:
+            job = next(job for (_, temperature), job in jobs.items() if (temperature > 0) == kind)
+            variants[kind], costs = timed_variants(job, made, lengths, policies, batch)
+            found["costs"].append({"sampled": kind} | costs)
+            bar.update(shown, advance=len(made))
+        for (task, temperature), job in jobs.items():
+            bar.update(shown, description=f"{task}, T = {temperature:g}", advance=len(made))
+            name = f"{task}, T = {temperature:g}"
+            found["tasks"].append(compare(job, variants[temperature > 0], name, batch=batch, repeats=repeats))
             jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
-    if len(wanted) > 1:
+    if len(jobs) > 1:
         found["tasks"].append(together(found["tasks"]))
     if as_json:
         print(json.dumps(found))
         return
-    out = Console(highlight=False, width=160 if markdown else None)
     out.print(environment.line(found["environment"]))
     for table in map(table_of, found["tasks"]):
-        tables.show(out, table, markdown)
-    differ = [
-        r
-        for task in found["tasks"][: len(wanted)]
-        for r in task["results"]
-        if not r["sampled"] and r["same_text"] < r["prompts"]
-    ]
-    out.print(f"{len(differ)} of the greedy runs said anything else than plain decoding.")
+        console.show(out, table, markdown)
+    for line in notes(found, len(jobs)):
+        out.print(line)
+
+
+def timed_variants(
+    job: Job, drafters: dict[str, Model | Bound], gammas: Sequence[int], policies: str, batch: int
+) -> tuple[list[Variant], dict[str, Any]]:
+    """Plain decoding, every drafter with every gamma and policy, each with what its passes cost; and these costs."""
+    from jaxspec.analysis import cost
+    from jaxspec.analysis import jobs as parts
+    from jaxspec.analysis.bench.variants import Variant, of_variant
+
+    (example,), most = parts.whole_batches(job, batch, batch), max(gammas)
+    passes = cost.measure_all(example.replace(drafter=job.target), sorted({*gammas, *cost.measured_drafts(most)}))
+    exact = {one.gamma: one.v for one in passes}
+    v = cost.monotone_costs(most, exact)
+    c, search, found = {}, {}, [Variant(("plain", ""), None, 0)]
+    for name, drafter in drafters.items():
+        own = of_variant(example, Variant((name, ""), drafter, most))
+        c[name], search[name] = cost.draft_token_cost(own), cost.search_cost(own)
+        for n in gammas:
+            fixed = Variant((name, f"γ = {n}"), drafter, n, None, c[name])
+            found.append(fixed._replace(v=fixed_costs(fixed, exact[n])))
+        free = chosen(policies, c[name], v + search[name] * (np.arange(most + 1) > 0))
+        found += [Variant((name, kind), drafter, most, policy, c[name], v) for kind, policy in free]
+    return found, {"c": c, "search": search, "v": v.tolist(), "v_by_gamma": exact}
+
+
+def notes(found: dict[str, Any], tasks: int) -> list[str]:
+    """How many texts differ, and what passes cost."""
+    results = [result for task in found["tasks"][:tasks] for result in task["results"] if not result["sampled"]]
+    differ = sum(result["same_text"] < result["prompts"] for result in results)
+    lines = [f"{differ} of the greedy runs generated another text than plain decoding."]
     for costs in found["costs"]:
         passes = ", ".join(f"{v:.2f} (γ = {n})" for n, v in costs["v_by_gamma"].items())
-        guesses = ", ".join(f"{c:.3f} ({name})" for name, c in costs["c"].items())
+        each = ", ".join(f"{c:.3f} ({name})" for name, c in costs["c"].items())
         how = "With draws" if costs["sampled"] else "Greedily"
-        out.print(f"{how}, in one-token passes: verifying γ guesses costs {passes}; a guess costs {guesses}.")
+        lines.append(
+            f"{how}, in one-token passes: verifying γ draft tokens costs {passes}; a draft token costs {each}."
+        )
+    return lines
 
 
-def _without_speed(
-    target: Model,
-    drafters: dict[str, Model | Drafter],
-    tasks: Sequence[str],
-    temperatures: Sequence[float],
-    gammas: Sequence[int],
-    rows: int,
-    new_tokens: int,
+def untimed_results(
+    jobs: dict[tuple[str, float], Job], drafters: dict[str, Model | Bound], gammas: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """What each drafter's guesses are worth, by task and temperature."""
+    """What each drafter's draft tokens are worth, by task and temperature."""
     import jax
+
+    from jaxspec.analysis.bench import untimed
 
     found = []
     with Console(stderr=True).status("starting") as status:
-        for task, temperature in itertools.product(tasks, temperatures):
-            asked: dict[str, Any] = dict(gammas=gammas, temperature=temperature, new_tokens=new_tokens)
+        for (task, temperature), job in jobs.items():
             for name, drafter in drafters.items():
                 status.update(f"{task}, T = {temperature:g}, {name}")
                 about = {"drafter": name, "task": task, "temperature": temperature}
-                found.append(about | kept.measure(target, drafter, heldout(task, rows), **asked))
+                found.append(about | untimed.measure(job.replace(drafter=drafter), gammas))
             jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
     return found
 
 
-def fixed_costs(drafter: Model | Drafter, gamma: int, v: float) -> np.ndarray:
-    """v of a fixed gamma, by number of guesses: the pass is of one width, but for rounds without a guess."""
-    costs = np.full(gamma + 1, v)
-    if getattr(drafter, "abstains", False):  # a Model has none, and always guesses
+def fixed_costs(variant: Variant, v: float) -> np.ndarray:
+    """v of a fixed gamma, by number of draft tokens: the pass is of one width, but for rounds without a draft."""
+    costs = np.full(variant.gamma + 1, v)
+    if variant.may_be_empty:
         costs[0] = 1.0
     return costs
 
 
-def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Policy]]:
-    """Policies by their names; `estimated` knows what was measured, searches included."""
+def chosen(names: str, c: float, v: np.ndarray) -> list[tuple[str, Bound]]:
+    """Policies by their names; `adaptive` gets what was measured, searches included."""
     wanted = [] if names == "none" else [name for name in names.split(",") if name]
-    return [(name, named.policy(name, c=c, v=v)) for name in wanted]
+    return [(name, options.policy(name, c=c, v=v)) for name in wanted]
 
 
 def table_of(found: dict[str, Any]) -> Table:
@@ -180,8 +193,8 @@ def table_of(found: dict[str, Any]) -> Table:
     plain, *results = found["results"]
     speed = plain["tokens_per_second"]
     title = f"{found['task']}, {found['prompts']} prompts; plain {speed['median']:.1f} tokens/s"
-    heads = ("× plain", "spread", "theory", "of best", "α", "tokens\nper round", "guesses", "in the\nlongest")
-    view = tables.table(heads, first="", title=title)
+    heads = ("× plain", "spread", "theory", "of best", "α", "tokens\nper round", "draft\ntokens", "in the\nlongest")
+    view = console.table(heads, first="", title=title)
     last = ""
     for result in results:
         if result["drafter"] != last:
@@ -190,43 +203,54 @@ def table_of(found: dict[str, Any]) -> Table:
             view.add_row(last, style="bold")
         ratio, alpha = result["ratio"], result["alpha"]
         view.add_row(
-            result["way"],
+            result["variant"],
             f"{ratio['median']:.2f}",
             f"{ratio['min']:.2f}..{ratio['max']:.2f}",
             "–" if result["predicted"] is None else f"{result['predicted']:.2f}",
             "–" if result["of_best_fixed"] is None else f"{result['of_best_fixed']:.2f}",
             "–" if alpha is None else f"{alpha:.2f}",
             f"{result['tokens_per_round']:.2f}",
-            f"{result['guesses_per_round']:.2f}",
+            f"{result['draft_tokens_per_round']:.2f}",
             f"{result['longest_per_round']:.2f}",
         )
     return view
 
 
-def _names(target: Model, tasks: str) -> Sequence[str]:
-    """The tasks that were asked for, or those that the target is for."""
-    from jaxspec.analysis.heldout import tasks_of
+def untimed_table(found: Sequence[dict[str, Any]], index: int) -> Table:
+    """Drafters by task and temperature, at one of the gammas.
 
-    return tasks.split(",") if tasks else tasks_of(target)
-
-
-def _tasks(target: Model, names: str, temperatures: list[float], rows: int) -> list[Task]:
-    from jaxspec.decode import request
-
-    prompts = {name: request.encode(target, heldout(name, rows)) for name in _names(target, names)}
-    return [Task(f"{name}, T = {t:g}", prompt, t) for name, prompt in prompts.items() for t in temperatures]
-
-
-def _temperatures(text: str) -> list[float]:
-    """Numbers separated by commas.
-
-    >>> _temperatures("0,0.7")
-    [0.0, 0.7]
+    Args:
+        found: of `untimed_results`.
+        index: of the gamma.
     """
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if min(found) < 0:
-        raise ValueError(f"--temperatures is {text!r}: expected numbers of at least 0, separated by commas")
-    return found
+    heads = list(dict.fromkeys(head(row) for row in found))
+    rows: dict[str, dict[str, str]] = {}
+    for row in found:
+        rows.setdefault(row["drafter"], {})[head(row)] = cell(row["alpha"], row["by_gamma"][index])
+    gamma = found[0]["by_gamma"][index]["gamma"]
+    title = f"γ = {gamma}: α (or accepted of tested, in rounds with a draft) · tokens a round"
+    made = console.table(heads, first="drafter", title=title)
+    for name, cells in rows.items():
+        made.add_row(name, *(cells[head] for head in heads))
+    return made
+
+
+def head(row: dict[str, Any]) -> str:
+    """Of its column."""
+    return f"{row['task']}, T = {row['temperature']:g}"
+
+
+def cell(alpha: dict[str, Any] | None, run: dict[str, Any]) -> str:
+    """Alpha, or what is known where there is none; and tokens a round.
+
+    >>> run = {"conditional": {"value": 0.6}, "drafted": {"value": 0.36}, "tokens_per_round": {"value": 1.35}}
+    >>> cell(None, run), cell({"value": 0.64}, run)
+    ('0.60 in 36% · 1.35', '0.64 · 1.35')
+    >>> run |= {"conditional": {"value": None}, "drafted": {"value": 0.0}, "tokens_per_round": {"value": 1.0}}
+    >>> cell(None, run)
+    '– · 1.00'
+    """
+    rate, tokens = run["conditional"]["value"], run["tokens_per_round"]["value"]
+    worth = "–" if rate is None else f"{rate:.2f} in {run['drafted']['value']:.0%}"
+    text = worth if alpha is None else f"{alpha['value']:.2f}"
+    return text if tokens is None else f"{text} · {tokens:.2f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,52 +11,36 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import counts, prompts, tables, verdict
-from jaxspec.cli.compare import Comparison, compare_with_plain
+from jaxspec.cli import compare as comparing
+from jaxspec.cli import console, counts, prompts
 from jaxspec.cli.counts import Counts
-from jaxspec.cli.session import DRAFT, TARGET, Decoded, Session, Settings, decode_all, open_session, priced, warm_up
+from jaxspec.cli.options import DRAFT, TARGET, Dtype, Json, Target, sampling_options
+from jaxspec.cli.session import Decoded, Session, Settings, decode_all, open_session, warm_up, with_costs
 from jaxspec.cli.show import show
 from jaxspec.trace import Round
 
 
+@sampling_options
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="What to generate from; - reads standard input, one prompt a line.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Whose text it is: a shipped checkpoint, a folder, a hub id.")] = TARGET,
+    target: Target = TARGET,
     draft: Annotated[
         str | None,
         typer.Option(
-            help="Who guesses: a model, lookup, lookup=2, online_ngram, retrieval:DIR, argmax:MODEL, "
-            "abstaining:TABLES, lookup+MODEL, or none. By default the small sibling of a shipped target."
+            help="What drafts: a model, prompt_lookup, prompt_lookup=2, online_ngram, retrieval:DIR, greedy:MODEL, "
+            "without_backoff:TABLES, prompt_lookup+MODEL, or none. By default the small sibling of a shipped target."
         ),
     ] = None,
-    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Guesses a round; with a --policy, at most.")] = 3,
+    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Draft tokens a round; with a --policy, at most.")] = 3,
     policy: Annotated[
         str | None,
-        typer.Option(help="What chooses the guesses of a round: estimated, confidence=0.4, heuristic, entropy."),
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens that hold this probability.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Sample from tokens at least this many times as likely as the likeliest.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1, makes tokens of prompt and text less likely.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Taken from the logits of tokens that are in the text.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="Taken from a token's logit each time it is in the text.")
+        typer.Option(help="What chooses the draft tokens of a round: adaptive, confidence=0.4, heuristic, entropy."),
     ] = None,
     ban: Annotated[
-        list[int] | None, typer.Option(help="The id of a token that is never said; may be repeated.")
+        list[int] | None, typer.Option(help="The id of a token that is never generated; may be repeated.")
     ] = None,
-    draft_temperature: Annotated[float | None, typer.Option(help="The drafter's own temperature.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens per prompt.")] = 96,
     seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same text.")] = 0,
     stop: Annotated[
@@ -68,27 +51,29 @@ def generate(
         str | None, typer.Option("--file", "-f", help="A file of prompts, one a line; - is standard input.")
     ] = None,
     count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")] = "float32",
+    dtype: Dtype = "float32",
     draft_dtype: Annotated[str | None, typer.Option(help="The drafter's, if it is another.")] = None,
     mesh: Annotated[
         str | None,
         typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="A prompt is what a user says: put it in the tokenizer's chat template.")
+        bool, typer.Option("--chat", help="A prompt is a user's message: put it in the tokenizer's chat template.")
     ] = False,
     batch: Annotated[
         bool, typer.Option("--batch", help="All prompts in one batch, instead of one after the other.")
     ] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Show each round: guesses, the rejected one, its correction.")
+        bool, typer.Option("--trace", help="Show each round: draft tokens, the rejected one, its correction.")
     ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly, too; compare texts and speeds, and theory.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
+    *,
+    sampling: dict[str, Any],
 ) -> None:
-    """Generate text with speculative decoding, and say what it took.
+    """Generate text with speculative decoding, and show what it took.
 
     Without a prompt it decodes held-out ones that come with jaxspec: translations for an encoder-decoder
     (by default the shipped T5 pair), beginnings of texts for a decoder-only model. A T5's task prefix is
@@ -103,20 +88,12 @@ def generate(
         target=target,
         draft=draft,
         gamma=gamma,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        stop=tuple(stop or ()),
         dtype=dtype,
         draft_dtype=draft_dtype or dtype,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        draft_temperature=draft_temperature,
-        banned=tuple(ban or ()),
+        sampling=sampling | ({"banned": tuple(ban)} if ban else {}),
+        stop=tuple(stop or ()),
         policy=policy,
         mesh=mesh,
         chat=chat,
@@ -125,40 +102,44 @@ def generate(
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if compare and policy is not None:
         raise ValueError("--compare predicts rounds of one length: leave out --policy, or see `jaxspec drafts`")
-    from jaxspec.base import Model
-
     given = prompts.given(prompt, file)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = open_session(settings, given, count)
-    if compare and not isinstance(session.drafter, Model):
+    if compare and not _is_model(session):
         raise ValueError("--compare needs a model that drafts: `jaxspec drafts` compares other drafters")
     rows = len(session.texts) if batch else 1
     with err.status("measuring what passes cost"):
-        session = priced(session, rows)
-    with err.status("compiling (kept for the next call)"):
+        session = with_costs(session, rows)
+    with err.status("compiling (stored for the next call)"):
         warm_up(session, rows, by_rounds=bool(stop) or not (batch or as_json))
     if as_json:
         decoded = decode_all(session, rows)
     else:
-        out.print(_headline(session), *_kept_whole(session), "", sep="\n")
+        out.print(_headline(session), *_whole_axes(session), "", sep="\n")
         decoded = show(session, out, batch, trace)
         _print_counts(session, decoded, out)
     found = None
-    if compare and isinstance(session.drafter, Model):
+    if compare:
         with err.status("comparing with plain decoding"):
-            found = compare_with_plain(session, session.drafter, rows)
+            found = comparing.compare_with_plain(session, rows)
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
         from jaxspec.analysis import environment
 
         where = Text(environment.line(environment.current()), "bold")
-        out.print("", where, verdict.table(found), *verdict.sentences(found), sep="\n")
+        out.print("", where, comparing.table(found), *comparing.sentences(found), sep="\n")
+
+
+def _is_model(session: Session) -> bool:
+    from jaxspec.base import Model
+
+    return isinstance(session.job.options["drafter"], Model)
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:
-    """The drafter asked for; that of a shipped target where nothing is said."""
+    """The drafter that was given; by default that of a shipped target."""
     from jaxspec import model
 
     if draft is not None:
@@ -168,7 +149,7 @@ def _draft_name(target: str, draft: str | None) -> str | None:
     sibling = Path(target).name.removesuffix("-base") + "-small"
     if target.endswith("-base") and sibling in model.shipped():
         return sibling
-    if not model.is_hub_id(target):  # nothing is downloaded in order to say this
+    if not model.is_hub_id(target):  # nothing is downloaded only to refuse it
         model.find(target)
     raise ValueError(f"--target {target} needs a --draft: a smaller model with its vocabulary, or none")
 
@@ -180,29 +161,29 @@ def _headline(session: Session) -> Text:
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:
-        return f"{model.name} ({tables.count(int8.count(model.params))})"
+        return f"{model.name} ({console.count(int8.count(model.params))})"
 
-    s = session.settings
-    drafted = "plain decoding"
-    if session.drafter is not None:
-        who = name(session.drafter) if isinstance(session.drafter, Model) else s.draft
-        drafted = f"{'up to ' if s.policy else ''}{s.gamma} guesses a round from {who}"
+    s, drafter, drafted = session.settings, session.job.options["drafter"], "plain decoding"
+    if drafter is not None:
+        who = name(drafter) if isinstance(drafter, Model) else s.draft
+        drafted = f"{'up to ' if s.policy else ''}{s.gamma} draft tokens a round from {who}"
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype != s.dtype else ""
-    law = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
+    distribution = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
-    return Text(f"{name(session.target)} · {drafted} · {law} · {s.dtype} on {device}", "bold")
+    return Text(f"{name(session.job.target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")
 
 
-def _kept_whole(session: Session) -> list[str]:
+def _whole_axes(session: Session) -> list[str]:
     """A line for each model that a mesh cannot split as it should."""
     from jaxspec import sharding
     from jaxspec.base import Model
 
-    mesh = sharding.mesh_of(session.target.params)
+    job = session.job
+    mesh = sharding.mesh_of(job.target.params)
     if mesh is None:
         return []
-    models = [m for m in (session.target, session.drafter) if isinstance(m, Model) and m.config is not None]
+    models = [m for m in (job.target, job.options["drafter"]) if isinstance(m, Model) and m.config is not None]
     found = [(model.name, sharding.kept_whole(model.config, mesh)) for model in models]
     return [f"{name}: whole on every device: {', '.join(axes)}" for name, axes in found if axes]
 
@@ -210,11 +191,13 @@ def _kept_whole(session: Session) -> list[str]:
 def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:
     total = counts.total([row.counts for row in decoded])
     out.print(counts.table(total))
-    draft = session.settings.draft if session.drafter is not None and session.settings.gamma else None
-    out.print(Text(counts.sentence(total, session.target.name, draft)))
+    draft = session.settings.draft if session.job.drafter is not None else None
+    out.print(Text(counts.sentence(total, session.job.target.name, draft)))
 
 
-def _report(session: Session, decoded: list[Decoded], found: Comparison | None, trace: bool) -> dict[str, Any]:
+def _report(
+    session: Session, decoded: list[Decoded], found: comparing.Comparison | None, trace: bool
+) -> dict[str, Any]:
     """What --json prints."""
     from jaxspec.analysis import environment
 
@@ -228,7 +211,7 @@ def _report(session: Session, decoded: list[Decoded], found: Comparison | None, 
             **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},
             "total": _with_rates(counts.total(each)),
         },
-        "settings": dataclasses.asdict(session.settings),
+        "settings": session.settings.to_dict(),
         "versions": {name: about[name] for name in ("jaxspec", "jax", "jaxlib", "python")},
         "device": {name: about[name] for name in ("device", "devices", "cpu", "cpus", "platform")},
     }

@@ -6,17 +6,17 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import tables
+from jaxspec.cli import console
+from jaxspec.cli.options import Json
 
 
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the shipped checkpoints, and every size of the networks with the memory it takes.
 
@@ -66,14 +66,14 @@ def describe(name: str, config: Any) -> dict[str, Any]:
     """
     import jax
 
-    from jaxspec.drafters import tables as ngrams
+    from jaxspec.drafters import ngram_model
     from jaxspec.model import DTYPES
     from jaxspec.nets.t5 import T5Config
     from jaxspec.recipes import net_of
     from jaxspec.weights.int8 import is_matrix
 
-    if isinstance(config, ngrams.NGramConfig):
-        entries = jax.tree.leaves(jax.eval_shape(lambda: ngrams.init(config, jax.random.key(0))))
+    if isinstance(config, ngram_model.NGramConfig):
+        entries = jax.tree.leaves(jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0))))
         count = sum(math.prod(x.shape) for x in entries)
         return {
             "name": name,
@@ -113,19 +113,19 @@ def describe(name: str, config: Any) -> dict[str, Any]:
 
 def _shipped_table(rows: list[dict[str, Any]]) -> Table:
     heads = ("parameters", "stored as", "on disk", "cache per token,\nfloat32")
-    table = tables.table(heads, first="name", title="Shipped checkpoints")
+    table = console.table(heads, first="name", title="Shipped checkpoints")
     for row in rows:
-        cells = [tables.count(row["parameters"]), row["stored_as"], tables.size(row["bytes"])]
-        table.add_row(row["name"], *cells, tables.size(row["cache_bytes_per_token"]["float32"]))
+        cells = [console.count(row["parameters"]), row["stored_as"], console.size(row["bytes"])]
+        table.add_row(row["name"], *cells, console.size(row["cache_bytes_per_token"]["float32"]))
     return table
 
 
 def _sizes_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     """Networks and what they take: parameters, memory, cache."""
     heads = ("parameters", "float32", "bfloat16", "int8", "cache per token,\nfloat32", "cache per token,\nbfloat16")
-    table = tables.table(heads, first="name", title=title)
+    table = console.table(heads, first="name", title=title)
     for row in rows:
         memory, cache = row["memory_bytes"], row["cache_bytes_per_token"]
         sizes = [memory["float32"], memory["bfloat16"], memory["int8"], cache["float32"], cache["bfloat16"]]
-        table.add_row(row["name"], tables.count(row["parameters"]), *map(tables.size, sizes))
+        table.add_row(row["name"], console.count(row["parameters"]), *map(console.size, sizes))
     return table

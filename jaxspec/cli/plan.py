@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.analysis.options import numbers
-from jaxspec.cli import tables
+from jaxspec.cli import console
+from jaxspec.cli.options import DRAFT, TARGET, Draft, Json, Seed, Target, integers
 from jaxspec.cli.prompts import from_file, heldout_for
-from jaxspec.cli.session import DRAFT, TARGET
 
 if TYPE_CHECKING:
     from jaxspec.analysis.planning import Plan
     from jaxspec.analysis.roofline import Load
+    from jaxspec.decode.request import Job
 
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def plan(
-    target: Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint or a folder.")] = TARGET,
-    draft: Annotated[str, typer.Option(help="The model that guesses.")] = DRAFT,
+    target: Target = TARGET,
+    draft: Draft = DRAFT,
     alpha: Annotated[float | None, typer.Option(help="Instead of a pair: its acceptance rate.")] = None,
     c: Annotated[
         float | None, typer.Option("--c", help="A pass of the drafter, in those of the target; with --alpha.")
@@ -57,13 +56,13 @@ def plan(
     count: Annotated[int, typer.Option(help="For a pair: prompts to measure on.", min=1)] = 32,
     new_tokens: Annotated[int, typer.Option(help="For a pair: most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="For a pair: timings of each pass.", min=1)] = 25,
-    seed: Annotated[int, typer.Option(help="Of a pair's texts.")] = 0,
+    seed: Seed = 0,
     dtype: Annotated[
         str, typer.Option(help="Default: float32 for a pair, which may be int8, too; bfloat16 else.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Choose γ: the best one for each batch size, what it promises, and when not to speculate.
+    """Choose γ: the best one for each batch size, its speed-up, and when not to speculate.
 
     For a pair of models (measured on prompts, on this machine), for an acceptance rate and costs that are known,
     or for sizes on a machine that you have not got, by its bandwidth and peak:
@@ -74,13 +73,13 @@ def plan(
 
     jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v4 --batch 1,32,128
     """
-    sized = bool(target_size or draft_size or device)
-    batches = numbers(batch, "--batch")
-    _check(alpha, c, v, target_size, draft_size, device, batches)
-    if sized:
+    sizes = {"--target-size": target_size, "--draft-size": draft_size, "--device": device}
+    batches = integers(batch, "--batch")
+    _check(alpha, c, v, sizes, batches)
+    if any(sizes.values()):
         assert alpha is not None
-        sizes = target_size, draft_size
-        plans = list(of_sizes(alpha, sizes, device, batches, most, dtype or "bfloat16", row_tokens, c, c_hat))
+        loads = [load(size, dtype or "bfloat16", row_tokens) for size in (target_size, draft_size)]
+        plans = list(of_sizes(alpha, (loads[0], loads[1]), device, batches, most, c, c_hat))
         about = f"{target_size} with {draft_size} on {device}, by bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
         from jaxspec.analysis import planning
@@ -89,31 +88,35 @@ def plan(
         plans = [planning.plan(alpha, c, costs, c_hat=c_hat)]
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
-        options = dict(temperature=temperature, most=most, max_new_tokens=new_tokens, repeats=repeats)
-        plans = of_pair(target, draft, prompts, count, batches, seed, dtype or "float32", options)
+        import jax
+
+        from jaxspec import model
+        from jaxspec.decode.request import prepare
+
+        big, small = (model.load(name, dtype=dtype or "float32") for name in (target, draft))
+        texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
+        job = prepare(big, texts, drafter=small, max_new_tokens=new_tokens, key=jax.random.key(seed))
+        plans = of_pair(job.replace(temperature=temperature), batches, most, repeats)
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
     _show(about, plans, as_json)
 
 
 def of_sizes(
     alpha: float,
-    sizes: Sequence[str],
+    loads: tuple[Load, Load],
     device: str,
     batches: Sequence[int],
     most: int,
-    dtype: str,
-    row_tokens: int,
     c: float | None,
     c_hat: float | None,
 ) -> Iterator[Plan]:
-    """Plans by the roofline."""
+    """Plans by the roofline, for the loads of target and drafter."""
     import numpy as np
 
     from jaxspec.analysis import planning, roofline
     from jaxspec.analysis.machines import machine
 
-    chip = machine(device)
-    big, small = (load(size, dtype, row_tokens) for size in sizes)
+    chip, (big, small) = machine(device), loads
     for batch in batches:
         costs = roofline.verify_cost(chip, big, np.arange(most + 1), batch)
         ratio = small.parameters / big.parameters if c_hat is None else c_hat
@@ -122,7 +125,7 @@ def of_sizes(
 
 
 def load(size: str, dtype: str, row_tokens: int) -> Load:
-    """What a pass of a model of some size asks for: of a published shape, or of so many parameters without a cache.
+    """What a pass of a model of some size needs: of a published shape, or of so many parameters without a cache.
 
     >>> load("1.5B", "bfloat16", 0).parameters
     1500000000.0
@@ -148,38 +151,22 @@ def load(size: str, dtype: str, row_tokens: int) -> Load:
     return Load(parameters, dtype=dtype)
 
 
-def of_pair(
-    target: str,
-    draft: str,
-    file: Path | None,
-    count: int,
-    batches: Sequence[int],
-    seed: int,
-    dtype: str,
-    options: dict[str, Any],
-) -> list[Plan]:
-    """Plans by measurement, behind a progress bar."""
-    import jax
-
-    from jaxspec import model
+def of_pair(job: Job, batches: Sequence[int], most: int, repeats: int) -> list[Plan]:
+    """Plans by measurement, with a progress bar."""
     from jaxspec.analysis import planning
 
-    big, small = (model.load(name, dtype=dtype) for name in (target, draft))
-    texts = heldout_for(big, count) if file is None else from_file(file, count)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("plan", total=planning.steps(batches, options["most"]))
+    with console.progress() as bar:
+        task = bar.add_task("plan", total=planning.steps(batches, most))
 
         def advance(doing: str) -> None:
             bar.update(task, advance=1, description=doing)
 
-        asked: dict[str, Any] = dict(key=jax.random.key(seed), batches=batches, advance=advance)
-        return list(planning.of_pair(big, small, texts, **asked, **options))
+        return list(planning.of_pair(job, batches=batches, most=most, repeats=repeats, advance=advance))
 
 
 def table(plans: Sequence[Plan]) -> Table:
     """A line for each batch size."""
-    made = tables.table(["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up", "operations"])
+    made = console.table(["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up", "operations"])
     for found in plans:
         cells = [
             f"{found.batch}",
@@ -210,28 +197,21 @@ def _show(about: str, plans: Sequence[Plan], as_json: bool) -> None:
         out.print(Text(where + planning.sentence(found)))
 
 
-def _check(
-    alpha: float | None,
-    c: float | None,
-    v: float,
-    target_size: str,
-    draft_size: str,
-    device: str,
-    batches: Sequence[int],
-) -> None:
+def _check(alpha: float | None, c: float | None, v: float, sizes: Mapping[str, str], batches: Sequence[int]) -> None:
     """Refuses options that do not go together."""
-    sizes = {"--target-size": target_size, "--draft-size": draft_size, "--device": device}
     absent = [name for name, value in sizes.items() if not value]
     if 0 < len(absent) < len(sizes):
         raise ValueError(f"sizes need a target, a drafter and a machine: {' and '.join(absent)} missing")
     if not absent and alpha is None:
-        raise ValueError("sizes say nothing of how often guesses are right: add an --alpha (the paper's: 0.5 to 0.9)")
+        raise ValueError(
+            "sizes do not determine how often draft tokens are accepted: add an --alpha (the paper's: 0.5 to 0.9)"
+        )
     if absent and (alpha is None) != (c is None):
         given, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
         raise ValueError(f"{given} needs an {other}, or a --target-size, a --draft-size and a --device")
     if v and (c is None or not absent):
         raise ValueError("--v goes with --alpha and --c: for a pair it is measured, for sizes it is computed")
     if absent and c is not None and batches != (1,):
-        raise ValueError("--batch is for a pair or for sizes: --alpha, --c and --v do not say how it changes them")
+        raise ValueError("--batch is for a pair or for sizes: --alpha, --c and --v are of one batch size")
     if v < 0:
         raise ValueError(f"--v is {v:g}: expected 0 or more")

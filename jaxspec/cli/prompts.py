@@ -1,4 +1,4 @@
-"""Where prompts come from: the command line, a file, standard input, or the held-out ones that come with jaxspec."""
+"""Prompts: from the command line, a file, standard input, or the held-out ones that come with jaxspec."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def from_file(file: str | Path, count: int | None = None) -> list[str]:
 
 
 def as_chat(target: Model, texts: list[str]) -> Prompt:
-    """Each text as what a user says to the model, in the words of the tokenizer's chat template.
+    """Each text as a user's message to the model, in the tokenizer's chat template.
 
-    The template says which special tokens there are, so that none are added to it.
+    The template has the special tokens, so that none are added to it.
 
     Raises:
         ValueError: the tokenizer has no template.
@@ -65,8 +65,7 @@ def _lines(text: str) -> list[str]:
 def _piped() -> str:
     """What is piped into a command that was given no prompt.
 
-    A pipe is no proof that somebody writes to it (build systems leave theirs open for ever), so one that
-    stays silent is given up on, aloud.
+    Warns and takes none if standard input is a pipe without data for 3 s: build systems leave theirs open for ever.
     """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
@@ -103,7 +102,7 @@ def heldout(task: str, count: int) -> list[str]:
 
 
 def references(target: Model, skip: int) -> list[str]:
-    """What the held-out prompts of the kind that a model takes were taken from, without the first of each task."""
+    """The references of the held-out prompts for a model, without the first of each task."""
     from jaxspec.analysis.heldout import rows, tasks_of
 
     return [row["reference"] for task in tasks_of(target) for row in rows(task)[skip:]]

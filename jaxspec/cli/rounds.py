@@ -19,9 +19,9 @@ def trace(tokenizer: Any, number: int, step: Round, *, width: int, colour: bool)
 
 
 def trace_line(number: int, before: str, accepted: str, rejected: str, own: str, *, width: int, colour: bool) -> Text:
-    """Committed text (cut on the left to fit), accepted guesses, the rejected guess, the target's own token.
+    """Committed text (cut on the left to fit), accepted draft tokens, the rejected draft token, the target's own token.
 
-    Without colour, what colour would say is said by marks.
+    Without colour there are marks instead.
 
     >>> trace_line(3, "Das ist", " ein", " Haus", " Hund", width=60, colour=False).plain
     '  3  Das ist| ein[- Haus-]{+ Hund+}'
@@ -47,10 +47,12 @@ def trace_line(number: int, before: str, accepted: str, rejected: str, own: str,
 def legend(colour: bool) -> Text:
     """What the colours or marks of a trace mean."""
     if not colour:
-        return Text("one line a round: committed|accepted guesses[-rejected guess-]{+the target's own token+}")
-    said = [("committed", COMMITTED), ("accepted guess", ACCEPTED), ("rejected guess", REJECTED)]
+        return Text(
+            "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}"
+        )
+    parts = [("committed", COMMITTED), ("accepted draft token", ACCEPTED), ("rejected draft token", REJECTED)]
     return Text("one line a round: ") + Text(" · ").join(
-        Text(text, style) for text, style in [*said, ("the target's own token", TARGETS_OWN)]
+        Text(text, style) for text, style in [*parts, ("the target's own token", TARGETS_OWN)]
     )
 
 

@@ -65,11 +65,11 @@ def _colour(out: Console) -> bool:
 
 
 def _trace_line(session: Session, number: int, step: Round, out: Console) -> Text:
-    return rounds.trace(session.target.tokenizer, number, step, width=out.width, colour=_colour(out))
+    return rounds.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
 
 
 def _exchange(session: Session, prompt: str, settled: str, fresh: str, note: Text | None = None) -> Any:
-    return exchange(prompt, settled, fresh, session.target.lm.start_token is None, note)
+    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, note)
 
 
 def exchange(prompt: str, settled: str, fresh: str, continues: bool, note: Text | None = None) -> RenderableType:

@@ -29,7 +29,7 @@ def train(
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option(help="Where the state of the run is kept. Default: runs/NAME."),
+        typer.Option(help="Where the state of the run is stored. Default: runs/NAME."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Train for so many steps instead of the recipe's.")] = None,
     dtype: Annotated[str, typer.Option(help="How matrices are stored: float32, bfloat16 or int8.")] = "float32",
@@ -41,6 +41,10 @@ def train(
     lists: Annotated[
         Path | None,
         typer.Option(help="For --prepare-data: a folder that has the description indices, instead of fetching them."),
+    ] = None,
+    releases: Annotated[
+        str | None,
+        typer.Option(help="For --prepare-data: other Debian releases to add texts of, such as trixie,sid."),
     ] = None,
 ) -> None:
     """Train a model by a recipe, or make the data that the recipes train on.
@@ -59,7 +63,7 @@ def train(
         raise ValueError(f"got nothing to do: expected a RECIPE ({_names()}), --prepare-data, or both")
     found = None if recipe is None else _load(recipe, steps)
     if prepare_data:
-        _prepare(data, lists)
+        _prepare(data, lists, releases.split(",") if releases else [])
     if found is not None:
         out = out or Path("trained", found.name)
         if found.family == "ngram":
@@ -102,7 +106,7 @@ def _load(recipe: str, steps: int | None) -> Any:
     return dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
 
 
-def _prepare(data: Path, lists: Path | None) -> None:
+def _prepare(data: Path, lists: Path | None, releases: list[str]) -> None:
     """Fetches the indices, builds the data files, trains the tokenizers that are not there yet."""
     from jaxspec.training import debian, debian_edits, debian_index, tokenizer
 
@@ -112,7 +116,12 @@ def _prepare(data: Path, lists: Path | None) -> None:
             lists = data / "lists"
             with out.status("fetching the description indices with apt-get"):
                 debian_index.fetch(lists)
-        for file, rows in (debian.build(lists, data) | debian_edits.build(data)).items():
+        made = debian.build(lists, data) | debian_edits.build(data)
+        if releases:
+            with out.status(f"fetching the description indices of {', '.join(releases)}"):
+                debian_index.fetch(data / "releases", releases=releases)
+            made |= debian.build_releases(lists, data / "releases", data)
+        for file, rows in made.items():
             out.print(f"{data / file}: {rows:,} rows")
     except ModuleNotFoundError as error:
         raise ValueError(f'{error.name} is not installed: pip install "jaxspec-decoding[train]"') from error
@@ -120,7 +129,7 @@ def _prepare(data: Path, lists: Path | None) -> None:
         raise ValueError(str(error)) from error
     folders = [data / name for name in TOKENIZERS]
     if all((folder / "tokenizer.json").is_file() for folder in folders):
-        out.print("the tokenizers are there already, and are kept: models trained with them know no others")
+        out.print("the tokenizers are there already, and are not made again: models trained with them fit no others")
         return
     with out.status("training the tokenizers"):
         tokenizer.train_tokenizers(data, folders[0], folders[1])
@@ -189,7 +198,7 @@ def _count(recipe: TableRecipe, data: Path, out: Path, dtype: str, overwrite: bo
     contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(counted.config.contexts, 1))
     size = sum(entry[0] for entry in manifest.files.values())
     print(
-        f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; the first guess is right for "
+        f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; the first draft token is right for "
         f"{counted.about['heldout_hits']:.1%} of held-out tokens"
     )
 

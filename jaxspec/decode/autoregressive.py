@@ -8,42 +8,32 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import buffers
-from jaxspec.base import (
-    Decoder,
-    DecodeState,
-    Keys,
-    LanguageModel,
-    Prompt,
-    Request,
-    RoundInfo,
-    Verdict,
-    Warp,
-    Weights,
-)
-from jaxspec.decode import rounds
+from jaxspec.base import Decoder, LanguageModel, Prompt, Request, RoundInfo, Sampler, State, Verdict, Weights
+from jaxspec.decode import state as rounds
 
 
 @functools.cache
-def autoregressive(target: LanguageModel, warp: Warp) -> Decoder:
-    """A decoder that draws each token from the target's own law.
+def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
+    """A decoder that draws each token from the target's own distribution.
 
     The token at a position is drawn with that position's key, so it depends on the key, the row and the position alone.
     """
 
-    def init(keys: Keys, weights: Weights, prompt: Prompt, request: Request, room: int) -> DecodeState:
+    def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         with jax.named_scope("prefill"):
-            prefilled = target.prefill(weights.target, prompt, buffers.row_width(target, prompt) + room)
-        return rounds.begin(keys, target, prompt, request, room, prefilled, warp)
+            capacity = buffers.prefill_length(target, prompt) + headroom
+            prefilled = target.prefill(weights.target, prompt, capacity)
+        return rounds.init_state(target, prompt, request, headroom, prefilled, sampler)
 
-    def step(keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
-        live, empty = jnp.logical_not(state.done), rounds.no_draft(state.length)
+    def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
+        live, empty = jnp.logical_not(state.done), rounds.empty_draft(state.length)
         with jax.named_scope("target"):
-            forward, cache = target.extend(weights.target, state.cache, rounds.last_token(state))
-        law = warp(state.request.controls, forward.logits, rounds.prefix(state))
-        token = rounds.sample(keys, state.length, law)
-        verdict, bad = Verdict(empty.length, token), rounds.hopeless(forward, law, empty.length)
-        state, kept = rounds.commit(state, token[:, None], empty.length + 1, bad)
-        state = state._replace(cache=target.rewind(cache, state.length - 1))
-        return rounds.count(state, live, empty, verdict, kept)
+            forward, cache = target.extend(weights.target, state.caches.target, rounds.last_token(state))
+        distribution = sampler(state.request.sampling_params, forward.logits, rounds.prefix(state))
+        verdict = Verdict(empty.length, rounds.sample(state, distribution), empty.length)
+        bad = rounds.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        state, committed = rounds.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
+        state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))
+        return rounds.update_stats(state, live, empty, verdict, committed)
 
-    return Decoder(init, step, gamma=0)
+    return Decoder(init, step)

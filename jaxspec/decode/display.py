@@ -59,14 +59,16 @@ class ShownTrace(loop.Trace):
 
 
 def page(out: Generation) -> str:
-    """The first rows as HTML: text, counts, and where there were guesses the rounds as in the paper's Figure 1.
+    """The first rows as HTML: text, counts, and where there were draft tokens the rounds as in the paper's Figure 1.
 
     What is left out is counted, so that a notebook of long batches stays small.
     """
     batch = len(out.lengths)
     parts = [_row(out, row) for row in range(min(batch, ROWS))]
     if not out.exact:
-        parts.insert(0, "<div><b>Inexact</b>: the acceptance rule lets text differ from the target's law.</div>")
+        parts.insert(
+            0, "<div><b>Inexact</b>: the acceptance rule lets text differ from the target's distribution.</div>"
+        )
     if batch > ROWS:
         parts.append(f"<div>… and {_count(batch - ROWS, 'more row')}: <code>out.records()</code> has them all.</div>")
     return "<div>" + "\n".join(parts) + "</div>"
@@ -84,7 +86,7 @@ def records(out: Generation) -> list[dict[str, Any]]:
 
 
 def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
-    """What each round of a row guessed and committed."""
+    """What each round of a row drafted and committed."""
     steps = trace.of_row(_tokens(out, row), out.trace, row)
     return [{"draft": s.draft, "num_accepted": s.num_accepted, "new": s.new} for s in steps]
 
@@ -111,12 +113,12 @@ def _figure(tokens: list[int], arrays: loop.Trace, row: int, tokenizer: Any) -> 
 
 def _counts(out: Generation, row: int) -> str:
     one = {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
-    said = f"{_count(one['emitted'], 'token')}, {_count(one['rounds'], 'pass', 'passes')} after prefill"
+    counts = f"{_count(one['emitted'], 'token')}, {_count(one['rounds'], 'pass', 'passes')} after prefill"
     if not one["drafted"]:
-        return said
+        return counts
     per_round = float(out.stats.tokens_per_round[row])
     return (
-        f"{said} ({per_round:.2f} tokens each), {one['accepted']} of {_count(one['drafted'], 'guess', 'guesses')} kept"
+        f"{counts} ({per_round:.2f} tokens each), {one['accepted']} of {_count(one['drafted'], 'draft token')} accepted"
     )
 
 

@@ -1,4 +1,4 @@
-"""The front door: `generate` and `stream`."""
+"""`generate` and `stream`: what users call."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import sharding
-from jaxspec.base import AcceptRule, Drafter, Model, Policy, Prompt, RoundInfo, Stats
-from jaxspec.decode import display, loop, stopping, text
+from jaxspec import sharding, tree
+from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, RoundInfo, Rule, Stats
+from jaxspec.decode import display, loop, stopping
 from jaxspec.decode.request import Job, prepare
-from jaxspec.decode.warping import Warping
+from jaxspec.warp import SamplingOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Generation:
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
         stats: counts per row; see `base.Stats`.
-        trace: what each round drafted and kept; see `loop.Trace`. A notebook shows its rounds.
-        exact: whether the text has the target's law: it was decoded plainly, or by a rule that says it is exact.
+        trace: what each round drafted and committed; see `loop.Trace`. A notebook shows its rounds.
+        exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
 
     Example:
         >>> import jax, json, jaxspec
@@ -45,7 +46,8 @@ class Generation:
     stats: Stats
     trace: loop.Trace
     exact: bool
-    _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)  # spells the guesses of the rounds
+    # spells the draft tokens of the rounds
+    _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict of plain values per row: text, tokens and counts, as `pandas.DataFrame` takes them."""
@@ -67,7 +69,7 @@ class Piece:
     Attributes:
         text: new text, whole words and characters only; may be empty.
         tokens: the tokens that the round committed.
-        draft: the guesses of the round (empty for the first piece, which comes from prefill).
+        draft: the draft tokens of the round (empty for the first piece, which comes from prefill).
         num_accepted: how many of them were accepted.
         stats: counts so far.
         done: whether this was the last piece.
@@ -85,50 +87,40 @@ def generate(
     target: Model,
     prompts: Sequence[str] | str | Prompt,
     *,
-    drafter: Model | Drafter | None = None,
+    drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
-    accept: AcceptRule | None = None,
-    policy: Policy | None = None,
+    accept: Rule | None = None,
+    policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
     stop: Sequence[str] = (),
-    **warping: Unpack[Warping],
+    **sampling: Unpack[SamplingOptions],
 ) -> Generation:
-    """Generates from `target`, faster with a `drafter`, with the same law of the output.
+    """Generates from `target`, faster with a `drafter`, with the same distribution of the output.
 
     The whole generation is one jitted program, from prefill to the last token of the longest row; every row accepts
-    its own number of guesses per round. Calls whose prompts and limits fall into the same buckets (`buffers.bucket`)
-    share a program, whatever their temperature, penalties, key and text. With stop strings, which only the host
-    can see, rounds are run one by one.
+    its own number of draft tokens per round. Calls whose prompts and limits fall into the same buckets
+    (`buffers.bucket`) share a program, whatever their temperature, penalties, key and text. With stop strings, which
+    only the host can see, rounds are run one by one.
 
     Args:
-        target: the model whose law the output has.
+        target: the model whose distribution the output has.
         prompts: text, or a `jaxspec.Prompt` of right-padded token ids [batch, prompt].
-        drafter: a smaller Model with the same tokenizer, any Drafter, or None for plain decoding.
-        gamma: guesses per round; with a policy, the most of them.
+        drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for plain decoding.
+        gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
         accept: the acceptance rule; `jaxspec.accept.rejection()` by default.
-        policy: of `jaxspec.policies`: chooses the number of guesses, round by round.
+        policy: of `jaxspec.policies`: chooses the number of draft tokens, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
-        eos_ids: tokens that end a row (kept in the output); by default the model's or the tokenizer's.
+        eos_ids: tokens that end a row (part of the output); by default the model's or the tokenizer's.
         stop: strings that end a row (cut from its text).
-        **warping: the law, in the order of `jaxspec.warp`; each a number for all rows or one per row, but as noted.
-            An option that is None (the default) is no part of the program.
-
-            logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
-            banned: ids that no row says.
-            repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
-                (encoder-decoder: in the text).
-            presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
-            temperature: 0, the default, is greedy.
-            top_k, top_p, min_p: keep the k likeliest tokens; the likeliest with this mass; those at least this
-                many times as likely as the likeliest.
-            draft_temperature: the drafter's own temperature, by default the target's. Changes how many guesses are
-                accepted, not the law of the text; without effect where the temperature is 0.
+        **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+            logit_bias, banned, draft_temperature: a number for all rows or one per row; `warp.SamplingOptions`
+            describes them. Greedy by default.
 
     Raises:
-        ValueError: input that cannot be decoded from; the message says what was got and what was expected.
+        ValueError, TypeError: input that cannot be decoded from; the message says what was got and what was expected.
         FloatingPointError: the target's logits were not finite, or it allows nothing but what is banned.
 
     Example:
@@ -153,20 +145,23 @@ def generate(
         max_new_tokens=max_new_tokens,
         key=key,
         eos_ids=eos_ids,
-        **warping,
+        **sampling,
     )
-    strings = _stop_strings(stop, target)
-    outcome = stopping.run(job, target.tokenizer, strings) if strings else loop.run(*job)
-    outcome = sharding.fetch(outcome)
+    return complete(job, stop)
+
+
+def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
+    """Runs a job to its end; see `generate`, which is `prepare` and this."""
+    strings = _stop_strings(stop, job.target)
+    outcome = sharding.fetch(stopping.run(job, strings) if strings else loop.run(job))
     if outcome.failed.any():
         raise FloatingPointError(_not_finite(np.flatnonzero(outcome.failed).tolist()))
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    texts = _texts(target, tokens, outcome.length, strings)
-    exact = job.decoder.gamma == 0 or accept is None or getattr(accept, "exact", False)
-    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, target.tokenizer)
-    return Generation(texts, tokens, outcome.length, outcome.stats, trace, exact, target.tokenizer)
+    texts = _texts(job.target, tokens, outcome.length, strings)
+    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, job.target.tokenizer)
+    return Generation(texts, tokens, outcome.length, outcome.stats, trace, job.decoder.exact, job.target.tokenizer)
 
 
 def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
@@ -189,38 +184,39 @@ def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **o
     job = prepare(target, prompt, **options)
     if job.prompt.tokens.shape[0] != 1:
         raise ValueError(f"stream takes one prompt, got {job.prompt.tokens.shape[0]}: use generate for a batch")
-    stop = _stop_strings(stop, target)
-    return _pieces(job, target, stop)
+    return pieces(job, stop)
 
 
-def _pieces(job: Job, target: Model, stop: Sequence[str]) -> Iterator[Piece]:
-    state, info = loop.start(*job), None
+def pieces(job: Job, stop: Sequence[str] = ()) -> Iterator[Piece]:
+    """Streams a job of one prompt; see `stream`, which is `prepare` and this."""
+    return _pieces(job, _stop_strings(stop, job.target), job.target.tokenizer)
+
+
+def _pieces(job: Job, stop: Sequence[str], tokenizer: Any) -> Iterator[Piece]:
     committed: list[int] = []
     shown = ""
-    while True:
-        if stop:
-            state, info = stopping.cut(state, info, target.tokenizer, stop)
+    for state, info in loop.rounds(job, stopping.edit(tokenizer, stop) if stop else None):
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
-        tokens, length, start, done, failed, stats, told = sharding.fetch(row)
+        tokens, length, start, done, failed, stats, info = sharding.fetch(row)
         if failed[0]:
             raise FloatingPointError(_not_finite([0]))
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         committed += new
-        whole = "" if target.tokenizer is None else text.decode(target.tokenizer, committed)
-        visible = whole[: text.find_stop(whole, stop)] if done[0] else text.settled(whole, stop)
-        fresh = visible[len(shown) :] if visible.startswith(shown) else ""
-        shown += fresh
-        yield _piece(fresh, new, told, stats, bool(done[0]))
-        if done[0]:
-            return
-        state, info = loop.advance(job.decoder, job.keys, job.weights, state)
+        full_text = "" if tokenizer is None else stopping.decode(tokenizer, committed)
+        visible = stopping.truncate_at_stop(full_text, stop) if done[0] else stopping.stable_prefix(full_text, stop)
+        new_text = visible[len(shown) :] if visible.startswith(shown) else ""
+        shown += new_text
+        yield _piece(new_text, new, info, stats, bool(done[0]))
 
 
-def _piece(fresh: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
+def _piece(new_text: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
     if info is None:
-        return Piece(fresh, new, [], 0, stats, ended)
-    drafted = info.draft[0, : info.draft_length[0]].tolist()
-    return Piece(fresh, new, drafted, int(info.num_accepted[0]), stats, ended)
+        return Piece(new_text, new, [], 0, stats, ended)
+    if info.parent is None:
+        drafted = info.draft[0, : info.draft_length[0]].tolist()
+    else:
+        drafted = info.draft[0][np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]].tolist()
+    return Piece(new_text, new, drafted, int(info.num_accepted[0]), stats, ended)
 
 
 def _not_finite(rows: Sequence[int]) -> str:
@@ -243,5 +239,5 @@ def _stop_strings(stop: Sequence[str], target: Model) -> tuple[str, ...]:
 def _texts(target: Model, tokens: np.ndarray, length: np.ndarray, stop: Sequence[str]) -> list[str]:
     if target.tokenizer is None:
         return []
-    whole = [text.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(tokens, length, strict=True)]
-    return [t[: text.find_stop(t, stop)] for t in whole]
+    full = [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(tokens, length, strict=True)]
+    return [stopping.truncate_at_stop(text, stop) for text in full]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -10,16 +11,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import buffers
-from jaxspec.base import Decoder, DecodeState, Keys, Prompt, Request, RoundInfo, Stats, Weights
+from jaxspec.base import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights
+from jaxspec.decode.request import Job
 
 
 class Trace(NamedTuple):
-    """What every round drafted and kept; rows are padded with rounds in which they were finished (kept is 0)."""
+    """What every round drafted and committed; rows are padded with rounds in which they were finished (all counts 0).
 
-    draft: Int[Array, "batch rounds gamma"]
+    The fields are `base.RoundInfo`'s, with an axis for the rounds; parent and path are None for chains.
+    """
+
+    draft: Int[Array, "batch rounds node"]
     draft_length: Int[Array, "batch rounds"]
     num_accepted: Int[Array, "batch rounds"]
-    kept: Int[Array, "batch rounds"]
+    num_committed: Int[Array, "batch rounds"]
+    num_tested: Int[Array, "batch rounds"]
+    parent: Int[Array, "batch rounds node"] | None = None
+    path: Int[Array, "batch rounds node"] | None = None
 
 
 class Outcome(NamedTuple):
@@ -28,7 +36,7 @@ class Outcome(NamedTuple):
     Attributes:
         tokens, length: the new tokens of each row, padded, and how many are real.
         failed: rows that ended because the target's logits were not finite, or no token was allowed.
-        stats, trace: counts, and the rounds behind them.
+        stats, trace: counts, and the rounds they are of.
     """
 
     tokens: Int[Array, "batch new"]
@@ -38,49 +46,72 @@ class Outcome(NamedTuple):
     trace: Trace
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "max_new_tokens"))
-def run(
-    decoder: Decoder, keys: Keys, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int
-) -> Outcome:
-    """Prefill to the last token of the longest row, in one dispatch.
+Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
+
+
+def run(job: Job) -> Outcome:
+    """Prefill to the last token of the longest row, in one dispatch."""
+    return generation(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+
+
+def rounds(job: Job, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
+    """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
-        decoder: how to generate (static).
-        keys: one key per row.
-        weights: parameters of target and drafter.
-        prompt: right-padded prompts [batch, prompt].
-        request: limits, end tokens and the warp's controls; every limit is at most max_new_tokens.
-        max_new_tokens: size of the output (static).
+        job: what to run.
+        edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
+
+    Yields:
+        The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
+        so read what you need before you ask for more.
     """
-    state = decoder.init(keys, weights, prompt, request, buffers.room(max_new_tokens, decoder.gamma))
+    state, info = start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens), None
+    while True:
+        if edit is not None:
+            state, info = edit(state, info)
+        done = state.done
+        yield state, info
+        if jax.device_get(jnp.all(done)):
+            return
+        state, info = advance(job.decoder, job.weights, state)
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "max_new_tokens"))
+def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
+    """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
+    state = decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
     batch = prompt.tokens.shape[0]
-    many = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
-    history = RoundInfo(jnp.zeros((max_new_tokens, batch, decoder.gamma), jnp.int32), many, many, many)
+    count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
+    nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
+    history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))
 
     def unfinished(carry) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(carry[1].done))
 
     def one_round(carry):
         index, state, history = carry
-        state, info = decoder.step(keys, weights, state)
+        state, info = decoder.step(weights, state)
         history = jax.tree.map(lambda h, i: jax.lax.dynamic_update_index_in_dim(h, i, index, 0), history, info)
         return index + 1, state, history
 
     _, state, history = jax.lax.while_loop(unfinished, one_round, (jnp.zeros((), jnp.int32), state, history))
     trace = Trace(*jax.tree.map(lambda h: jnp.moveaxis(h, 0, 1), history))
-    length = state.length - state.start
-    return Outcome(buffers.window(state.tokens, state.start, max_new_tokens), length, state.failed, state.stats, trace)
+    return outcome(state, trace, max_new_tokens)
+
+
+def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
+    """What a finished state holds."""
+    new = buffers.window(state.tokens, state.start, max_new_tokens)
+    return Outcome(new, state.length - state.start, state.failed, state.stats, trace)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder", "max_new_tokens"))
-def start(
-    decoder: Decoder, keys: Keys, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int
-) -> DecodeState:
-    """The state after prefill, for a loop on the host; see `run` for the arguments."""
-    return decoder.init(keys, weights, prompt, request, buffers.room(max_new_tokens, decoder.gamma))
+def start(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> State:
+    """The state after prefill."""
+    return decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def advance(decoder: Decoder, keys: Keys, weights: Weights, state: DecodeState) -> tuple[DecodeState, RoundInfo]:
+def advance(decoder: Decoder, weights: Weights, state: State) -> tuple[State, RoundInfo]:
     """One round. The state given is consumed: its buffers become the new state's."""
-    return decoder.step(keys, weights, state)
+    return decoder.step(weights, state)

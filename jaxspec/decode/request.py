@@ -1,9 +1,9 @@
-"""From the front door's arguments to arrays: every check of user input, every message about it."""
+"""From the user's arguments to arrays: every check of user input, every message about it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -12,79 +12,134 @@ import numpy as np
 
 from jaxspec import accept as accept_rules
 from jaxspec import buffers, drafters, noise, sharding
-from jaxspec.base import (
-    AcceptRule,
-    Decoder,
-    Drafter,
-    Keys,
-    LanguageModel,
-    Model,
-    Policy,
-    Prompt,
-    Request,
-    Warp,
-    Weights,
-)
+from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
-from jaxspec.decode.warping import Warping, check_ids, per_row, plan
+from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
 
 class Job(NamedTuple):
-    """Everything that `loop.run` and `loop.start` take."""
+    """A generation, checked and ready to run; `prepare` makes it, `loop.run` and all of measuring take it whole.
 
+    Attributes:
+        target: the model whose distribution the text has.
+        drafter: None for plain decoding.
+        decoder: how to generate.
+        sampler: what makes distributions of the target's logits, with `request.sampling_params`.
+        weights, prompt, request: what the decoder takes.
+        max_new_tokens: size of the output: a bucket at least as large as any row's limit.
+        options: the arguments it was prepared with, but target and prompts.
+    """
+
+    target: Model
+    drafter: Bound[Drafter] | None
     decoder: Decoder
-    keys: Keys
+    sampler: Sampler
     weights: Weights
     prompt: Prompt
     request: Request
-    max_new_tokens: int  # the output buffer: a bucket at least as large as any row's limit
+    max_new_tokens: int
+    options: Mapping[str, Any]
+
+    def replace(self, **options: Any) -> Job:
+        """The same prompts for the same target, with some of `generate`'s options changed.
+
+        >>> import jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> job = prepare(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
+        >>> job.decoder.gamma, job.replace(gamma=7).decoder.gamma, job.plain().decoder.gamma
+        (3, 7, 0)
+        """
+        return _job(self.target, self.prompt, dict(self.options) | options)
+
+    def plain(self) -> Job:
+        """The same without a drafter."""
+        return self.replace(drafter=None, policy=None)
 
 
 def prepare(
     target: Model,
     prompts: Sequence[str] | str | Prompt,
     *,
-    drafter: Model | Drafter | None = None,
+    drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
-    accept: AcceptRule | None = None,
-    policy: Policy | None = None,
+    accept: Rule | None = None,
+    policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int] | None = None,
-    **options: Unpack[Warping],
+    **sampling: Unpack[SamplingOptions],
 ) -> Job:
-    """Checks and converts; see `generate` for the arguments, their defaults and the errors."""
+    """Checks and converts, once; see `generate` for the arguments, their defaults and the errors."""
     if not isinstance(target, Model):
         raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
+    named = dict(
+        drafter=drafter,
+        gamma=gamma,
+        accept=accept,
+        policy=policy,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        eos_ids=eos_ids,
+    )
+    return _job(target, encode(target, prompts), named | sampling)
+
+
+def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
+    sampling = dict(options)
+    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids = (
+        sampling.pop(name) for name in ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")
+    )
+    for name in sampling:
+        if name not in OPTIONS:
+            raise TypeError(f"got an unexpected option {name!r}: expected one of {', '.join(OPTIONS)}")
     if not isinstance(gamma, int) or gamma < 0:
         raise ValueError(f"gamma is {gamma!r}: expected an integer, 0 (plain decoding) or more")
-    if not isinstance(policy, Policy | None):
-        raise TypeError(f"policy is a {type(policy).__name__}: expected one of jaxspec.policies, or None")
-    prompt = encode(target, prompts)
+    if isinstance(policy, Policy):
+        policy = Bound(policy)
+    if policy is not None and not (isinstance(policy, Bound) and isinstance(policy.functions, Policy)):
+        raise TypeError(f"policy is a {_kind(policy)}: expected one of jaxspec.policies, or None")
+    if accept is not None and not isinstance(accept, Rule):
+        raise TypeError(f"accept is a {_kind(accept)}: expected a rule, such as jaxspec.accept.rejection()")
     batch = prompt.tokens.shape[0]
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
-    # A rule may be any function; ours are `accept.Rule`s.
-    soft = getattr(accept, "reads_soft", False) or (policy is not None and policy.reads_soft)
-    warp, controls, draft_controls = plan(target, batch, soft, **options)
+    sampler, params, draft_params = sampling_of(target, batch, sampling)
     if key is None:
-        if np.any(np.asarray(controls.temperature) > 0):
+        if np.any(np.asarray(params.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
         key = jax.random.key(0)  # nothing is drawn at temperature 0
-    weights, decoder = _decoder(target, drafter, gamma, accept, warp, policy)
+    rule = accept_rules.rejection() if accept is None else accept
+    bound = None if gamma == 0 else _drafter(target, drafter, rule)
+    if policy is not None and drafter is None:
+        raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
-    if drafter is not None and decoder.gamma:
-        for lm in drafter_lms(drafter):
+    weights, decoder = Weights(target.params), autoregressive(target.lm, sampler)
+    if bound is not None:
+        functions = None if policy is None else policy.functions
+        decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions)
+        weights = Weights(target.params, bound.params)
+        for lm in drafter_lms(bound):
             _check_positions(lm, "the drafter", prompt, int(limit.max()))
-    values = _policy_values(policy, batch) if decoder.gamma else None
-    request = Request(controls, jnp.asarray(limit), _eos(target, eos_ids), draft_controls, values)
-    keys = noise.row_keys(key, batch)
+    request = Request(
+        keys=noise.row_keys(key, batch),
+        sampling_params=params,
+        limit=jnp.asarray(limit),
+        eos=_eos(target, eos_ids, batch),
+        draft_sampling_params=draft_params,
+        policy=None if bound is None or policy is None else _policy_values(policy, batch),
+    )
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
-        keys, prompt, request = sharding.place((keys, prompt, request), batch, mesh)
-    return Job(decoder, keys, weights, prompt, request, buffers.bucket(int(limit.max())))
+        prompt, request = sharding.place((prompt, request), batch, mesh)
+    size = buffers.bucket(int(limit.max()))
+    return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 def encode(target: Model, prompts: Sequence[str] | str | Prompt) -> Prompt:
@@ -128,10 +183,8 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _policy_values(policy: Policy | None, batch: int) -> Any:
+def _policy_values(policy: Bound, batch: int) -> Any:
     """The policy's parameters with a row for each prompt."""
-    if policy is None:
-        return None
 
     def rows(value: Any) -> Any:
         array = np.asarray(value)
@@ -142,38 +195,26 @@ def _policy_values(policy: Policy | None, batch: int) -> Any:
     return jax.tree.map(rows, policy.params)
 
 
-def _decoder(
-    target: Model,
-    drafter: Model | Drafter | None,
-    gamma: int,
-    accept: AcceptRule | None,
-    warp: Warp,
-    policy: Policy | None,
-) -> tuple[Weights, Decoder]:
-    if policy is not None:
-        policy = policy._replace(params=None)
-    if policy is not None and drafter is None:
-        raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter guesses")
-    if drafter is None or gamma == 0:
-        return Weights(target.params), autoregressive(target.lm, warp)
-    rule = accept_rules.rejection() if accept is None else accept
+def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
+    """The drafter, if there is one, checked against the target."""
+    if drafter is None:
+        return None
+    if isinstance(drafter, Model):
+        _check_pair(target, drafter)
+        return drafters.model(drafter, coupled=rule.shares_noise)
     if isinstance(drafter, Drafter):
-        for model in drafter.models:
-            _check_pair(target, model)
-        made = speculative(target.lm, drafter._replace(params=None, models=()), rule, warp, gamma, policy)
-        return Weights(target.params, drafter.params), made
-    if not isinstance(drafter, Model):
-        raise TypeError(f"drafter is a {type(drafter).__name__}: expected a jaxspec.Model, a Drafter, or None")
-    _check_pair(target, drafter)
-    drafts = drafters.model(drafter.lm, True) if getattr(rule, "plain_noise", False) else drafters.model(drafter.lm)
-    made = speculative(target.lm, drafts, rule, warp, gamma, policy)
-    return Weights(target.params, drafter.params), made
+        drafter = Bound(drafter)
+    if not (isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter)):
+        raise TypeError(f"drafter is a {_kind(drafter)}: expected a jaxspec.Model, one of jaxspec.drafters, or None")
+    for model in drafter.models:
+        _check_pair(target, model)
+    return drafter
 
 
-def drafter_lms(drafter: Model | Drafter) -> list[LanguageModel]:
+def drafter_lms(drafter: Bound[Drafter]) -> list[LanguageModel]:
     """The language models that draft."""
-    own = [] if drafter.lm is None else [drafter.lm]
-    return own if isinstance(drafter, Model) else own + [model.lm for model in drafter.models]
+    own = drafter.functions.lm
+    return ([] if own is None else [own]) + [model.lm for model in drafter.models]
 
 
 def _check_pair(target: Model, draft: Model) -> None:
@@ -201,7 +242,7 @@ def _called(who: str, model: Model) -> str:
     return f"{who} ({model.name})" if model.name else who
 
 
-@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` asks
+@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares
 def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
     """The first token id below both sizes that two tokenizers do not agree on, and what each calls it."""
     if ours is theirs:
@@ -224,10 +265,11 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> N
         )
 
 
-def _eos(target: Model, eos_ids: Sequence[int] | None):
+def _eos(target: Model, eos_ids: Sequence[int] | None, batch: int):
     if eos_ids is None:
         known = None if target.tokenizer is None else target.tokenizer.eos_token_id
         ends = list(getattr(target.config, "end_tokens", ()))
         eos_ids = ends or ([] if known is None else [known])
     check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
-    return jnp.asarray(list(eos_ids) or [-1], jnp.int32)
+    ends = np.asarray(list(eos_ids) or [-1], np.int32)
+    return jnp.asarray(np.broadcast_to(ends, (batch, len(ends))))

@@ -1,25 +1,29 @@
-"""Drafters, one per file."""
+"""Drafters, one per file. `sequential` is the draft loop of those that give logits."""
 
-from jaxspec.drafters.abstaining import abstaining
-from jaxspec.drafters.argmax import argmax
-from jaxspec.drafters.first_of import first_of
-from jaxspec.drafters.lookup import lookup
+from jaxspec.drafters.fallback import fallback
+from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.model import model
 from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
-from jaxspec.drafters.random import random
+from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
+from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.tree import tree
+from jaxspec.drafters.uniform import uniform
+from jaxspec.drafters.without_backoff import without_backoff
 
 __all__ = [
-    "abstaining",
-    "argmax",
     "bigram",
-    "first_of",
-    "lookup",
+    "fallback",
+    "greedy",
     "model",
     "ngram",
     "online_ngram",
-    "random",
+    "prompt_lookup",
     "retrieval",
+    "sequential",
+    "tree",
+    "uniform",
     "unigram",
+    "without_backoff",
 ]

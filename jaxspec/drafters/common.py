@@ -1,35 +1,45 @@
-"""What drafters share: models as drafters, searches that a budget may save."""
+"""What drafters share: models as drafters, searches that are skipped where no row may draft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.base import Budget, Draft, Drafter, Model, Prompt
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
 from jaxspec.drafters.model import model
 
 
-def as_drafter(drafter: Drafter | Model) -> Drafter:
-    """A model as the drafter that samples from it; a drafter as it is."""
+def as_drafter(drafter: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
+    """A model as the drafter that samples from it; functions alone with no values; a drafter as it is."""
     if isinstance(drafter, Model):
-        return model(drafter.lm)._replace(params=drafter.params, models=(drafter,))
-    return drafter
+        return model(drafter)
+    return Bound(drafter) if isinstance(drafter, Drafter) else drafter
 
 
-def searched(search: Callable[[], Draft], context: Prompt, gamma: int, budget: Budget | None) -> Draft:
-    """What a search finds, as far as the budget goes; where no row may guess, nothing is searched.
-
-    The search must draw nothing: `jaxspec.testing` cannot see into a `cond`.
+def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
+    """What a search finds, cut to the limits; where no row may draft, nothing is searched.
 
     >>> row, found = Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
-    >>> search = lambda: Draft(found, None, jnp.array([3, 2]))
-    >>> [searched(search, row, 3, Budget(jnp.array(limit))).length.tolist() for limit in ([1, 3], [0, 0])]
+    >>> search = lambda: Draft(found, jnp.array([3, 2]))
+    >>> contexts = [DraftContext(None, row, jnp.array(limit), 3, True, None) for limit in ([1, 3], [0, 0])]
+    >>> [searched(search, context).length.tolist() for context in contexts]
     [[1, 2], [0, 0]]
     """
-    if budget is None:
+    if not context.adaptive:
         return search()
-    nothing = Draft(jnp.zeros((context.length.shape[0], gamma), jnp.int32), None, jnp.zeros_like(context.length))
-    draft = jax.lax.cond(jnp.any(budget.limit > 0), search, lambda: nothing)
-    return draft._replace(length=jnp.minimum(draft.length, budget.limit))
+    empty = Draft(jnp.zeros((context.limit.shape[0], context.gamma), jnp.int32), jnp.zeros_like(context.limit))
+    draft = jax.lax.cond(jnp.any(context.limit > 0), search, lambda: empty)
+    return draft._replace(length=jnp.minimum(draft.length, context.limit))
+
+
+def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+    """The state of a drafter that has none."""
+    return ()
+
+
+def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    """For a drafter whose state no verdict changes."""
+    return caches

@@ -1,4 +1,4 @@
-"""Counting n-grams: the tables of `drafters.tables`, from texts; sorts of integers, in numpy."""
+"""Counting n-grams: the tables of `drafters.ngram_model`, from texts; sorts of integers, in numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.base import Model
 from jaxspec.corpus import token_rows
-from jaxspec.drafters.tables import Level, NGramConfig, Tables, language_model
+from jaxspec.drafters.ngram_model import Level, NGramConfig, Tables, language_model
 
 Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 
@@ -18,8 +18,8 @@ Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
     """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
 
-    It is a language model: sampled from at a temperature, with its true law, as a smaller network is. With
-    `drafters.argmax` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
+    It is a language model: sampled from at a temperature, with its true distribution, as a smaller network is. With
+    `drafters.greedy` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
     checkpoint of one.
 
     Args:
@@ -28,7 +28,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
         order, options: see `count`.
 
     Returns:
-        The tables as a model, for `jaxspec.generate` or another drafter; its config says how many contexts there are.
+        The tables as a model, for `jaxspec.generate` or another drafter; its config holds the numbers of contexts.
 
     Raises:
         TypeError: one string instead of several.
@@ -94,7 +94,7 @@ def bigram(texts: Texts, target: Model, **options: Any) -> Model:
         >>> import jax
         >>> from jaxspec.testing import table_model
         >>> tables = bigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
-        >>> tables.levels[1].token.tolist(), tables.levels[1].follower[:, 0].tolist()  # behind 0, 1 and 2
+        >>> tables.levels[1].token.tolist(), tables.levels[1].follower[:, 0].tolist()  # after 0, 1 and 2
         ([0, 1, 2], [2, 2, 0])
     """
     return ngram(texts, target, order=2, **options)
@@ -116,7 +116,7 @@ def count(
         rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
         vocab_size: number of token ids.
         order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
-        followers: tokens kept behind each context.
+        followers: most frequent tokens stored for each context.
         least: contexts seen less often than this are left out.
         start_token: what the decoder's row begins with where its prompt is elsewhere.
         advance: called when the contexts of another length have been counted, `order` times at most.
@@ -154,17 +154,17 @@ def count(
         found, node, seen = np.unique(
             context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
         )
-        kept = seen >= least
-        rank = np.where(kept, np.cumsum(kept) - 1, -1)
+        frequent = seen >= least
+        rank = np.where(frequent, np.cumsum(frequent) - 1, -1)
         context = np.full(len(tokens), -1)
         context[here] = rank[node]
-        found = found[kept]
+        found = found[frequent]
         if not len(found):
             break
         first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
         parents = len(found)
-        behind = _followers(context, tokens, parents, vocab_size, followers)
-        levels.append(((found % vocab_size).astype(np.int32), first, *behind))
+        after = _followers(context, tokens, parents, vocab_size, followers)
+        levels.append(((found % vocab_size).astype(np.int32), first, *after))
         advance()
     config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
     return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
@@ -173,13 +173,13 @@ def count(
 def _followers(
     context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent tokens behind each context [contexts, keep], and how often each was seen there."""
+    """The most frequent tokens after each context [contexts, keep], and how often each was seen there."""
     here = context >= 0
     pairs, seen = np.unique(context[here] * vocab + tokens[here], return_counts=True)
     order = np.lexsort((pairs % vocab, -seen, pairs // vocab))
     owner, token, seen = (pairs // vocab)[order], (pairs % vocab)[order], seen[order]
     rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    kept = rank < keep
+    top = rank < keep
     ids, times = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep), np.int32)
-    ids[owner[kept], rank[kept]], times[owner[kept], rank[kept]] = token[kept], seen[kept]
+    ids[owner[top], rank[top]], times[owner[top], rank[top]] = token[top], seen[top]
     return ids, times

@@ -1,10 +1,10 @@
-"""N-gram tables that grow while a row is generated: the target's own top tokens behind each context it has verified.
+"""N-gram tables that grow while a row is generated: the target's own top tokens after each context it has verified.
 
 N-gram-assisted decoding, as in Ou, Chen and Tian (arXiv 2404.08698): nothing is trained, and each pass of the target,
 which is paid for anyway, fills the tables.
 
 Shapes: B batch, P prompt, T step, G gamma; O context lengths, longest first; W tokens of the longest context; H slots
-of a table; K tokens kept behind a context; E = W + K numbers of an entry.
+of a table; K tokens stored for a context; E = W + K numbers of an entry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
 from jaxspec.drafters.common import searched
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
@@ -24,31 +24,30 @@ LONGEST = 16  # n: votes of all lengths together fit into 32 bits
 
 
 # Hash tables, one for each context length. An entry is a context (its tokens, NO_TOKEN before a shorter one), so that
-# another one in its slot is not taken for it, and the best tokens behind it, the best first.
+# another one in its slot is not taken for it, and the best tokens after it, the best first.
 Entries = Int[Array, "B O H E"]
 
 
-@functools.cache
-def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
-    """Proposes, with certainty, what the target said last behind the same n - 1, n - 2, ..., 1 tokens.
+def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Bound[Drafter]:
+    """Proposes, as point masses, what the target last predicted after the same n - 1, n - 2, ..., 1 tokens.
 
-    At every position that a round verifies the target says which `top` tokens it finds most probable: they are
+    At every position that a round verifies the target's `top` most probable tokens are
     remembered for the contexts that end there, in place of what was remembered before. The prompt's own n-grams come
-    first; what prefill says behind the prompt is left out, since an encoder-decoder says it behind a start token, which
-    no drafter is told. A draft follows the tables from guess to guess, and ends where no context is known; where not
-    even the first one is, the row proposes nothing.
+    first; prefill's own prediction is left out, since an encoder-decoder's follows a start token, which a
+    drafter does not get. A draft follows the tables from draft token to draft token, and ends where no context is
+    known; where not even the first one is, the row proposes nothing.
 
-    The guess is a vote: the i-th best token behind a context of length m gets 2^m / i, so that the longest context
-    decides, unless its second choice is the first of several shorter ones.
+    The draft token is a vote: the i-th best token after a context of length m gets 2^m / i, so that the longest
+    context decides, unless its second choice is the first of several shorter ones.
 
     Exact: the proposal is a point mass, and tables are a function of the committed tokens alone. Only positions up to
-    the last accepted guess are read; those behind it, which the target has seen too, follow tokens that were rejected.
-    Each position is entered once, in order, so that it does not matter how rounds fell either. State: 74 kB
+    the last accepted draft token are read; those after it, which the target has seen too, follow tokens that were
+    rejected. Each position is entered once, in order, so that it does not matter how rounds fell either. State: 74 kB
     a row as it stands, 4 (n - 1) slots (n - 1 + top) bytes.
 
     Args:
         n: length of the longest n-grams, 2 for bigrams.
-        top: tokens remembered behind a context. They cost nothing, and on the shipped models more than one changes no
+        top: tokens remembered after a context. They cost nothing, and on the shipped models more than one changes no
             more than the third digit of the tokens per round.
         slots: contexts of one length that a row remembers; of two in one slot the later one is.
 
@@ -56,85 +55,81 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Drafter:
         ValueError: n < 2, or top or slots < 1.
 
     Example:
-        >>> drafter = online_ngram(n=3)
+        >>> drafter = online_ngram(n=3).functions
         >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
-        >>> draft, state = drafter.propose(None, None, drafter.init(None, row, 0, None), row, 2, None)
+        >>> context = DraftContext(None, row, None, 2, False, None)
+        >>> caches = Caches(None, drafter.init(None, row, 0, None))
+        >>> draft, _ = drafter.propose(None, caches, context)
         >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
         ([[7, 8]], [2])
-        >>> said = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
-        >>> row = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7]))
-        >>> state = drafter.commit(None, state, row, Verdict(jnp.array([0]), jnp.array([9])), said)
-        >>> draft, _ = drafter.propose(None, None, state, Prompt(jnp.array([[4, 6]]), jnp.array([2])), 2, None)
-        >>> draft.tokens.tolist(), draft.length.tolist()  # behind 5 6, and so behind 6, the target has said 9
+        >>> forward = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
+        >>> row, one = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
+        >>> caches = drafter.commit(None, caches, row, Verdict(0 * one, 9 * one, one), forward)
+        >>> draft, _ = drafter.propose(None, caches, context._replace(row=Prompt(jnp.array([[4, 6]]), 2 * one)))
+        >>> draft.tokens.tolist(), draft.length.tolist()  # after 5 6, and so after 6, the target has generated 9
         ([[9, 0]], [1])
     """
     if not 2 <= n <= LONGEST or top < 1 or slots < 1:
         raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
+    return Bound(_online_ngram(n, top, slots))
+
+
+@functools.cache
+def _online_ngram(n: int, top: int, slots: int) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]
 
-    def init(params: Params, prompt: Prompt, room: int, forward: Forward) -> Entries:
-        del params, room, forward
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Entries:
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
         at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
         followed = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
         followed = jnp.pad(followed, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)
         inside = at < prompt.length[:, None] - 1
-        return _enter(empty, _contexts(_behind(prompt, at, n - 1), sizes), followed, inside)
+        return _enter(empty, _contexts(_after(prompt, at, n - 1), sizes), followed, inside)
 
-    def propose(
-        keys: Keys,
-        params: Params,
-        state: Entries,
-        context: Prompt,
-        gamma: int,
-        to_law: ToLaw,
-        budget: Budget | None = None,
-    ) -> tuple[Draft, Entries]:
-        del keys, params, to_law
-        return searched(lambda: search(state, context, gamma), context, gamma, budget), state
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        return searched(lambda: search(caches.draft, context.row, context.gamma), context), caches
 
     def search(entries: Entries, context: Prompt, gamma: int) -> Draft:
-        def guess(carry, _):
+        def draft_token(carry, _):
             last, goes_on = carry
             known, tokens = _look_up(entries, _contexts(last[:, None, :], sizes))
             goes_on = jnp.logical_and(goes_on, jnp.any(known, axis=1))
             token = jnp.where(goes_on, _vote(known, tokens, jnp.array(weight, jnp.int32)), 0)
             return (jnp.concatenate([last[:, 1:], token[:, None]], axis=1), goes_on), (token, goes_on)
 
-        last = _behind(context, context.length[:, None] - 1, n - 1)[:, 0]
+        last = _after(context, context.length[:, None] - 1, n - 1)[:, 0]
         start = last, jnp.ones(last.shape[:1], bool)
-        _, (tokens, goes_on) = jax.lax.scan(guess, start, None, length=gamma)
+        _, (tokens, goes_on) = jax.lax.scan(draft_token, start, None, length=gamma)
         length = jnp.sum(goes_on, axis=0, dtype=context.length.dtype)
-        return Draft(tokens.T, None, length)
+        return Draft(tokens.T, length)
 
-    def commit(params: Params, state: Entries, context: Prompt, verdict: Verdict, forward: Forward) -> Entries:
-        del params
-        step = jnp.arange(forward.logits.shape[1], dtype=context.length.dtype)[None, :]
-        # Where the round began. Not so in a row that has ended, which may have kept fewer; but it drafts no more.
-        at = context.length[:, None] - 2 - verdict.num_accepted[:, None] + step
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        step = jnp.arange(forward.logits.shape[1], dtype=row.length.dtype)[None, :]
+        # Where the round began. Not so in a row that has ended, which may have committed fewer; but it drafts no more.
+        at = row.length[:, None] - 2 - verdict.num_accepted[:, None] + step
         verified = step <= verdict.num_accepted[:, None]
-        kept, width = min(top, forward.logits.shape[-1]), forward.logits.shape[1]
+        best_of, width = min(top, forward.logits.shape[-1]), forward.logits.shape[1]
 
         def ranked(logits: Float[Array, "B T V"]) -> Int[Array, "B G+1 K"]:
-            best = jax.lax.top_k(logits, kept)[1].astype(jnp.int32)
+            best = jax.lax.top_k(logits, best_of)[1].astype(jnp.int32)
             unread = (0, width - logits.shape[1])
-            return jnp.pad(best, ((0, 0), unread, (0, top - kept)), constant_values=NO_TOKEN)
+            return jnp.pad(best, ((0, 0), unread, (0, top - best_of)), constant_values=NO_TOKEN)
 
-        # Where no guess was kept in any row there is one position to read, and ranking is what costs.
+        # Where no draft token was accepted in any row there is one position to read, and ranking is what costs.
         some = jnp.any(verdict.num_accepted > 0)
         best = jax.lax.cond(some, ranked, lambda logits: ranked(logits[:, :1]), forward.logits)
-        contexts = _contexts(_behind(context, at, n - 1), sizes)
-        return _enter(state, contexts, best, verified)
+        contexts = _contexts(_after(row, at, n - 1), sizes)
+        return caches._replace(draft=_enter(caches.draft, contexts, best, verified))
 
-    return Drafter(init, propose, commit, abstains=True)
+    return Drafter(init, propose, commit, may_be_empty=True)
 
 
-def _behind(row: Prompt, at: Int[Array, "B T"], width: int) -> Int[Array, "B T W"]:
+def _after(row: Prompt, at: Int[Array, "B T"], width: int) -> Int[Array, "B T W"]:
     """The tokens that end at each position; NO_TOKEN before the row's beginning.
 
-    >>> _behind(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([[0, 2]]), 2).tolist()
+    >>> _after(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([[0, 2]]), 2).tolist()
     [[[-1, 4], [5, 6]]]
     """
     index = at[..., None] + jnp.arange(1 - width, 1, dtype=at.dtype)[None, None, :]
@@ -193,7 +188,7 @@ def _enter(
 
 
 def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:
-    """Which contexts are known, and the best tokens behind them."""
+    """Which contexts are known, and the best tokens after them."""
     width = contexts.shape[-1]
     slot = _slot(contexts, entries.shape[2])
     entry = jnp.take_along_axis(entries, slot[..., None], axis=2)[:, :, 0]

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import datastore
-from jaxspec.base import Budget, Draft, Drafter, Forward, Keys, Model, Params, Prompt, ToLaw, Verdict
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, Weights
 from jaxspec.datastore import Datastore, DatastoreError
-from jaxspec.drafters.common import searched
+from jaxspec.drafters.common import no_commit, no_state, searched
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
@@ -36,20 +36,21 @@ def retrieval(
     longest: int = 8,
     shortest: int = 2,
     candidates: int = 32,
-) -> Drafter:
-    """Proposes, with certainty, how a datastore's texts go on most often behind the last few tokens.
+) -> Bound[Drafter]:
+    """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
 
     The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
     bisection in its suffix array. Of the places where the longest match occurs at most `candidates`, evenly spread over
-    their order, vote for the next token, those that said it for the one after, and so on; a tie goes to the lowest id.
-    The draft ends where no candidate goes on, and is empty where nothing matches. Everything happens on the
+    their order, vote for the next token, those with that token for the one after, and so on; a tie goes to the lowest
+    id. The draft ends where no candidate goes on, and is empty where nothing matches. Everything happens on the
     device: the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 - 1 ids or more) for the token.
 
     Args:
         store: what `datastore.load` gives, or the folder.
         target: if given, the datastore must have been built with its vocabulary; where either has no tokenizer to
             compare, the datastore may have no more ids than it.
-        longest, shortest: tokens to match, at most (31) and at least. 1 guesses most often, more guesses better.
+        longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
+            draft better.
         candidates: most occurrences that vote.
 
     Raises:
@@ -59,7 +60,8 @@ def retrieval(
     Example:
         >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
         >>> row = Prompt(jnp.array([[3, 6, 7, 0]]), jnp.array([3]))
-        >>> draft, _ = drafter.propose(None, drafter.params, (), row, 3, None)
+        >>> context = DraftContext(None, row, jnp.array([3]), 3, False, None)
+        >>> draft, _ = drafter.functions.propose(Weights(None, drafter.params), Caches(None), context)
         >>> draft.tokens.tolist(), draft.length.tolist()
         ([[8, 5, 0]], [2])
     """
@@ -74,7 +76,7 @@ def retrieval(
     if target is not None:
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
-    return _retrieval(longest, shortest, candidates)._replace(params=params)
+    return Bound(_retrieval(longest, shortest, candidates), params)
 
 
 def _check(store: Datastore, target: Model) -> None:
@@ -94,21 +96,8 @@ def _check(store: Datastore, target: Model) -> None:
 
 @functools.cache
 def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
-    def init(params: Store, prompt: Prompt, room: int, forward: Forward) -> tuple[()]:
-        del params, prompt, room, forward
-        return ()
-
-    def propose(
-        keys: Keys,
-        params: Store,
-        state: tuple[()],
-        context: Prompt,
-        gamma: int,
-        to_law: ToLaw,
-        budget: Budget | None = None,
-    ) -> tuple[Draft, tuple[()]]:
-        del keys, to_law
-        return searched(lambda: search(params, context, gamma), context, gamma, budget), state
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        return searched(lambda: search(weights.draft, context.row, context.gamma), context), caches
 
     def search(store: Store, context: Prompt, gamma: int) -> Draft:
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
@@ -123,17 +112,13 @@ def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
         found = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
         follow = _read(store, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
         tokens, length = _vote(follow, voter < count)
-        return Draft(tokens, None, length.astype(context.length.dtype))
+        return Draft(tokens, length.astype(context.length.dtype))
 
-    def commit(params: Params, state: tuple[()], context: Prompt, verdict: Verdict, forward: Forward) -> tuple[()]:
-        del params, context, verdict, forward
-        return state
-
-    return Drafter(init, propose, commit, abstains=True)
+    return Drafter(no_state, propose, no_commit, may_be_empty=True)
 
 
 def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
-    """The last few tokens of each row, as the datastore has them, for each number of tokens; 0 behind them.
+    """The last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
 
     >>> _wanted(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
     [[[6, 7], [7, 0]]]
@@ -159,7 +144,7 @@ def _ranges(
     """
     count = store.suffixes.shape[0]
     step = jnp.arange(wanted.shape[-1], dtype=jnp.int32)
-    # The sign of the first difference outweighs those of all behind it: a comparison in one sum.
+    # The sign of the first difference outweighs those of all after it: a comparison in one sum.
     weight = jnp.where(step[None, :] < sizes[:, None], 1 << step[::-1][None, :], 0)[None, None]
     least = jnp.array([0, 1], jnp.int32)[:, None, None]
 

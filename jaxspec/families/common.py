@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+EMBEDDING = "embedding/embedding"  # our parameter, of every network
+HEAD = "lm_head.weight"  # every family's tensor of a head of its own; of a tied one, some files hold it as a copy
 
 
 class FamilyError(ValueError):
@@ -34,8 +38,10 @@ class Family(NamedTuple):
             something else.
         write: configuration -> config.json; of a configuration that the family cannot express, anything.
         names: configuration -> {path of our parameter: where it lies}.
-        canonical: (configuration, name of a tensor) -> that name as `names` has it; None for one that is no parameter.
+        canonical: name of a tensor -> that name as `names` has it; None for one that is no parameter.
         sizes: {name: configuration} of what was published.
+        copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
+            checked before it is left out. A tied head is not among them: see `HEAD`.
     """
 
     title: str
@@ -43,8 +49,9 @@ class Family(NamedTuple):
     read: Callable[[dict], Any]
     write: Callable[[Any], dict]
     names: Callable[[Any], dict[str, Tensor]]
-    canonical: Callable[[Any, str], str | None]
+    canonical: Callable[[str], str | None]
     sizes: dict[str, Any]
+    copies: Mapping[str, str] = MappingProxyType({})
 
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}

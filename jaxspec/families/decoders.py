@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.families.common import THEIRS, FamilyError, Tensor, activation, need, only
+from jaxspec.families.common import EMBEDDING, HEAD, THEIRS, FamilyError, Tensor, activation, need, only
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.rotary import SCALINGS
 
@@ -126,9 +126,9 @@ def layer_types(config: DecoderConfig) -> list[str]:
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
     """Where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    found = {"embedding/embedding": "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
+    found = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
     if not config.tied_head:
-        found["head/weight"] = "lm_head.weight"
+        found["head/weight"] = HEAD
     before_ff = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
     norms = {"attention_norm": "input_layernorm", "ff_norm": before_ff}
     if config.post_norms:
@@ -154,11 +154,9 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
     return {path: Tensor(name) for path, name in found.items()}
 
 
-def canonical(config: DecoderConfig, name: str) -> str | None:
-    """Leaves out a head that repeats the embedding, and frequencies that old files hold.
+def canonical(name: str) -> str | None:
+    """Leaves out the frequencies that old files hold, which are computed.
 
-    >>> canonical(DecoderConfig(8, 8, 8, 1, 1, 1, 8, tied_head=True), "lm_head.weight")
+    >>> canonical("model.layers.0.self_attn.rotary_emb.inv_freq")
     """
-    if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight"):
-        return None
-    return name
+    return None if name.endswith("rotary_emb.inv_freq") else name

@@ -100,17 +100,17 @@ def _whole(number: float) -> float | int:
     return int(number) if float(number).is_integer() else number
 
 
-def canonical_gemma3(config: DecoderConfig, name: str) -> str | None:
+def canonical_gemma3(name: str) -> str | None:
     """Finds the text half among the tensors of a model that also sees, by either of its layouts.
 
-    >>> canonical_gemma3(SIZES_3["gemma-3-4b"], "language_model.model.norm.weight")
+    >>> canonical_gemma3("language_model.model.norm.weight")
     'model.norm.weight'
-    >>> canonical_gemma3(SIZES_3["gemma-3-4b"], "vision_tower.vision_model.post_layernorm.bias")
+    >>> canonical_gemma3("vision_tower.vision_model.post_layernorm.bias")
     """
     if "vision_tower." in name or "multi_modal_projector." in name:
         return None
     name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
-    return decoders.canonical(config, name)
+    return decoders.canonical(name)
 
 
 _2B = DecoderConfig(

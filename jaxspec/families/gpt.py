@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.families.common import Family, Tensor, activation, need, only
+from jaxspec.families.common import EMBEDDING, HEAD, Family, Tensor, activation, need, only
 from jaxspec.nets.gpt import SIZES as PAPER
 from jaxspec.nets.gpt import GPTConfig
-
-HEAD = "lm_head.weight"
 
 
 def read(table: dict) -> GPTConfig:
@@ -52,7 +50,7 @@ def write(config: GPTConfig) -> dict[str, Any]:
 def names(config: GPTConfig) -> dict[str, Tensor]:
     """Where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
     found = {
-        "embedding/embedding": Tensor("transformer.wte.weight"),
+        EMBEDDING: Tensor("transformer.wte.weight"),
         "position/embedding": Tensor("transformer.wpe.weight"),
         "norm/scale": Tensor("transformer.ln_f.weight"),
         "norm/bias": Tensor("transformer.ln_f.bias"),
@@ -78,15 +76,15 @@ def names(config: GPTConfig) -> dict[str, Tensor]:
     return found
 
 
-def canonical(config: GPTConfig, name: str) -> str | None:
+def canonical(name: str) -> str | None:
     """The first checkpoints have names without "transformer.", and causal masks among their tensors.
 
-    >>> canonical(PAPER["gpt-6m"], "h.0.ln_1.weight")
+    >>> canonical("h.0.ln_1.weight")
     'transformer.h.0.ln_1.weight'
-    >>> canonical(PAPER["gpt-6m"], "h.0.attn.bias")
+    >>> canonical("h.0.attn.bias")
     """
     if name == HEAD:
-        return None if config.tied_head else HEAD
+        return HEAD
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return f"transformer.{name.removeprefix('transformer.')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.families.common import Family, FamilyError, Tensor, need, only
+from jaxspec.families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, need, only
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
 
@@ -20,14 +20,17 @@ FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether
 def read(table: dict) -> T5Config:
     """The network of a config.json.
 
-    Older files say of a scaled head that it is tied; transformers 5 says whether it is scaled, and calls any tied.
+    Whether the head is tied and whether it is scaled are two facts. Older files have one key for both,
+    tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
+    always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`).
     """
     only(table, layer_norm_epsilon=1e-6)
     kind = table.get("feed_forward_proj", "relu")
     if kind not in FEED_FORWARD:
         raise FamilyError(f"feed_forward_proj is {kind!r}, expected one of {', '.join(FEED_FORWARD)}")
     activation, gated = FEED_FORWARD[kind]
-    scaled = table.get("scale_decoder_outputs", table.get("tie_word_embeddings", True))
+    tied = table.get("tie_word_embeddings", True) is not False
+    scaled = table.get("scale_decoder_outputs", tied) is not False
     start = table.get("decoder_start_token_id")
     layers = need(table, "num_layers")
     shape = (
@@ -40,19 +43,19 @@ def read(table: dict) -> T5Config:
         table.get("num_decoder_layers") or layers,
         activation,
         gated,
-        scaled is not False,
+        tied,
         table.get("relative_attention_num_buckets", 32),
         table.get("relative_attention_max_distance", 128),
         need({"pad_token_id": 0, **table}, "pad_token_id") if start is None else start,
     )
     try:
-        return T5Config(*shape)
+        return T5Config(*shape, scaled_head=scaled)
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
 
 def read_mt5(table: dict) -> T5Config:
-    """The network of an mT5: its head is a matrix of its own, whatever the file says."""
+    """The network of an mT5, whose head is not scaled, whatever the file says."""
     return read({"feed_forward_proj": "gated-gelu", **table, "scale_decoder_outputs": False})
 
 
@@ -72,6 +75,7 @@ def write(config: T5Config) -> dict[str, Any]:
         "num_decoder_layers": config.decoder_layers,
         "feed_forward_proj": kinds[config.activation, config.gated],
         "tie_word_embeddings": config.tied_head,
+        "scale_decoder_outputs": config.scaled_head,
         "relative_attention_num_buckets": config.buckets,
         "relative_attention_max_distance": config.max_distance,
         "layer_norm_epsilon": 1e-6,
@@ -81,9 +85,9 @@ def write(config: T5Config) -> dict[str, Any]:
 
 def names(config: T5Config) -> dict[str, Tensor]:
     """Where each parameter lies."""
-    found = {"embedding/embedding": "shared.weight"}
+    found = {EMBEDDING: SHARED}
     if not config.tied_head:
-        found["head/weight"] = "lm_head.weight"
+        found["head/weight"] = HEAD
     ff = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         found[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
@@ -101,17 +105,17 @@ def names(config: T5Config) -> dict[str, Tensor]:
     return {path: Tensor(name) for path, name in found.items()}
 
 
-_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+SHARED = "shared.weight"
+COPIES = {"encoder.embed_tokens.weight": SHARED, "decoder.embed_tokens.weight": SHARED}
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def canonical(config: T5Config, name: str) -> str | None:
-    """Leaves out copies of the embedding, and a bias that the first checkpoints have and no T5 uses.
+def canonical(name: str) -> str | None:
+    """Leaves out a bias that the first checkpoints have and no T5 uses.
 
-    >>> canonical(PAPER["t5-small"], "encoder.embed_tokens.weight")
+    >>> canonical("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
     """
-    unused = name in _COPIES or name == _UNUSED or (config.tied_head and name == "lm_head.weight")
-    return None if unused else name
+    return None if name == _UNUSED else name
 
 
 def _mt5(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:
@@ -138,5 +142,5 @@ MT5_SIZES = {
     "mt5-xxl": _mt5(4096, 10_240, 64, 24),
 }
 
-T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES)
-MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES)
+T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES)
+MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES)

@@ -3,13 +3,23 @@
 Two kinds of function will do, and the same two as a module's `__call__`:
 
     apply(params, tokens) -> logits
-        a causal forward pass over whole rows: tokens [batch, step], logits [batch, step, vocab]. No cache is kept;
+        a causal forward pass over whole rows: tokens [batch, step], logits [batch, step, vocab]. There is no cache;
         each pass recomputes the row. Exact, and enough to try an idea out.
 
     apply(params, cache, tokens, positions) -> (logits, cache)
         tokens and positions [batch, step]: writes entry `positions[b, t]` of row b, and attends to all entries up to
-        it, itself included. What lies behind is garbage, to be masked and overwritten, so rewinding is free. The
-        cache is any pytree that `empty_cache(batch, capacity)` makes.
+        it, itself included. What lies after is garbage, to be masked and overwritten, so rewinding is free. The
+        cache is any pytree that `empty_cache(batch, capacity)` makes, whose every leaf has the batch first.
+
+The latter can take token trees, too. It is then given with `select`, and called with two arguments more, by name:
+
+    apply(params, cache, tokens, positions, *, length, parent) -> (logits, cache)
+        The nodes of a tree are written one after the other, at entry `length[b] + t`, though siblings share a
+        position. `jaxspec.cache.mask(length, step, capacity, parent)` says which entries each token attends to, for
+        trees and for chains (parent None); windows count `jaxspec.cache.key_positions`.
+
+    select(cache, start, path) -> cache
+        Moves entry `start[b] + path[b, i]` of row b to `start[b] + i`; `path` increases, and never points backwards.
 """
 
 from __future__ import annotations
@@ -19,13 +29,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.base import Forward, LanguageModel, Params, Prompt, Select
 from jaxspec.nets import stack
 
 EmptyCache = Callable[[int, int], Any]
@@ -44,6 +55,7 @@ def from_function(
     vocab_size: int,
     *,
     empty_cache: EmptyCache | None = None,
+    select: Select | None = None,
     max_positions: int | None = None,
 ) -> LanguageModel:
     """A decoder-only language model from a pure function; see the top of this file for the two kinds.
@@ -52,10 +64,12 @@ def from_function(
         apply: the function.
         vocab_size: the width of its logits.
         empty_cache: makes an empty cache for (batch, capacity); None for a function without a cache.
+        select: moves entries of that cache; with it the model takes token trees. None: chains only.
         max_positions: longest row it can hold, None for no limit.
 
     Raises:
-        ValueError: at trace time, if the logits do not have the shape [batch, step, vocab].
+        ValueError: `select` without `empty_cache`. At trace time: the logits do not have the shape [batch, step,
+            vocab], a leaf of the cache does not have the batch first, or a tree is fed to a model without `select`.
 
     Example:
         >>> import jax, jaxspec
@@ -67,38 +81,52 @@ def from_function(
         >>> jaxspec.generate(model, prompt, drafter=model, gamma=3, max_new_tokens=9).stats.rounds.tolist()
         [2]
     """
-    run = _without_cache(apply) if empty_cache is None else _with_cache(apply)
+    if select is not None and empty_cache is None:
+        raise ValueError("got select without empty_cache: a function without a cache recomputes rows, and takes chains")
+    run = _without_cache(apply) if empty_cache is None else _with_cache(apply, trees=select is not None)
 
     def start(batch: int, capacity: int) -> AdapterCache:
         inner = jnp.zeros((batch, capacity), jnp.int32) if empty_cache is None else empty_cache(batch, capacity)
+        _check_batch_first(inner, batch)
         return AdapterCache(inner, jnp.zeros((batch,), jnp.int32))
 
-    def forward(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"]) -> tuple[Forward, AdapterCache]:
-        positions = kv.positions(cache.length, tokens.shape[1])
-        logits, inner = run(params, cache, tokens, positions)
+    def extend(
+        params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Forward, AdapterCache]:
+        if parent is not None and select is None:
+            raise ValueError(
+                "this model takes chains, not token trees: make it with from_function(..., empty_cache=..., "
+                "select=...), of a function that takes `length` and `parent` (see jaxspec.nets.adapters)"
+            )
+        logits, inner = run(params, cache, tokens, parent)
         if logits.shape != (*tokens.shape, vocab_size):
             raise ValueError(
                 f"the model gave logits of shape {logits.shape} for tokens of shape {tokens.shape}: expected "
                 f"[batch, step, vocab] = {(*tokens.shape, vocab_size)}"
             )
+        _check_batch_first(inner, tokens.shape[0])
         made = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
         return made, AdapterCache(inner, cache.length + tokens.shape[1])
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
-        made, cache = forward(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
-        return Forward(*(stack.last(x, prompt) for x in made)), cache._replace(length=prompt.length)
+        made, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
+        return made._replace(logits=stack.last(made.logits, prompt)), cache._replace(length=prompt.length)
 
-    def extend(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], tree: Tree | None = None):
-        if tree is not None:
-            raise ValueError("a model from jaxspec.nets.adapters takes chains, not token trees")
-        return forward(params, cache, tokens)
-
-    def rewind(cache: AdapterCache, length: Int[Array, " B"], path=None) -> AdapterCache:
-        if path is not None:
-            raise ValueError("a model from jaxspec.nets.adapters takes chains, not token trees")
+    def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:
         return cache._replace(length=length)
 
-    return LanguageModel(prefill, extend, rewind, vocab_size, max_positions=max_positions)
+    def select_inner(cache: AdapterCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> AdapterCache:
+        assert select is not None
+        return cache._replace(inner=select(cache.inner, start, path))
+
+    return LanguageModel(
+        prefill,
+        extend,
+        rewind,
+        vocab_size,
+        max_positions=max_positions,
+        select=None if select is None else select_inner,
+    )
 
 
 def from_linen(
@@ -106,18 +134,20 @@ def from_linen(
     vocab_size: int,
     *,
     empty_cache: EmptyCache | None = None,
+    select: Select | None = None,
     max_positions: int | None = None,
 ) -> LanguageModel:
     """A language model from a Linen module; `params` is its "params" collection.
 
     Its `__call__` takes what `apply` at the top of this file takes, without `params`.
     """
-    return from_function(_apply_of(module), vocab_size, empty_cache=empty_cache, max_positions=max_positions)
+    options = dict(empty_cache=empty_cache, select=select, max_positions=max_positions)
+    return from_function(_apply_of(module), vocab_size, **options)
 
 
 @functools.cache
 def _apply_of(module: nn.Module) -> Callable[..., Any]:
-    return lambda params, *arguments: module.apply({"params": params}, *arguments)
+    return lambda params, *arguments, **named: module.apply({"params": params}, *arguments, **named)
 
 
 def from_nnx(
@@ -125,6 +155,7 @@ def from_nnx(
     vocab_size: int,
     *,
     empty_cache: EmptyCache | None = None,
+    select: Select | None = None,
     max_positions: int | None = None,
 ) -> tuple[LanguageModel, Params]:
     """A language model from an NNX module, and its parameters.
@@ -134,24 +165,37 @@ def from_nnx(
     """
     graph, params = nnx.split(module)
 
-    def apply(params: Params, *arguments: Any) -> Any:
-        return nnx.merge(graph, params)(*arguments)
+    def apply(params: Params, *arguments: Any, **named: Any) -> Any:
+        return nnx.merge(graph, params)(*arguments, **named)
 
-    lm = from_function(apply, vocab_size, empty_cache=empty_cache, max_positions=max_positions)
+    lm = from_function(apply, vocab_size, empty_cache=empty_cache, select=select, max_positions=max_positions)
     return lm, params
 
 
 def _without_cache(apply: Callable[..., Any]):
-    def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]):
+    def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], _: Any):
         rows = buffers.append(cache.inner, cache.length, tokens)
         logits: Float[Array, "B S V"] = apply(params, rows)
+        positions = kv.positions(cache.length, tokens.shape[1])
         return jnp.take_along_axis(logits, positions[..., None], axis=1), rows
 
     return run
 
 
-def _with_cache(apply: Callable[..., Any]):
-    def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]):
-        return apply(params, cache.inner, tokens, positions)
+def _with_cache(apply: Callable[..., Any], trees: bool):
+    def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None):
+        named = {"length": cache.length, "parent": parent} if trees else {}
+        return apply(params, cache.inner, tokens, kv.positions(cache.length, tokens.shape[1], parent), **named)
 
     return run
+
+
+def _check_batch_first(inner: Any, batch: int) -> None:
+    for path, x in jax.tree_util.tree_leaves_with_path(inner):
+        if jnp.ndim(x) == 0 or jnp.shape(x)[0] != batch:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"the cache{name} has the shape {list(jnp.shape(x))}: expected [batch, ...] = [{batch}, ...]. Rows are "
+                "taken out of a cache and put into it by jax.tree.map(lambda x: x[rows], cache): give each leaf the "
+                "batch as its first axis, and make what all rows share a parameter"
+            )

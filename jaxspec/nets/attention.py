@@ -21,14 +21,14 @@ MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages
 
 
 class Attention(nn.Module):
-    """Projections and the softmax between them; what is attended to, and from where, is the caller's business.
+    """The projections and the softmax between them; masks, biases and the cache are the caller's.
 
     Attributes:
         heads, kv_heads: query heads, and key-value heads that groups of them share.
         head_dim, dim: per-head and model dimension.
         scale: multiplies the scores (T5 folds it into its initialisation and uses 1).
         qkv_bias, out_bias: whether the projections have biases.
-        soft_cap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
+        softcap: scores s become cap * tanh(s / cap), and so stay between -cap and cap.
         head_norm: makes the normalisation of each query head and each key head, before they are rotated.
     """
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     scale: float = 1.0
     qkv_bias: bool = False
     out_bias: bool = False
-    soft_cap: float | None = None
+    softcap: float | None = None
     head_norm: Callable[[], nn.Module] | None = None
     init_scale: float = 1.0
     dtype: jnp.dtype = jnp.float32
@@ -58,13 +58,13 @@ class Attention(nn.Module):
             self.query_norm, self.key_norm = self.head_norm(), self.head_norm()
 
     def keys_values(
-        self, x: Float[Array, "B T M"], turn: Rotation | None = None
+        self, x: Float[Array, "B T M"], rotary: Rotation | None = None
     ) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
-        """Keys and values of `x`, in the cache's layout; keys are rotated by `turn`."""
+        """Keys and values of `x`, in the cache's layout; keys are rotated by `rotary`."""
         keys, values = self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
         if self.head_norm is not None:
             keys = self.key_norm(keys)
-        return (keys if turn is None else rotate(keys, turn)), values
+        return (keys if rotary is None else rotate(keys, rotary)), values
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         values: Float[Array, "B K S D"],
         mask: Bool[Array, "#B 1 T S"],
         bias: Float[Array, "#B #H T S"] | None = None,
-        turn: Rotation | None = None,
+        rotary: Rotation | None = None,
     ) -> Float[Array, "B T M"]:
         """Attends from `x` to the keys and values that `mask` allows; `bias` is added to the scores.
 
@@ -84,13 +84,13 @@ class Attention(nn.Module):
         query = self._split(self.query(x), self.heads)
         if self.head_norm is not None:
             query = self.query_norm(query)
-        if turn is not None:
-            query = rotate(query, turn)
+        if rotary is not None:
+            query = rotate(query, rotary)
         query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
         scores = jnp.einsum("bktd,bksd->bkts", query, keys, preferred_element_type=jnp.float32)
         scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale
-        if self.soft_cap is not None:
-            scores = soft_cap(scores, self.soft_cap)
+        if self.softcap is not None:
+            scores = softcap(scores, self.softcap)
         if bias is not None:
             scores = scores + bias
         scores = jnp.where(mask, scores, MASKED)
@@ -104,10 +104,10 @@ class Attention(nn.Module):
         return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(0, 2, 1, 3)
 
 
-def soft_cap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
     """Values squeezed into (-cap, cap), nearly unchanged where small (Gemma 2, arXiv 2408.00118).
 
-    >>> [f"{x:.2f}" for x in soft_cap(jnp.array([1.0, 10.0, 100.0]), 30.0)]
+    >>> [f"{x:.2f}" for x in softcap(jnp.array([1.0, 10.0, 100.0]), 30.0)]
     ['1.00', '9.65', '29.92']
     """
     return cap * jnp.tanh(x / cap)
@@ -141,18 +141,18 @@ class RMSNorm(nn.Module):
     """Root-mean-square normalisation in float32, without mean or bias (T5's layer norm).
 
     Attributes:
-        from_one: whether the scale is stored as what it has more than 1 (Gemma).
+        unit_offset: whether what is stored is the scale minus 1 (Gemma).
     """
 
     epsilon: float = 1e-6
-    from_one: bool = False
+    unit_offset: bool = False
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
-        start = nn.initializers.zeros if self.from_one else nn.initializers.ones
+        start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
         scale = self.param("scale", start, (x.shape[-1],), jnp.float32)
-        scale = jnp.expand_dims(1.0 + scale if self.from_one else scale, range(x.ndim - 1))
+        scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
         return (wide * scale).astype(self.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -19,12 +20,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Tree
+from jaxspec.base import LanguageModel, Params
 from jaxspec.nets import rotary, stack
-from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, soft_cap
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, softcap
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.relative import RelativeBias, biases, distances, key_positions, within
+from jaxspec.nets.relative import RelativeBias, biases, distances, within
 from jaxspec.nets.rotary import RopeScaling, Rotation
 
 
@@ -41,7 +42,7 @@ class DecoderConfig:
         qkv_bias, out_bias, ff_bias: whether these projections have biases.
         head_norms: whether each query head and key head is normalised (Qwen 3, Gemma 3).
         post_norms: whether what a block adds is normalised, too (Gemma 2 and 3).
-        norms_from_one: whether norms store what their scale has more than 1 (Gemma).
+        norms_from_one: whether norms store their scale minus 1 (Gemma).
         scale_embedding: whether embeddings are multiplied by the root of dim (Gemma).
         query_scalar: scores are divided by its root; None for head_dim.
         attention_cap, logits_cap: soft caps of scores and logits; None for none.
@@ -111,11 +112,11 @@ class DecoderConfig:
 POSITIONS = ("rotary", "relative")
 
 
-class Sight(NamedTuple):
-    """What the layers of one kind, local or global, need to know of the positions of a pass."""
+class AttentionInputs(NamedTuple):
+    """What depends on positions, and is the same for all layers of one kind, local or global."""
 
     mask: Bool[Array, "B 1 T S"]
-    turn: Rotation | None
+    rotary: Rotation | None
     bias: Float[Array, "#B H T S"] | None
 
 
@@ -142,20 +143,21 @@ class DecoderLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, sight: Sight):
-        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, inputs: AttentionInputs):
+        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
         y = self.attention_norm(x)
-        keys, values = store(*self.attention.keys_values(y, sight.turn))
-        added = self.attention(y, keys, values, sight.mask, sight.bias, sight.turn)
+        keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
+        added = self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
         x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
         added = self.ff(self.ff_norm(x))
         return x + (self.ff_post_norm(added) if self.config.post_norms else added), keys, values
 
 
 class Decoder(nn.Module):
-    """The network. `__call__` is teacher forcing; `trunk` and `forward` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `backbone` and `logits` are the two halves of decoding."""
 
     config: DecoderConfig
+    taps: tuple[int, ...] = ()
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
@@ -170,60 +172,65 @@ class Decoder(nn.Module):
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each position of whole rows."""
         start = jnp.zeros((tokens.shape[0],), jnp.int32)
-        sights = self._sights(start, tokens.shape[1], tokens.shape[1], None)
-        x = stack.without_cache(self._layers(sights), self._embed(tokens))
-        return self.forward(x, training=True).logits
+        inputs = self._attention_inputs(start, tokens.shape[1], tokens.shape[1], None)
+        x = stack.without_cache(self._layers(inputs), self._embed(tokens))
+        return self.logits(self.features(x), training=True)
 
-    def trunk(
-        self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
-        """Feeds `tokens` at each row's own length, as far as the head."""
-        sights = self._sights(cache.length, tokens.shape[1], cache.keys[0].shape[2], tree)
-        return stack.with_cache(self._layers(sights), self._embed(tokens), cache)
+    def backbone(
+        self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
+        """Feeds `tokens` at each row's own length, as far as the final norm."""
+        inputs = self._attention_inputs(cache.length, tokens.shape[1], cache.keys[0].shape[2], parent)
+        return stack.with_cache(self._layers(inputs), self._embed(tokens), cache, self.taps)
 
-    def _layers(self, sights: dict[bool, Sight]) -> list[stack.Layer]:
+    def _layers(self, inputs: dict[bool, AttentionInputs]) -> list[stack.Layer]:
         local = [self.config.is_local(i) for i in range(self.config.layers)]
-        return [functools.partial(layer, sight=sights[x]) for layer, x in zip(self.layers, local, strict=True)]
+        return [functools.partial(layer, inputs=inputs[x]) for layer, x in zip(self.layers, local, strict=True)]
 
-    def _sights(self, length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None) -> dict[bool, Sight]:
-        """What global layers see (under False), and local ones (under True) if there are any."""
-        c, position = self.config, kv.positions(length, step, tree)
-        mask, bias = kv.mask(length, step, capacity, tree), None
+    def _attention_inputs(
+        self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None
+    ) -> dict[bool, AttentionInputs]:
+        """Those of global layers (under False), and of local ones (under True) if there are any."""
+        c, position = self.config, kv.positions(length, step, parent)
+        mask, bias = kv.mask(length, step, capacity, parent), None
         if c.positions == "relative":
-            bias = biases(self.bias(distances(capacity)), length, step, capacity, tree)
+            bias = biases(self.bias(distances(capacity)), length, step, capacity, parent)
 
-        def turn(base: float, scaling: RopeScaling | None) -> Rotation | None:
+        def rotary_of(base: float, scaling: RopeScaling | None) -> Rotation | None:
             if c.positions != "rotary":
                 return None
             return rotary.rotation(position, rotary.frequencies(c.head_dim, base, scaling))
 
         scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original)
-        sights = {False: Sight(mask[:, None], turn(c.rope_base, scaling), bias)}
+        inputs = {False: AttentionInputs(mask[:, None], rotary_of(c.rope_base, scaling), bias)}
         if c.window is not None and any(c.local):
-            near = jnp.logical_and(mask, within(c.window, position, key_positions(length, step, capacity, tree)))
+            near = jnp.logical_and(mask, within(c.window, position, kv.key_positions(length, step, capacity, parent)))
             # A base of their own is not scaled: within the window no distance is longer than in training.
-            own = sights[False].turn if c.local_rope_base is None else turn(c.local_rope_base, None)
-            sights[True] = Sight(near[:, None], own, bias)
-        return sights
+            own = inputs[False].rotary if c.local_rope_base is None else rotary_of(c.local_rope_base, None)
+            inputs[True] = AttentionInputs(near[:, None], own, bias)
+        return inputs
 
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         x = self.embedding(tokens)
         return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
 
-    def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
-        """What the model says where its layers left `x`."""
-        x = self.norm(x)
-        return Forward(self.logits(x, training), x)
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """The final norm."""
+        return self.norm(x)
 
-    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+    def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
         """The head."""
-        logits = self.embedding.logits(x, training) if self.config.tied_head else self.head(x)
+        logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         logits = logits.astype(jnp.float32)
-        return logits if self.config.logits_cap is None else soft_cap(logits, self.config.logits_cap)
+        return logits if self.config.logits_cap is None else softcap(logits, self.config.logits_cap)
 
 
-def language_model(config: DecoderConfig) -> LanguageModel:
+def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageModel:
     """A decoder as pure functions of (params, ...), for `jaxspec.decode`.
+
+    Args:
+        config: its shape.
+        taps: layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
 
     >>> import jax, jaxspec
     >>> config = DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
@@ -233,17 +240,17 @@ def language_model(config: DecoderConfig) -> LanguageModel:
     >>> forward.logits.shape, cache.keys[0].shape
     ((2, 1, 32), (2, 2, 8, 4))
     """
-    return _language_model(config)
+    return _language_model(config, stack.check_taps(taps, config.layers))
 
 
 @functools.cache
-def _language_model(config: DecoderConfig) -> LanguageModel:
+def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(Decoder(c), empty, c.vocab_size, c.max_positions)
+    return stack.decoder_only(Decoder(c, taps), empty, c.vocab_size, c.max_positions, c.dim)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

@@ -19,7 +19,7 @@ FEW = 64  # rows up to which a product on CPU is written with the weights first
 
 
 class Dense(nn.Module):
-    """`x @ weight.T + bias`; in float32 or whatever `dtype` says, parameters kept as they are.
+    """`x @ weight.T + bias`; computed in `dtype`; parameters stay in the dtype they have.
 
     A weight may be given as int8 (`jaxspec.weights.int8`), though never initialised so.
 
@@ -50,7 +50,7 @@ def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"
     A pass over a few tokens should cost little more than a pass over one, whose cost is reading the weights once. On
     CPU that takes care: XLA's product of a few rows with a large matrix copies the matrix into its own layout, which
     was measured at two to three passes over one; with the matrix as the left factor it is not copied, which was
-    measured at 1.1 to 1.5. (The barrier keeps the compiler from turning the product round again.)
+    measured at 1.1 to 1.5. (The barrier keeps the compiler from swapping the factors back.)
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [[[1.0, 2.0, 3.0]]]

@@ -1,6 +1,6 @@
 """The paper's GPT-like decoder (arXiv 2211.17192, section 4): pre-norm, GELU, learned positions.
 
-The paper's has a head of its own, by the sizes that it gives; GPT-2's is the embedding.
+By the sizes that it gives, the paper's has a head of its own; GPT-2's is tied to the embedding.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Tree
+from jaxspec.base import LanguageModel, Params
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, LayerNorm
 from jaxspec.nets.dense import Dense
@@ -67,18 +68,19 @@ class GPTLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, "gelu", use_bias=True, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, mask: Bool[Array, "#B 1 T S"]):
-        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, mask: Bool[Array, "#B 1 T S"]):
+        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
         y = self.attention_norm(x)
-        keys, values = store(*self.attention.keys_values(y))
+        keys, values = update_cache(*self.attention.keys_values(y))
         x = x + self.attention(y, keys, values, mask)
         return x + self.ff(self.ff_norm(x)), keys, values
 
 
 class GPT(nn.Module):
-    """The network. `__call__` is teacher forcing; `trunk` and `forward` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `backbone` and `logits` are the two halves of decoding."""
 
     config: GPTConfig
+    taps: tuple[int, ...] = ()
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
@@ -95,34 +97,37 @@ class GPT(nn.Module):
         position = jnp.arange(tokens.shape[1])
         visible = (position[None, :] <= position[:, None])[None, None]
         x = self.embedding(tokens) + self.position(position)[None]
-        return self.forward(stack.without_cache(self._layers(visible), x), training=True).logits
+        return self.logits(self.features(stack.without_cache(self._layers(visible), x)), training=True)
 
-    def trunk(
-        self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
+    def backbone(
+        self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
         """Feeds `tokens` at each row's own length, as far as the head."""
         length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, tree)[:, None]
-        position = jnp.clip(kv.positions(length, step, tree), 0, self.config.max_positions - 1)
+        mask = kv.mask(length, step, capacity, parent)[:, None]
+        position = jnp.clip(kv.positions(length, step, parent), 0, self.config.max_positions - 1)
         x = self.embedding(tokens) + self.position(position)
-        return stack.with_cache(self._layers(mask), x, cache)
+        return stack.with_cache(self._layers(mask), x, cache, self.taps)
 
     def _layers(self, mask: Bool[Array, "#B 1 T S"]) -> list[stack.Layer]:
         return [functools.partial(layer, mask=mask) for layer in self.layers]
 
-    def forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
-        """What the model says where its layers left `x`."""
-        x = self.norm(x)
-        return Forward(self.logits(x, training), x)
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """The final norm."""
+        return self.norm(x)
 
-    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+    def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
         """The head."""
-        logits = self.embedding.logits(x, training) if self.config.tied_head else self.head(x)
+        logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         return logits.astype(jnp.float32)
 
 
-def language_model(config: GPTConfig) -> LanguageModel:
+def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel:
     """A GPT as pure functions of (params, ...), for `jaxspec.decode`.
+
+    Args:
+        config: its shape.
+        taps: layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
 
     >>> import jax, jaxspec
     >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
@@ -132,17 +137,17 @@ def language_model(config: GPTConfig) -> LanguageModel:
     >>> forward.logits.shape, cache.length.tolist()
     ((2, 1, 32), [5, 3])
     """
-    return _language_model(config)
+    return _language_model(config, stack.check_taps(taps, config.layers))
 
 
 @functools.cache
-def _language_model(config: GPTConfig) -> LanguageModel:
+def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(GPT(c), empty, c.vocab_size, c.max_positions)
+    return stack.decoder_only(GPT(c, taps), empty, c.vocab_size, c.max_positions, c.dim)
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:

@@ -1,6 +1,6 @@
 """Relative positions: T5's learned biases by distance, and which cache entries lie within a window.
 
-Shapes: B batch, T step, S cache capacity, H heads.
+Shapes: B batch, T step, S cache capacity, N nodes of a tree, H heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import cache as kv
-from jaxspec.base import Tree
 
 
 def relative_bucket(
@@ -94,40 +93,26 @@ def biases(
     length: Int[Array, " B"],
     step: int,
     capacity: int,
-    tree: Tree | None,
+    parent: Int[Array, "B N"] | None,
 ) -> Float[Array, "B H T S"]:
     """The bias between each fed token and each cache entry; `by_distance` is laid out as `distances` says."""
-    query = kv.positions(length, step, tree)
+    query = kv.positions(length, step, parent)
     start = jnp.asarray(capacity - 1, query.dtype) - query
-    if tree is None:  # entry s is position s, so a query's biases are one contiguous slice
+    if parent is None:  # entry s is position s, so a query's biases are one contiguous slice
 
         def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
             return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
 
         return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
-    key = key_positions(length, step, capacity, tree)
+    key = kv.key_positions(length, step, capacity, parent)
     index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
     return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
-
-
-def key_positions(length: Int[Array, " B"], step: int, capacity: int, tree: Tree | None = None) -> Int[Array, "B S"]:
-    """The position in its row of each cache entry: its index, but for the nodes of a tree, fed from `length` on.
-
-    >>> tree = Tree(jnp.array([0, 1, 1]), jnp.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
-    >>> key_positions(jnp.array([2]), 3, 6, tree).tolist()  # slots 3 and 4 are siblings
-    [[0, 1, 2, 3, 3, 3]]
-    """
-    slot = jnp.broadcast_to(jnp.arange(capacity, dtype=length.dtype)[None, :], (length.shape[0], capacity))
-    if tree is None:
-        return slot
-    node = jnp.clip(slot - length[:, None], 0, step - 1)
-    return jnp.where(slot < length[:, None], slot, length[:, None] + tree.depth.astype(length.dtype)[node])
 
 
 def within(window: int, query: Int[Array, "B T"], key: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
     """Which keys are among the last `window` positions of each query, its own included.
 
-    The cache holds every position all the same: one that kept only the window could not be rewound.
+    The cache holds every position all the same: one that held the window only could not be rewound.
 
     >>> within(2, jnp.array([[2]]), jnp.array([[0, 1, 2, 3]])).astype(int).tolist()  # the future is masked elsewhere
     [[[0, 1, 1, 1]]]

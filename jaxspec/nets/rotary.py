@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., arXiv 2104.09864): queries and keys are turned by angles that grow with position.
+"""Rotary positions (Su et al., arXiv 2104.09864): queries and keys are rotated by angles that grow with position.
 
 Shapes: B batch, T step, H heads, D head dimension, F = D / 2 frequencies.
 """
@@ -69,14 +69,14 @@ def rotation(position: Int[Array, "B T"], frequency: np.ndarray) -> Rotation:
     return Rotation(jnp.cos(angle), jnp.sin(angle))
 
 
-def rotate(x: Float[Array, "B H T D"], turn: Rotation) -> Float[Array, "B H T D"]:
-    """Turns dimension i against dimension i + D / 2 by the angle of frequency i.
+def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T D"]:
+    """Rotates dimensions i and i + D / 2, as a pair, by the angle of frequency i.
 
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
     >>> rotate(x, rotation(jnp.array([[1]]), np.array([np.pi / 2]))).round(3).tolist()
     [[[[-0.0, 1.0]]]]
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = turn.cos[:, None], turn.sin[:, None]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

@@ -5,7 +5,7 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import flax.linen as nn
@@ -13,43 +13,71 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, Head, LanguageModel, Params, Prompt, Tree
+from jaxspec.base import Forward, Head, LanguageModel, Params, Prompt
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
-Store = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
-Layer = Callable[[Float[Array, "B T M"], Store], tuple[Float[Array, "B T M"], *KeysValues]]
+UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
+Layer = Callable[[Float[Array, "B T M"], UpdateCache], tuple[Float[Array, "B T M"], *KeysValues]]
+Taps = Float[Array, "B T taps"] | None
 
 
 def with_cache(
-    layers: Iterable[Layer], x: Float[Array, "B T M"], cache: kv.KVCache
-) -> tuple[Float[Array, "B T M"], kv.KVCache]:
+    layers: Iterable[Layer], x: Float[Array, "B T M"], cache: kv.KVCache, taps: Sequence[int] = ()
+) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
     """Runs layers over T tokens at each row's own length; the cache grows by them.
 
     Args:
-        layers: functions (x, store) -> (x, keys, values), one for each layer of the cache: `store` takes the keys and
-            values of this step and returns all that may be attended to, which the layer hands on.
+        layers: functions (x, update_cache) -> (x, keys, values), one for each layer of the cache: `update_cache` takes
+            the keys and values of this step and returns all that may be attended to, which the layer returns.
         x: the embedded tokens.
         cache: what was fed before.
+        taps: numbers of layers whose output is wanted, too; see `check_taps`.
+
+    Returns:
+        The residual stream after the last layer; that after each tapped layer, on the last axis one after the other
+        in the order of `taps`, None if there are none; and the cache.
 
     Example:
-        >>> import jax
-        >>> def running_sum(x, store):  # a "layer" whose keys are its inputs
-        ...     keys, values = store(x[:, None], x[:, None])
+        >>> def running_sum(x, update_cache):  # a "layer" whose keys are its inputs
+        ...     keys, values = update_cache(x[:, None], x[:, None])
         ...     return jnp.cumsum(keys[:, 0], axis=1)[:, -x.shape[1]:], keys, values
-        >>> x, cache = with_cache([running_sum], jnp.ones((1, 3, 1)), kv.empty(1, 1, 1, capacity=3, head_dim=1))
-        >>> x[0, :, 0].tolist(), cache.length.tolist()
-        ([1.0, 2.0, 3.0], [3])
+        >>> empty = kv.empty(batch=1, layers=2, kv_heads=1, capacity=3, head_dim=1)
+        >>> x, taps, cache = with_cache([running_sum, running_sum], jnp.ones((1, 3, 1)), empty, taps=(0,))
+        >>> x[0, :, 0].tolist(), taps[0, :, 0].tolist(), cache.length.tolist()
+        ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
-    length, keys, values = cache.length, [], []
+    length, keys, values, after = cache.length, [], [], []
     for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
 
-        def store(k, v, old_keys=old_keys, old_values=old_values):
+        def update_cache(k, v, old_keys=old_keys, old_values=old_values):
             return kv.write(old_keys, k, length), kv.write(old_values, v, length)
 
-        x, k, v = layer(x, store)
+        x, k, v = layer(x, update_cache)
         keys.append(k)
         values.append(v)
-    return x, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(x.shape[1], length.dtype))
+        after.append(x)
+    tapped = jnp.concatenate([after[layer] for layer in taps], axis=-1) if taps else None
+    return x, tapped, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(x.shape[1], length.dtype))
+
+
+def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The layers to tap: 0 is the residual stream after the first layer, layers - 1 that after the last.
+
+    "After layer l" is transformers' `hidden_states[l + 1]`; but for the last layer, whose output transformers gives
+    after the final norm, which is `Forward.features` here.
+
+    Raises:
+        ValueError: there is no such layer, or one is named twice.
+
+    >>> check_taps([2, 0], layers=4)
+    (2, 0)
+    """
+    taps = tuple(taps)
+    if odd := [layer for layer in taps if not 0 <= layer < layers]:
+        raise ValueError(f"taps has layer {odd[0]}: expected numbers from 0 to {layers - 1} (l is after layer l)")
+    if len(set(taps)) < len(taps):
+        raise ValueError(f"taps is {taps}: expected each layer once")
+    return taps
 
 
 def without_cache(layers: Iterable[Layer], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
@@ -60,7 +88,7 @@ def without_cache(layers: Iterable[Layer], x: Float[Array, "B T M"]) -> Float[Ar
 
 
 def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:
-    """What stands at each row's last token: all that the head need read of a prompt."""
+    """What is at each row's last token: all that the head need read of a prompt."""
     return jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
 
 
@@ -76,40 +104,62 @@ def head_of(module: nn.Module) -> Head:
 class Decoder(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
-    def trunk(
-        self, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
-    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
-        """Embeds and runs the layers at each row's own length; the cache grows by the tokens."""
+    def backbone(
+        self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
+        """Embeds and runs the layers at each row's own length; the cache grows by the tokens. See `with_cache`."""
         ...
 
-    def forward(self, x: Float[Array, "B T M"]) -> Forward:
-        """Norm and head."""
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """The final norm."""
         ...
 
-    def logits(self, x: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+    def logits(self, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         """The head."""
         ...
 
 
 def decoder_only(
-    module: nn.Module, empty: Callable[[int, int], kv.KVCache], vocab_size: int, max_positions: int | None
+    module: nn.Module,
+    empty: Callable[[int, int], kv.KVCache],
+    vocab_size: int,
+    max_positions: int | None,
+    feature_size: int,
 ) -> LanguageModel:
-    """The pure functions of a network that is a `Decoder`; `empty` makes a cache for (batch, capacity)."""
+    """The pure functions of a network that is a `Decoder`.
+
+    Args:
+        module: the network.
+        empty: makes a cache for (batch, capacity).
+        vocab_size, max_positions, feature_size: see `LanguageModel`.
+    """
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
         def read(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            x, cache = net.trunk(empty(prompt.tokens.shape[0], capacity), prompt.tokens)
-            return net.forward(last(x, prompt)), cache._replace(length=prompt.length)
+            x, taps, cache = net.backbone(empty(prompt.tokens.shape[0], capacity), prompt.tokens)
+            # The last token's are normalised apart, so that a program that reads no features computes no others.
+            logits = net.logits(net.features(last(x, prompt)))
+            return Forward(logits, net.features(x), taps), cache._replace(length=prompt.length)
 
         return nn.apply(read, module)({"params": params})
 
     def extend(
-        params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+        params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, kv.KVCache]:
         def feed(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            x, grown = net.trunk(cache, tokens, tree)
-            return net.forward(x), grown
+            x, taps, grown = net.backbone(cache, tokens, parent)
+            features = net.features(x)
+            return Forward(net.logits(features), features, taps), grown
 
         return nn.apply(feed, module)({"params": params})
 
-    return LanguageModel(prefill, extend, kv.rewind, vocab_size, max_positions=max_positions, head=head_of(module))
+    return LanguageModel(
+        prefill,
+        extend,
+        kv.rewind,
+        vocab_size,
+        max_positions=max_positions,
+        head=head_of(module),
+        select=kv.select,
+        feature_size=feature_size,
+    )

@@ -1,8 +1,8 @@
 """T5 (Raffel et al., arXiv 1910.10683) and T5 v1.1: encoder-decoders with relative position biases.
 
-v1.1 has a gated GELU feed-forward and its own output head; 1.0 has a ReLU one and reuses the embedding, scaled by
-dim ** -0.5, as its head. Cross-attention keys and values are computed once, in prefill. Attention is not scaled (the
-initialisation is), there are no biases, and normalisation is RMS.
+v1.1 has a gated GELU feed-forward and its own output head; 1.0 has a ReLU one and reuses the embedding as its head,
+which reads the decoder's output times dim ** -0.5. Cross-attention keys and values are computed once, in prefill.
+Attention is not scaled (the initialisation is), there are no biases, and normalisation is RMS.
 
 Shapes: B batch, P prompt (encoder), T step (decoder), S cache capacity, H heads, D head dimension, M model dimension.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Tree
+from jaxspec.base import Forward, LanguageModel, Params, Prompt
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense
@@ -37,7 +37,9 @@ class T5Config:
         dim, ff_dim, heads, head_dim: model, feed-forward, and attention sizes.
         encoder_layers, decoder_layers: depth of either side.
         activation, gated: "gelu" and True for v1.1, "relu" and False for 1.0.
-        tied_head: whether the head is the embedding, scaled by dim ** -0.5 (1.0), or a matrix of its own (v1.1).
+        tied_head: whether the head is the embedding (1.0) or a matrix of its own (v1.1).
+        scaled_head: whether the head reads the decoder's output times dim ** -0.5; None for what `tied_head` is, as in
+            1.0 and v1.1. After construction True or False.
         buckets, max_distance: of the relative position biases.
         start_token: what the decoder's row begins with (T5 uses its padding id).
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
@@ -59,8 +61,11 @@ class T5Config:
     start_token: int = 0
     max_positions: int | None = None
     dtype: str = "float32"
+    scaled_head: bool | None = None
 
     def __post_init__(self):
+        if self.scaled_head is None:
+            object.__setattr__(self, "scaled_head", self.tied_head)
         if not 4 <= self.buckets < 2 * self.max_distance:
             raise ValueError(
                 f"{self.buckets} buckets for distances up to {self.max_distance}: "
@@ -127,10 +132,10 @@ class DecoderLayer(nn.Module):
     def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
         return self.cross.keys_values(encoded)
 
-    def __call__(self, x: Float[Array, "B T M"], store: stack.Store, mask, bias, cross: Cross, cross_mask):
-        """`store` takes this step's keys and values and returns all that may be attended to (the cache)."""
+    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, mask, bias, cross: Cross, cross_mask):
+        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
         y = self.attention_norm(x)
-        keys, values = store(*self.attention.keys_values(y))
+        keys, values = update_cache(*self.attention.keys_values(y))
         x = x + self.attention(y, keys, values, mask, bias)
         x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
         return x + self.ff(self.ff_norm(x)), keys, values
@@ -143,19 +148,18 @@ class T5Cache(NamedTuple):
         decoder: self-attention keys and values.
         cross: keys and values of the encoded prompt, for each decoder layer.
         cross_mask: which encoder positions are real.
-        bias: relative biases by distance, laid out so that the biases of one query are a contiguous slice.
     """
 
     decoder: kv.KVCache
     cross: tuple[Cross, ...]
     cross_mask: Bool[Array, "B 1 1 P"]
-    bias: Float[Array, "H distances"]
 
 
 class T5(nn.Module):
     """The network. `__call__` is teacher forcing; `prefill` and `extend` are the two halves of decoding."""
 
     config: T5Config
+    taps: tuple[int, ...] = ()
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
@@ -177,7 +181,7 @@ class T5(nn.Module):
         visible = (distance <= 0)[None, None]
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
         x = stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens))
-        return self._forward(x, training=True).logits
+        return self.logits(self.features(x), training=True)
 
     def encode(self, prompt: Prompt) -> tuple[Float[Array, "B P M"], Bool[Array, "B 1 1 P"]]:
         """The encoder's output, and which of its positions are real."""
@@ -195,38 +199,42 @@ class T5(nn.Module):
         encoded, mask = self.encode(prompt)
         cross = tuple(layer.cross_keys_values(encoded) for layer in self.decoder)
         empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-        bias = self.decoder_bias(distances(capacity))
-        made = T5Cache(empty, cross, mask, bias)
-        return self.extend(made, jnp.full((batch, 1), c.start_token, jnp.int32))
+        return self.extend(T5Cache(empty, cross, mask), jnp.full((batch, 1), c.start_token, jnp.int32))
 
-    def extend(self, cache: T5Cache, tokens: Int[Array, "B T"], tree: Tree | None = None) -> tuple[Forward, T5Cache]:
+    def extend(
+        self, cache: T5Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Forward, T5Cache]:
         """Feeds `tokens` at each row's own length."""
         length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, tree)[:, None]
-        bias = biases(cache.bias, length, step, capacity, tree)
+        mask = kv.mask(length, step, capacity, parent)[:, None]
+        bias = biases(self.decoder_bias(distances(capacity)), length, step, capacity, parent)
         layers = self._decoder_layers(mask, bias, cache.cross, cache.cross_mask)
-        x, grown = stack.with_cache(layers, self.embedding(tokens), cache.decoder)
-        return self._forward(x), cache._replace(decoder=grown)
+        x, taps, grown = stack.with_cache(layers, self.embedding(tokens), cache.decoder, self.taps)
+        features = self.features(x)
+        return Forward(self.logits(features), features, taps), cache._replace(decoder=grown)
 
     def _decoder_layers(self, mask, bias, cross: Iterable[Cross], cross_mask) -> list[stack.Layer]:
-        told = {"mask": mask, "bias": bias, "cross_mask": cross_mask}
-        return [functools.partial(layer, cross=x, **told) for layer, x in zip(self.decoder, cross, strict=True)]
+        shared = {"mask": mask, "bias": bias, "cross_mask": cross_mask}
+        return [functools.partial(layer, cross=x, **shared) for layer, x in zip(self.decoder, cross, strict=True)]
 
-    def _forward(self, x: Float[Array, "B T M"], training: bool = False) -> Forward:
-        x = self.decoder_norm(x)
-        return Forward(self.logits(x, training), x)
+    def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """The decoder's final norm."""
+        return self.decoder_norm(x)
 
-    def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
+    def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
         """The head."""
-        if self.config.tied_head:
-            logits = self.embedding.logits(x * jnp.asarray(self.config.dim**-0.5, x.dtype), training)
-        else:
-            logits = self.head(x)
+        c = self.config
+        scaled = features * jnp.asarray(c.dim**-0.5, features.dtype) if c.scaled_head else features
+        logits = self.embedding.logits(scaled, training) if c.tied_head else self.head(scaled)
         return logits.astype(jnp.float32)
 
 
-def language_model(config: T5Config) -> LanguageModel:
+def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
     """A T5 as pure functions of (params, ...), for `jaxspec.decode`.
+
+    Args:
+        config: its shape.
+        taps: decoder layers whose output `Forward.taps` is to hold; see `stack.check_taps`.
 
     >>> import jax, jaxspec
     >>> config = T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -237,21 +245,24 @@ def language_model(config: T5Config) -> LanguageModel:
     >>> forward.logits.shape, cache.decoder.length.tolist()
     ((2, 1, 32), [1, 1])
     """
-    return _language_model(config)
+    return _language_model(config, stack.check_taps(taps, config.decoder_layers))
 
 
 @functools.cache
-def _language_model(config: T5Config) -> LanguageModel:
-    module = T5(config)
+def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
+    module = T5(config, taps)
 
     def prefill(params, prompt, capacity):
         return module.apply({"params": params}, prompt, capacity, method="prefill")
 
-    def extend(params, cache, tokens, tree=None):
-        return module.apply({"params": params}, cache, tokens, tree, method="extend")
+    def extend(params, cache, tokens, parent=None):
+        return module.apply({"params": params}, cache, tokens, parent, method="extend")
 
-    def rewind(cache, length, path=None):
-        return cache._replace(decoder=kv.rewind(cache.decoder, length, path))
+    def rewind(cache, length):
+        return cache._replace(decoder=kv.rewind(cache.decoder, length))
+
+    def select(cache, start, path):
+        return cache._replace(decoder=kv.select(cache.decoder, start, path))
 
     return LanguageModel(
         prefill,
@@ -262,6 +273,8 @@ def _language_model(config: T5Config) -> LanguageModel:
         config.max_positions,
         config.max_positions,
         stack.head_of(module),
+        select,
+        config.dim,
     )
 
 

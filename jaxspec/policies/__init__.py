@@ -1,14 +1,15 @@
-"""How many tokens to guess: draft-length policies, one per file.
+"""How many tokens to draft: draft-length policies, one per file.
 
-`generate(..., gamma=8, policy=policies.estimated(c=0.05))`: gamma is then the most guesses of a round. Policies look
-at one row at a time, so that text goes on being independent of batch mates; a batch drafts as long as its longest row.
+`generate(..., gamma=8, policy=policies.adaptive(c=0.05))`: gamma is then the most draft tokens of a round. Policies
+look at one row at a time, so that text goes on being independent of batch mates; a batch drafts as long as its longest
+row.
 """
 
+from jaxspec.policies.adaptive import adaptive
 from jaxspec.policies.confidence import confidence
+from jaxspec.policies.constant import constant
 from jaxspec.policies.entropy import entropy
-from jaxspec.policies.estimated import estimated
-from jaxspec.policies.fixed import fixed
 from jaxspec.policies.heuristic import heuristic
 from jaxspec.policies.oracle import oracle
 
-__all__ = ["confidence", "entropy", "estimated", "fixed", "heuristic", "oracle"]
+__all__ = ["adaptive", "confidence", "constant", "entropy", "heuristic", "oracle"]

@@ -1,4 +1,4 @@
-"""What policies share: checks of their values, states that never change, what a law is read for."""
+"""What policies share: checks of their values, states that never change, probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Draft, Law, Params, Prompt, Verdict
+from jaxspec import tree
+from jaxspec.base import Distribution, Draft, Params, Prompt, Verdict
 
 
 def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.float32) -> np.ndarray:
@@ -29,31 +30,51 @@ def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.floa
     return array.astype(dtype)
 
 
-def forgetful(params: Params, prompt: Prompt) -> tuple[()]:
+def stateless_init(params: Params, prompt: Prompt) -> tuple[()]:
     """The state of a policy that remembers nothing."""
-    del params, prompt
     return ()
 
 
-def unmoved(params: Params, state: Any, draft: Draft, verdict: Verdict, kept: Int[Array, " B"]) -> Any:
+def no_update(params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]) -> Any:
     """An update that changes nothing."""
-    del params, draft, verdict, kept
     return state
 
 
-def log_probs(law: Law) -> Float[Array, "B V"]:
-    """The law of one position; where the temperature is 0, what it was at 1."""
-    if law.soft is not None:
-        return jax.nn.log_softmax(law.soft[:, 0], axis=-1)
-    if law.log_probs is None:
-        raise ValueError("this policy reads probabilities: make the warp greedy(soft=True), as jaxspec.generate does")
-    return law.log_probs[:, 0]
+def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
+    """The distribution of one position; in rows at temperature 0, what it is at 1.
+
+    Raises:
+        ValueError: a sampler that gives a point mass without its logits.
+    """
+    if distribution.log_probs is not None and distribution.greedy is None:
+        return distribution.log_probs[:, 0]
+    if distribution.logits is None:
+        raise ValueError("this policy reads logits, and the sampler gives none: set Distribution.logits in it")
+    soft = distribution.logits[:, 0]
+    if distribution.log_probs is not None and distribution.greedy is not None:
+        soft = jnp.where(distribution.greedy[:, None], soft, distribution.log_probs[:, 0])
+    return jax.nn.log_softmax(soft, axis=-1)
 
 
-def as_length(guesses: Float[Array, " B"]) -> Int[Array, " B"]:
-    """A number of guesses, rounded.
+def draft_depth(draft: Draft) -> Int[Array, " B"]:
+    """Tokens on the longest path of each row's draft: of a chain its length.
+
+    >>> fork = Draft(jnp.array([[7, 8, 9]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
+    >>> draft_depth(fork).tolist(), draft_depth(fork._replace(parent=None)).tolist()
+    ([2], [3])
+    """
+    if draft.parent is None:
+        return draft.length
+    node = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :]
+    real = jnp.logical_and(node < draft.length[:, None], tree.in_tree(draft.parent))
+    depth = tree.depth(tree.fed(draft.parent))[:, 1:]
+    return jnp.max(jnp.where(real, depth, 0), axis=1).astype(draft.length.dtype)
+
+
+def as_length(draft_tokens: Float[Array, " B"]) -> Int[Array, " B"]:
+    """A number of draft tokens, rounded.
 
     >>> as_length(jnp.array([1.4, 2.6])).tolist()
     [1, 3]
     """
-    return jnp.round(guesses).astype(jnp.int32)
+    return jnp.round(draft_tokens).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Guess far where the drafter's law is narrow: gamma from its entropy (EGAG)."""
+"""Draft token far where the drafter's distribution is narrow: gamma from its entropy (EGAG)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
+from jaxspec.base import Bound, Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, log_probs
 
 
@@ -19,16 +19,17 @@ class Values(NamedTuple):
     beta: Any
 
 
-def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Policy:
-    """Between `least` and `most` guesses, linearly in the entropy of the drafter's law at the first guess.
+def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Bound[Policy]:
+    """Between `least` and `most` draft tokens, linearly in the entropy of the drafter's distribution at the first draft
+    token.
 
     With H that entropy over log V, smoothed as h = beta h + (1 - beta) H from round to round, a round makes
-    least + (1 - h) (most - least) guesses. Entropy-adaptive gamma ("EGAG") of the notes on n-gram-assisted speculative
-    decoding that this project began with. At temperature 0 the law is the drafter's at temperature 1; a drafter
-    without laws makes `most` guesses.
+    least + (1 - h) (most - least) draft tokens. Entropy-adaptive gamma ("EGAG") of the notes on n-gram-assisted
+    speculative decoding that this project began with. At temperature 0 the distribution is the drafter's at temperature
+    1; a drafter without distributions makes `most` draft tokens.
 
     Args:
-        least, most: guesses, from 1; gamma is the most in any case.
+        least, most: draft tokens, from 1; gamma is the most in any case.
         beta: 0 looks at this round alone.
 
     Raises:
@@ -36,47 +37,45 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Policy:
 
     Example:
         >>> policy = entropy(least=1, most=5, beta=0.0)
-        >>> signals = jnp.array([[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]])
-        >>> [policy.go_on(policy.params, jnp.zeros(3), i, signals).tolist() for i in (0, 2)]
+        >>> confidences = jnp.array([[0.0, 0.0], [0.5, 0.0], [1.0, 0.0]])
+        >>> [policy.functions.should_continue(policy.params, jnp.zeros(3), i, confidences).tolist() for i in (0, 2)]
         [[True, True, False], [True, False, False]]
     """
     if np.any(np.asarray(least) > np.asarray(most)):
         raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
-    return _entropy()._replace(params=Values(*bounds, checked(beta, "beta", 0, 1)))
+    return Bound(_entropy(), Values(*bounds, checked(beta, "beta", 0, 1)))
 
 
 @functools.cache
 def _entropy() -> Policy:
     def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
-        del params
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def limit(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
-        del state
+    def max_draft(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
         return as_length(jnp.minimum(params.most, gamma))
 
-    def signal(law: Law) -> Float[Array, " B"]:
-        found = log_probs(law)
+    def confidence(distribution: Distribution) -> Float[Array, " B"]:
+        found = log_probs(distribution)
         each = jnp.where(found > -jnp.inf, -jnp.exp(found) * found, 0.0)
         return jnp.sum(each, axis=-1) / jnp.log(float(max(found.shape[-1], 2)))
 
-    def smoothed(params: Values, state: Float[Array, " B"], signals: Float[Array, "B G"]) -> Float[Array, " B"]:
-        return params.beta * state + (1.0 - params.beta) * signals[:, 0]
+    def smoothed(params: Values, state: Float[Array, " B"], confidences: Float[Array, "B G"]) -> Float[Array, " B"]:
+        return params.beta * state + (1.0 - params.beta) * confidences[:, 0]
 
-    def go_on(
-        params: Values, state: Float[Array, " B"], index: int | Int[Array, ""], signals: Float[Array, "B G"]
+    def should_continue(
+        params: Values, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
-        certainty = 1.0 - smoothed(params, state, signals)
+        certainty = 1.0 - smoothed(params, state, confidences)
         return index + 1 < as_length(params.least + certainty * (params.most - params.least))
 
     def update(
-        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]
+        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        del verdict, kept
-        if draft.signals is None:
+        if draft.aux is None or "confidence" not in draft.aux:
             return state
-        read = jnp.logical_and(draft.length > 0, jnp.logical_not(jnp.isnan(draft.signals[:, 0])))
-        return jnp.where(read, smoothed(params, state, draft.signals), state)
+        read = draft.aux["confidence"]
+        known = jnp.logical_and(draft.length > 0, jnp.logical_not(jnp.isnan(read[:, 0])))
+        return jnp.where(known, smoothed(params, state, read), state)
 
-    return Policy(init, limit, update, signal, go_on, reads_soft=True)
+    return Policy(init, max_draft, update, confidence, should_continue)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Draft, Policy, Prompt, Verdict
-from jaxspec.policies.common import as_length, checked
+from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.policies.common import as_length, checked, draft_depth
 
 
 class Values(NamedTuple):
@@ -18,14 +18,15 @@ class Values(NamedTuple):
     shrink: Any
 
 
-def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Policy:
-    """`grow` guesses more after a round whose guesses were all kept, `shrink` fewer after any other; 1 to gamma.
+def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
+    """`grow` draft tokens more after a round whose draft tokens were all accepted, `shrink` fewer after any other; 1 to
+    gamma.
 
     The schedule of transformers' assisted generation ("heuristic"). It knows neither costs nor probabilities, so it
     never stops drafting altogether.
 
     Args:
-        start: guesses of the first round.
+        start: draft tokens of the first round.
         grow, shrink: steps; fractions count.
 
     Raises:
@@ -33,18 +34,18 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Policy:
 
     Example:
         >>> policy = heuristic(start=2)
-        >>> memory = policy.init(policy.params, Prompt(jnp.zeros((2, 1), jnp.int32), jnp.array([1, 1])))
-        >>> draft = Draft(jnp.zeros((2, 8), jnp.int32), None, jnp.array([2, 2]))
-        >>> verdict = Verdict(jnp.array([2, 1]), jnp.array([0, 0]))
-        >>> memory = policy.update(policy.params, memory, draft, verdict, jnp.array([3, 2]))
-        >>> policy.limit(policy.params, memory, 8).tolist()
+        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((2, 1), jnp.int32), jnp.array([1, 1])))
+        >>> draft = Draft(jnp.zeros((2, 8), jnp.int32), jnp.array([2, 2]))
+        >>> verdict = Verdict(*[jnp.array([2, 1])] * 3)
+        >>> memory = policy.functions.update(policy.params, memory, draft, verdict, jnp.array([3, 2]))
+        >>> policy.functions.max_draft(policy.params, memory, 8).tolist()
         [4, 1]
     """
     most = float("inf")
     values = Values(
         checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
     )
-    return _heuristic()._replace(params=values)
+    return Bound(_heuristic(), values)
 
 
 @functools.cache
@@ -52,16 +53,14 @@ def _heuristic() -> Policy:
     def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def limit(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
-        del params
+    def max_draft(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
         return as_length(jnp.minimum(state, gamma))
 
     def update(
-        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]
+        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        del kept
-        gamma = draft.tokens.shape[1]
-        moved = jnp.where(verdict.num_accepted == draft.length, state + params.grow, state - params.shrink)
-        return jnp.where(draft.length > 0, jnp.clip(moved, 1.0, gamma), state)
+        gamma, depth = draft.tokens.shape[1], draft_depth(draft)
+        moved = jnp.where(verdict.num_accepted == depth, state + params.grow, state - params.shrink)
+        return jnp.where(depth > 0, jnp.clip(moved, 1.0, gamma), state)
 
-    return Policy(init, limit, update)
+    return Policy(init, max_draft, update)

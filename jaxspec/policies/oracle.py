@@ -1,4 +1,4 @@
-"""For analysis: the policy that knows how many guesses will be kept."""
+"""For analysis: the policy that knows how many draft tokens will be accepted."""
 
 from __future__ import annotations
 
@@ -9,54 +9,53 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.base import Draft, Policy, Prompt, Verdict
+from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
 
 
 class Values(NamedTuple):
-    kept: Any
+    accepted: Any
 
 
-def oracle(kept: Int[np.ndarray, "B N"]) -> Policy:
-    """As many guesses as will be kept, so that none is made in vain: the upper bound of section 3.5 of the paper.
+def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
+    """As many draft tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
 
     Not a way to decode, as one must have decoded before: it measures what any policy could gain on a text.
 
     Args:
-        kept: how many guesses of a round that begins behind token t of row b's new text (t = 0: behind the first one)
-            are kept, as many as they are. `analysis.policies.runs` computes it for greedy text.
+        accepted: how many draft tokens of a round that begins after token t of row b's new text (t = 0: after the first
+            one) are accepted, as many as they are. `analysis.policies.runs` computes it for greedy text.
 
     Raises:
         ValueError: an array that is not of two dimensions, or holds a negative number.
 
     Example:
         >>> policy = oracle(np.array([[2, 1, 0, 3]]))
-        >>> memory = policy.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
-        >>> draft, verdict = Draft(jnp.zeros((1, 8), jnp.int32), None, jnp.array([2])), Verdict(*2 * [jnp.array([2])])
-        >>> later = policy.update(policy.params, memory, draft, verdict, jnp.array([3]))
-        >>> policy.limit(policy.params, memory, 8).tolist(), policy.limit(policy.params, later, 8).tolist()
-        ([2], [3])
+        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
+        >>> draft, two = Draft(jnp.zeros((1, 8), jnp.int32), jnp.array([2])), jnp.array([2])
+        >>> later = policy.functions.update(policy.params, memory, draft, Verdict(two, two, two), jnp.array([3]))
+        >>> [policy.functions.max_draft(policy.params, at, 8).tolist() for at in (memory, later)]
+        [[2], [3]]
     """
-    array = np.asarray(kept)
+    array = np.asarray(accepted)
     if array.ndim != 2 or array.dtype.kind not in "iu" or (array < 0).any():
-        raise ValueError(f"kept has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]")
-    return _oracle()._replace(params=Values(array.astype(np.int32)))
+        raise ValueError(
+            f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]"
+        )
+    return Bound(_oracle(), Values(array.astype(np.int32)))
 
 
 @functools.cache
 def _oracle() -> Policy:
     def init(params: Values, prompt: Prompt) -> Int[Array, " B"]:
-        del params
         return jnp.zeros_like(prompt.length)
 
-    def limit(params: Values, state: Int[Array, " B"], gamma: int) -> Int[Array, " B"]:
-        del gamma
-        at = jnp.minimum(state, params.kept.shape[1] - 1)
-        return jnp.take_along_axis(params.kept, at[:, None], axis=1)[:, 0]
+    def max_draft(params: Values, state: Int[Array, " B"], gamma: int) -> Int[Array, " B"]:
+        at = jnp.minimum(state, params.accepted.shape[1] - 1)
+        return jnp.take_along_axis(params.accepted, at[:, None], axis=1)[:, 0]
 
     def update(
-        params: Values, state: Int[Array, " B"], draft: Draft, verdict: Verdict, kept: Int[Array, " B"]
+        params: Values, state: Int[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Int[Array, " B"]:
-        del params, draft, verdict
-        return state + kept
+        return state + num_committed
 
-    return Policy(init, limit, update)
+    return Policy(init, max_draft, update)

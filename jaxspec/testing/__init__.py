@@ -1,28 +1,24 @@
-"""Proving a decoder exact: language models with known laws, and the exact law of what a decoder emits.
+"""Proving a decoder exact: language models with known distributions, and the exact distribution of what a decoder
+emits.
 
-`certify` is the one call: how far the law of a decoder's tokens is from plain sampling's, not estimated.
-`certify_iterated` is the same for several proposals of one position.
+`certify` is the one call: how far the distribution of a decoder's tokens is from plain sampling's, not estimated.
 """
 
 from jaxspec.testing.bounds import excess
-from jaxspec.testing.enumerate import certify, decoder_law, total_variation
-from jaxspec.testing.one_position import certify_iterated, distinct, independent, likeliest, proposing
-from jaxspec.testing.tables import SequenceLaw, plain_law, table_model, table_model_from
+from jaxspec.testing.certificate import certify, certify_job, decoder_distribution, total_variation, with_sampler
+from jaxspec.testing.tables import SequenceDistribution, plain_distribution, table_model, table_model_from
 from jaxspec.testing.words import word_tokenizer
 
 __all__ = [
-    "SequenceLaw",
+    "SequenceDistribution",
     "certify",
-    "certify_iterated",
-    "decoder_law",
-    "distinct",
+    "certify_job",
+    "decoder_distribution",
     "excess",
-    "independent",
-    "likeliest",
-    "plain_law",
-    "proposing",
+    "plain_distribution",
     "table_model",
     "table_model_from",
     "total_variation",
+    "with_sampler",
     "word_tokenizer",
 ]

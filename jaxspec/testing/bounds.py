@@ -1,4 +1,5 @@
-"""Whether the text of an inexact rule keeps a bound, from the exact laws of its tokens and of plain sampling's."""
+"""Whether the text of an inexact rule keeps a bound, from the exact distributions of its tokens and of plain
+sampling's."""
 
 from __future__ import annotations
 
@@ -8,18 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxspec.testing.tables import SequenceLaw
+from jaxspec.testing.tables import SequenceDistribution
 
 
-def excess(law: SequenceLaw, plain: SequenceLaw, ceiling: Callable[[Array], Array], vocab: int) -> float:
+def excess(
+    distribution: SequenceDistribution, plain: SequenceDistribution, ceiling: Callable[[Array], Array], vocab: int
+) -> float:
     """The most by which the probability of any beginning of a text exceeds what a ceiling allows; 0 or less: none does.
 
-    A ceiling says, of the target's law, how probable each token may be given what precedes it. Probabilities of what
-    precedes are those of `law`: a beginning that is rare cannot exceed by much.
+    A ceiling says, of the target's distribution, how probable each token may be given what precedes it. Probabilities
+    of what precedes are those of `distribution`: a beginning that is rare cannot exceed by much.
 
     Args:
-        law: of a decoder's tokens, without end tokens (`decoder_law`).
-        plain: the target's (`plain_law`), of as many tokens.
+        distribution: of a decoder's tokens, without end tokens (`decoder_distribution`).
+        plain: the target's (`plain_distribution`), of as many tokens.
         ceiling: log probabilities [V] -> [V]; see `accept.catalogue`.
         vocab: V.
 
@@ -28,7 +31,7 @@ def excess(law: SequenceLaw, plain: SequenceLaw, ceiling: Callable[[Array], Arra
         >>> excess({(0,): 0.9, (1,): 0.1}, plain, lambda log_p: 1.5 * jnp.exp(log_p), vocab=2)
         0.15
     """
-    ours, theirs = _followers(law, vocab), _followers(plain, vocab)
+    ours, theirs = _followers(distribution, vocab), _followers(plain, vocab)
     most = -np.inf
     for before, mass in ours.items():
         p = theirs[before]
@@ -37,10 +40,10 @@ def excess(law: SequenceLaw, plain: SequenceLaw, ceiling: Callable[[Array], Arra
     return round(most, 12)
 
 
-def _followers(law: SequenceLaw, vocab: int) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
-    """The probability of each beginning of a text and each token behind it."""
+def _followers(distribution: SequenceDistribution, vocab: int) -> dict[tuple[int, ...], Float[np.ndarray, " V"]]:
+    """The probability of each beginning of a text and each token after it."""
     found: dict[tuple[int, ...], Float[np.ndarray, " V"]] = {}
-    for tokens, probability in law.items():
+    for tokens, probability in distribution.items():
         for at, token in enumerate(tokens):
             found.setdefault(tokens[:at], np.zeros(vocab))[token] += probability
     return found

@@ -1,25 +1,45 @@
-"""All that one call of a decoder can lead to: paths, split at each draw that the call makes.
+"""All that one call of a decoder can lead to, by splitting what it draws until nothing is open that matters.
 
-N is a number of paths. They live in numpy, and go through the compiled call in chunks of one size.
+A *path* fixes some of a row's draws: a token has one value, a coin lies in an interval. The others are open. A path is
+finished when the call does the same in all completions of it that are tried:
+
+* every combination of what the open draws can be, a coin at both its ends, if there are no more than `EVERY`;
+* otherwise some of them, the more the likelier the path is (`LEAST` to `MOST`), in which each open draw takes each of
+  its values, a coin its ends and points in between. What shows only where several open draws take particular values at
+  once may then be missed in one path.
+
+A path that is not finished is split by one draw: a token into its values, a coin at the point where the call begins to
+do something else, which is found by bisection over the 2^23 values that `jax.random.uniform` takes (`splitting`). Any
+order of the draws would do; the order decides how many paths there are.
+
+The weight of a path is the product of the probabilities of its tokens, which must not depend on an open draw either,
+and of the widths of its coins' intervals. Together those of the paths from one row must make its weight.
+
+N is a number of paths.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.base import DecodeState
-from jaxspec.testing.script import Program, Seen
+from jaxspec.base import State
+from jaxspec.testing.paths import Drawn, Paths, Runs, Watch, differ, fresh, is_coin, joined, matches, normalised, take
+from jaxspec.testing.script import Program
+from jaxspec.testing.splitting import Contexts, split
+from jaxspec.testing.tape import COINS
 
-COINS = 1 << 23  # a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
-CHUNK = 1024  # rows of one run, if they fit into ...
+CHUNK = 128  # rows of one run, if they fit into ...
 MEMORY = 1 << 30  # ... so many bytes, about
-SAME = 1e-6  # probabilities closer than this are equal: a row may round differently elsewhere in a batch
+LOOKS = 6  # completions that tell whether a path is worth more of them
+LEAST, MOST, ALL_TRIED = 24, 243, 20_000  # completions of one path, and about how many of all: see above
+EVERY = 1000
+AT_ONCE = 256  # paths
+TURNS = 5040  # from the first completion of some paths to that of the next ones
+PATIENCE = 50  # times that a path is looked at before it is given up
 
 Weight = Float[np.ndarray, " N"]
 
@@ -28,34 +48,20 @@ class Ends(NamedTuple):
     """What a call leads to.
 
     Attributes:
-        state: after the call.
+        state: after the call, its keys taken out.
         weight: the probability of each path.
         source: the row that it began with.
         before: how long that row was; for a call that makes rows, where their new tokens begin.
-        draws: the tokens that were drawn, in order.
-        seen: see `script.Seen`.
+        drawn: the draws of each path.
+        fixed: those that the path fixes, on which the outcome depends.
     """
 
-    state: DecodeState
+    state: State
     weight: Weight
     source: Int[np.ndarray, " N"]
     before: Int[np.ndarray, " N"]
-    draws: Int[np.ndarray, "N draws"]
-    seen: Seen
-
-
-class _Paths(NamedTuple):
-    """Scripts in the making: undecided draws are token 0, undecided coins are at their top."""
-
-    source: Int[np.ndarray, " N"]  # the row that a path continues
-    weight: Weight
-    draws: Int[np.ndarray, "N draws"]
-    coins: Int[np.ndarray, "N coins"]  # in units of 1 / COINS
-
-
-def take(tree: Any, index: Any) -> Any:
-    """Some rows of every array."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+    drawn: Drawn
+    fixed: Bool[np.ndarray, "N E"]
 
 
 class Outcomes:
@@ -65,16 +71,14 @@ class Outcomes:
         program: see `script.Program`.
         shared: what the rows have in common.
         rows: a tree of numpy arrays, rows first.
-        chunk: rows of one run.
+        watch: of the state after the call, what tells paths apart; by default everything.
     """
 
-    def __init__(self, program: Program, shared: Any, rows: Any, chunk: int = CHUNK):
+    def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch = jax.tree.leaves):
         row_bytes = 64 + sum(leaf[:1].nbytes for leaf in jax.tree.leaves(rows))
         fitting = MEMORY // (16 * row_bytes)  # inputs, outputs and what is in between
-        self.chunk = min(chunk, 1 << max(fitting.bit_length() - 1, 0))
-        self.program, self.shared, self.rows = program, shared, rows
-        self.same_key = np.zeros(self.chunk, np.int32)
-        self.events = program.plan(self.same_key, shared, take(rows, np.zeros(self.chunk, np.int32)))
+        chunk = min(CHUNK, 1 << max(fitting.bit_length() - 1, 0))
+        self.runs = Runs(program, shared, rows, watch, chunk)
 
     def enumerate(self, weight: Weight) -> Ends:
         """Everything that the call leads to from rows of the given weights.
@@ -82,142 +86,97 @@ class Outcomes:
         Raises:
             ValueError: the result depends on the keys otherwise than by scripted draws, or a draw not on the row's key.
             FloatingPointError: a draw from NaN.
+            RuntimeError: no draw is found that makes the difference between completions of a path.
         """
-        count, kinds = len(weight), [event.kind for event in self.events]
-        draws = np.zeros((count, kinds.count("token")), np.int32)
-        coins = np.full((count, kinds.count("coin")), COINS - 1, np.int64)
-        paths = _Paths(np.arange(count), weight, draws, coins)
-        for kind, index, _ in self.events:
-            paths = self._split_draw(paths, index) if kind == "token" else self._split_coin(paths, index)
-        state, seen = self._end(paths)
-        before = self.rows.length[paths.source] if isinstance(self.rows, DecodeState) else state.start
-        return Ends(state, paths.weight, paths.source, np.asarray(before), paths.draws, seen)
+        while True:
+            try:
+                return self._ends(*self._finished(len(weight)), weight)
+            except OverflowError:  # with room for more draws then; what was found so far is lost
+                continue
 
-    def _split_draw(self, paths: _Paths, index: int) -> _Paths:
-        """One path per token of nonzero probability."""
-        law = self._run(paths, lambda state, seen: seen.laws[index])
-        if np.isnan(law).any():
-            raise FloatingPointError("a draw from a law with NaN in it, on a path of nonzero probability")
-        probs = normalised(law)
-        path, token = np.nonzero(probs)
-        paths = take(paths, path)
-        paths.draws[:, index] = token
-        return paths._replace(weight=paths.weight * probs[path, token])
+    def _finished(self, count: int) -> tuple[Paths, Int[np.ndarray, " N"]]:
+        """Paths that are finished, and a completion of each."""
+        paths, turn, ready, stuck = fresh(count), 0, [], 0
+        while len(paths.source):
+            turn += TURNS
+            some, paths = take(paths, slice(-AT_ONCE, None)), take(paths, slice(None, -AT_ONCE))
+            some, finished, contexts = self._look(some, turn)
+            ready.append((take(some, finished), np.full(finished.sum(), turn)))
+            children = split(self.runs, take(some, ~finished), contexts)
+            stuck = stuck + 1 if len(children.source) == len(some.source) and not finished.any() else 0
+            if stuck > PATIENCE:
+                raise RuntimeError("the outcome of a call changes with its draws, but not with any one of them")
+            paths = joined([paths, children])
+        return joined([part for part, _ in ready]), np.concatenate([turns for _, turns in ready])
 
-    def _split_coin(self, paths: _Paths, index: int) -> _Paths:
-        """One path per interval of the coin in which the path does the same.
+    def _look(self, paths: Paths, turn: int) -> tuple[Paths, Bool[np.ndarray, " N"], Contexts]:
+        """The paths that are possible, which are finished, and completions of each of which two differ, if not."""
+        count = len(paths.source)
+        path, row = np.arange(count).repeat(LOOKS), np.arange(count * LOOKS)
+        turns, no = np.tile(turn + np.arange(LOOKS), count), np.zeros(count * LOOKS, bool)
+        seen = self.runs.look(take(paths, path), turns, no)
+        share = shares(take(paths, path), seen.drawn).reshape(count, LOOKS).max(axis=1)
+        other = differ(seen, row, seen, path * LOOKS, share[path] == 0).reshape(count, LOOKS)
+        finished = np.logical_not(np.any(other, axis=1))
+        differs = np.arange(count) * LOOKS + np.where(finished, 1, other.argmax(axis=1))
+        total = seen.drawn.total.reshape(count, LOOKS).max(axis=1)
+        some = np.clip(ALL_TRIED * share, LEAST, MOST).astype(np.int64)
+        each = np.where(finished, np.where(total <= EVERY, total, some), 0)
+        path = np.arange(count).repeat(each)
+        number = np.arange(len(path)) - (np.cumsum(each) - each)[path]
+        every = (total <= EVERY)[path]
+        looks = Contexts(turns, no, seen)
+        if len(path):
+            turns = np.where(every, number, turn + LOOKS + number)
+            again = self.runs.look(take(paths, path), turns, every)
+            late = np.flatnonzero(differ(again, np.arange(len(path)), seen, path * LOOKS, share[path] == 0))
+            finished[path[late]] = False
+            differs[path[late]] = len(row) + late
+            looks = jax.tree.map(lambda *both: np.concatenate(both), looks, Contexts(turns, every, again))
+        contexts = np.stack([np.arange(count) * LOOKS, differs, np.arange(count) * LOOKS + 2], axis=1)
+        possible = np.logical_not(np.logical_and(finished, share == 0))
+        unfinished = take(looks, contexts[~finished].reshape(-1))
+        return take(paths, possible), finished[possible], unfinished
 
-        From the bottom up: a path that does at the top what it does at `low` does so in between.
-        """
-        cells, low = [], np.zeros(len(paths.weight), np.int64)
-        while len(low):
-            both = self._look(paths, index, np.stack([low, np.full_like(low, COINS - 1)], axis=1))
-            changes = np.flatnonzero(_differ(take(both, slice(0, None, 2)), take(both, slice(1, None, 2))))
-            moving, end = take(paths, changes), np.full_like(low, COINS)
-            end[changes] = self._first_change(moving, index, low[changes], take(both, 2 * changes))
-            cells.append(_with_coin(paths, index, low)._replace(weight=paths.weight * ((end - low) / COINS)))
-            paths, low = moving, end[changes]
-        return _Paths(*(np.concatenate(parts) for parts in zip(*cells, strict=True)))
-
-    def _first_change(self, paths: _Paths, index: int, low: np.ndarray, at_low: Seen) -> np.ndarray:
-        """The smallest coin above `low` at which each path differs; it does at the top.
-
-        Bisection, but into as many parts as fill a chunk, because a short one takes as long.
-        """
-        high, count = np.full_like(low, COINS - 1), len(low)
-        inner = np.arange(1, max(1, self.chunk // max(count, 1)) + 1)[None, :]
-        while count and (high - low).max() > 1:
-            points = low[:, None] + (high - low)[:, None] * inner // (inner.size + 1)
-            there = self._look(paths, index, points)
-            same = ~_differ(take(at_low, np.arange(count).repeat(inner.size)), there).reshape(points.shape)
-            before = np.cumprod(same, axis=1).sum(axis=1)  # points before the first change
-            edges = np.concatenate([low[:, None], points, high[:, None]], axis=1)
-            low, high = (edges[np.arange(count), before + at] for at in range(2))
-        return high
-
-    def _look(self, paths: _Paths, index: int, coins: Int[np.ndarray, "N k"]) -> Seen:
-        """What each path does with each of k values of one of its coins: N * k rows.
-
-        With all later coins at their top, and with all at their bottom, side by side: what this coin does may show
-        in one of the cases only.
-        """
-        high = _with_coin(take(paths, np.arange(len(coins)).repeat(coins.shape[1])), index, coins.reshape(-1))
-        cases = [high]
-        if index + 1 < high.coins.shape[1]:
-            low = high.coins.copy()
-            low[:, index + 1 :] = 0
-            cases.append(high._replace(coins=low))
-        seen = [self._run(case, lambda state, seen: seen) for case in cases]
-        counts = np.concatenate([case.counts for case in seen], axis=1)
-        keys = np.concatenate([case.keys for case in seen], axis=1)
-        laws = tuple(normalised(law) for case in seen for law in case.laws)
-        return seen[0]._replace(counts=counts, keys=keys, laws=laws)
-
-    def _run(self, paths: _Paths, pick: Callable[[Any, Seen], Any], key: np.ndarray | None = None) -> Any:
-        """`pick(state, seen)` of every path, in numpy; `key`: of each row of a chunk, the number of its key."""
-        kept, key = [], self.same_key if key is None else key
-        for first in range(0, len(paths.weight), self.chunk):
-            part = take(paths, slice(first, first + self.chunk))
-            real = len(part.weight)
-            part = take(part, np.minimum(np.arange(self.chunk), real - 1))
-            coins = part.coins.astype(np.float32) / np.float32(COINS)
-            rows = take(self.rows, part.source)
-            out = pick(*self.program.run(key, self.shared, rows, part.draws, coins))
-            kept.append(jax.tree.map(lambda leaf, real=real: np.asarray(leaf)[:real], out))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)
-
-    def _end(self, paths: _Paths) -> tuple[DecodeState, Seen]:
-        """Where every path ends, which is to be the same with any keys: few paths are tried with many."""
-        count = len(paths.weight)
-        tried = take(paths, np.arange(max(count, self.chunk)) % count)
-        other_keys = np.arange(1, self.chunk + 1, dtype=np.int32)
-        (state, seen), (other, again) = (self._run(tried, lambda *out: out, key) for key in (self.same_key, other_keys))
+    def _ends(self, paths: Paths, turn: np.ndarray, weight: Weight) -> Ends:
+        """Where the paths end, which is to be the same with any keys: few paths are tried with many."""
+        count, chunk = len(paths.source), self.runs.chunk
+        order = np.argsort(paths.source, kind="stable")
+        order = order[np.arange(max(count, chunk)) % count]
+        paths, turn = take((paths, turn), order)
+        no = np.zeros(len(turn), bool)
+        state, drawn = self.runs.states(paths, turn, no)
+        played = np.where(drawn.number >= 0, drawn.value, -1).astype(np.int32)
+        keys = 1 + np.arange(len(turn), dtype=np.int32) % chunk
+        other, again = self.runs.states(paths, turn, no, keys, played)
         if not _same(state, other):
             raise ValueError(
-                "the decoder's output depends on its keys otherwise than by noise.categorical and noise.uniform (by "
-                "jax.random, or by an argmax of its own over noise.gumbel): its law cannot be enumerated. Draw tokens "
-                "by noise.categorical (with `drawn`, if the noise is there already), coins by noise.uniform"
+                "the decoder's output depends on its keys otherwise than by the functions of jaxspec.noise (by "
+                "jax.random, or by an argmax of its own over noise.gumbel): its distribution cannot be enumerated. "
+                "Draw tokens by noise.categorical (with `drawn`, if the noise is there already), coins by noise.uniform"
             )
-        stuck = np.any(np.all(seen.keys == again.keys, axis=2) & seen.used, axis=0)
-        for event in itertools.compress(self.events, stuck):
-            raise ValueError(f"{event.what} has the same key in every row: make it of the row's keys, by noise.at")
-        state, seen = take((state, seen), slice(0, count))
-        return state, seen._replace(used=seen.used & self._read(paths, (state, seen)))
-
-    def _read(self, paths: _Paths, ends: tuple[DecodeState, Seen]) -> Bool[np.ndarray, " E"]:
-        """Which draws anything depends on; asked only of tokens that were drawn with the key of another draw.
-
-        A rule that calls another one for its count of guesses, and draws the token itself, has one that does not.
-        """
-        keys, used, laws = ends[1].keys, ends[1].used, ends[1].laws
-        read = np.ones(len(self.events), bool)
-        for number, (kind, index, _) in enumerate(self.events):
-            same = np.all(keys == keys[:, number, None], axis=2) & used & used[:, number, None]
-            if kind == "token" and np.any(same.sum(axis=1) > 1):
-                others = (self._run(_with_draw(paths, index, t), lambda *out: out) for t in range(laws[index].shape[1]))
-                read[number] = not all(_same(ends, other) for other in others)
-        return read
+        made = matches(paths, drawn.key, drawn.number).any(axis=2)
+        for row, draw in np.argwhere(made & (drawn.key == again.key))[:1]:
+            where = self.runs.program.sites[drawn.site[row, draw]]
+            raise ValueError(f"{where} has the same key in every row: make it of the row's keys, by noise.at")
+        state, drawn, made, paths = take((state, drawn, made, paths), slice(0, count))
+        share = shares(paths, drawn)
+        if np.abs(np.bincount(paths.source, share, len(weight)) - 1).max() > 1e-5:
+            raise RuntimeError("what a draw is made from depends on another one in a way that was not found")
+        rows = self.runs.rows
+        before = rows.length[paths.source] if isinstance(rows, State) else state.start
+        return Ends(state, weight[paths.source] * share, paths.source, np.asarray(before), drawn, made)
 
 
-def _with_draw(paths: _Paths, index: int, token: int) -> _Paths:
-    draws = paths.draws.copy()
-    draws[:, index] = token
-    return paths._replace(draws=draws)
-
-
-def _with_coin(paths: _Paths, index: int, value: Int[np.ndarray, " N"]) -> _Paths:
-    coins = paths.coins.copy()
-    coins[:, index] = value
-    return paths._replace(coins=coins)
-
-
-def normalised(log_probs: Float[np.ndarray, "N V"]) -> Float[np.ndarray, "N V"]:
-    """The law that `noise.categorical` draws from, in float64: token 0 if no token has a probability."""
-    log_probs = np.where(np.isnan(log_probs), -np.inf, log_probs.astype(np.float64))
-    top = log_probs.max(axis=-1, keepdims=True)
-    probs = np.exp(log_probs - np.where(np.isfinite(top), top, 0.0))
-    probs[:, 0] += ~np.isfinite(top[:, 0])
-    return probs / probs.sum(axis=-1, keepdims=True)
+def shares(paths: Paths, drawn: Drawn) -> Weight:
+    """The probability of each path, given the row that it began with."""
+    found = matches(drawn, paths.key, paths.number)
+    log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
+    coin = is_coin(paths.number)
+    value = np.where(coin, 0, paths.low)
+    token = np.take_along_axis(normalised(log_probs), value[:, :, None], axis=2)[:, :, 0] * found.any(axis=2)
+    each = np.where(coin, (paths.high - paths.low) / COINS, token)
+    return np.where(paths.number == -1, 1.0, each).prod(axis=1)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -225,9 +184,8 @@ def _same(first: Any, second: Any) -> bool:
     return all(np.array_equal(x, y, equal_nan=True) for x, y in leaves)
 
 
-def _differ(first: Seen, second: Seen) -> np.ndarray:
-    """Which paths did something else."""
-    laws = zip(first.laws, second.laws, strict=True)
-    other = [np.abs(a - b).max(axis=1) > SAME for a, b in laws]
-    other += [np.any(first.keys != second.keys, axis=(1, 2)), np.any(first.counts != second.counts, axis=1)]
-    return np.any(other, axis=0)
+def new_tokens(rows: State) -> Int[np.ndarray, "N S"]:
+    """The new tokens of each row from column 0, and -1 after them."""
+    slot = np.arange(rows.tokens.shape[1])[None, :]
+    new = np.take_along_axis(np.asarray(rows.tokens), (slot + rows.start[:, None]) % slot.size, axis=1)
+    return np.where(slot < (rows.length - rows.start)[:, None], new, -1)

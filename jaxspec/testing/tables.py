@@ -1,4 +1,5 @@
-"""Language models whose law is a table, and the law of the sequences that plain sampling draws from a model.
+"""Language models whose distribution is a table, and the distribution of the sequences that plain sampling draws from a
+model.
 
 Axis letters as in `jaxspec.base`; O is the order of a table (how many tokens it looks at), N a number of rows.
 """
@@ -16,9 +17,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import buffers
-from jaxspec.base import Forward, LanguageModel, Law, Model, Prefix, Prompt, Tree, Warp
+from jaxspec.base import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler
 
-SequenceLaw = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
+SequenceDistribution = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
 
 
 class TableConfig(NamedTuple):
@@ -48,15 +49,16 @@ def table_model(
 ) -> Model:
     """A model whose next token depends on the last `order` tokens of its row, through a random table.
 
-    It keeps its row in a cache as a network does: prefill, extend (token trees too) and rewind at each row's
-    own length, with garbage behind it. A row that outgrows the cache gets NaN logits, not a clamped write.
+    It keeps its row in a cache as a network does: prefill, extend (token trees too), select and rewind at each row's
+    own length, with garbage after it. A row that outgrows the cache gets NaN logits, not a clamped write. Its features
+    are the number of the table's row that the logits are read from, its taps the tokens that were looked at.
 
     Args:
         key: of the table.
         vocab: number of token ids.
         order: how many tokens it looks back; those before the beginning of the row count as token 0.
-        sharpness: standard deviation of the logits; 0 is the uniform law, 10 nearly deterministic.
-        encoder: an encoder-decoder (start token 0), whose law depends on the prompt's sum modulo `vocab` too.
+        sharpness: standard deviation of the logits; 0 is the uniform distribution, 10 nearly deterministic.
+        encoder: an encoder-decoder (start token 0), whose distribution depends on the prompt's sum modulo `vocab` too.
 
     Example:
         >>> model = table_model(jax.random.key(0), vocab=3, order=2)
@@ -97,17 +99,16 @@ def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> M
 def _language_model(config: TableConfig) -> LanguageModel:
     vocab, order, encoder = config
 
-    def read(table: Array, cache: TableCache, offset: Int[Array, "T O"]) -> Forward:
-        """What follows each of T tokens; `offset`: where the O last of them are, from the row's length on."""
-        slot = cache.length[:, None, None] + offset[None]  # B T O
+    def read(table: Array, cache: TableCache, slot: Int[Array, "B T O"], last: Int[Array, "B K"]) -> Forward:
+        """What follows each of T tokens, of which the O last ones lie at `slot`: logits of the K tokens `last` only."""
         flat = jnp.maximum(slot, 0).reshape(slot.shape[0], -1)
         known = jnp.take_along_axis(cache.tokens, flat, axis=1, mode="clip").reshape(slot.shape)
         context = jnp.where(slot >= 0, known, 0)
         index = jnp.broadcast_to(cache.topic[:, None], slot.shape[:2])
         for token in range(order):
             index = index * vocab + context[:, :, token]
-        logits = table.reshape(-1, vocab)[index]
-        return Forward(logits, index[..., None].astype(jnp.float32))
+        logits = table.reshape(-1, vocab)[jnp.take_along_axis(index, last, axis=1)]
+        return Forward(logits, index[..., None].astype(jnp.float32), context.astype(jnp.float32))
 
     def prefill(params: Array, prompt: Prompt, capacity: int) -> tuple[Forward, TableCache]:
         row, length, topic = prompt.tokens, prompt.length, jnp.zeros_like(prompt.length)
@@ -118,75 +119,89 @@ def _language_model(config: TableConfig) -> LanguageModel:
         if capacity < row.shape[1]:
             raise ValueError(f"capacity is {capacity}: too small for a row of {row.shape[1]} tokens")
         cache = TableCache(jnp.pad(row, ((0, 0), (0, capacity - row.shape[1]))), length, topic)
-        return read(params, cache, jnp.arange(-order, 0, dtype=jnp.int32)[None]), cache
+        slot = _last_tokens(jnp.zeros_like(length), row.shape[1], order)
+        return read(params, cache, slot, length[:, None] - 1), cache
 
     def extend(
-        params: Array, cache: TableCache, tokens: Int[Array, "B T"], tree: Tree | None = None
+        params: Array, cache: TableCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
         written = cache._replace(tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype)))
-        forward = read(params, written, _look_back(step, order, tree))
+        every = jnp.broadcast_to(jnp.arange(step, dtype=jnp.int32)[None, :], tokens.shape)
+        forward = read(params, written, _last_tokens(cache.length, step, order, parent), every)
         fits = (cache.length + step <= capacity)[:, None, None]
         forward = forward._replace(logits=jnp.where(fits, forward.logits, jnp.nan))
         return forward, written._replace(length=cache.length + step)
 
-    def rewind(cache: TableCache, length: Int[Array, " B"], path: Int[Array, "B keep"] | None = None) -> TableCache:
-        if path is None:
-            return cache._replace(length=length)
-        kept = jnp.take_along_axis(cache.tokens, path, axis=1)
-        return cache._replace(tokens=buffers.append(cache.tokens, length - path.shape[1], kept), length=length)
+    def rewind(cache: TableCache, length: Int[Array, " B"]) -> TableCache:
+        return cache._replace(length=length)
 
-    return LanguageModel(prefill, extend, rewind, vocab, start_token=0 if encoder else None)
+    def select(cache: TableCache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> TableCache:
+        slot = jnp.arange(cache.tokens.shape[1], dtype=jnp.int32)[None, :] - start[:, None]
+        moved = jnp.take_along_axis(path, slot, axis=1, mode="clip").astype(jnp.int32)
+        source = jnp.where(jnp.logical_and(slot >= 0, slot < path.shape[1]), moved, slot) + start[:, None]
+        return cache._replace(tokens=jnp.take_along_axis(cache.tokens, source, axis=1, mode="clip"))
+
+    start_token = 0 if encoder else None
+    return LanguageModel(prefill, extend, rewind, vocab, start_token=start_token, select=select, feature_size=1)
 
 
-def _look_back(step: int, order: int, tree: Tree | None) -> Int[Array, "T O"]:
-    """Where, from the row's length on, the last `order` tokens of each fed token's path lie; oldest first.
+def _last_tokens(
+    length: Int[Array, " B"], step: int, order: int, parent: Int[Array, "B N"] | None = None
+) -> Int[Array, "B T O"]:
+    """Where the last `order` tokens of each fed token's path lie, oldest first; negative: before the row.
 
-    Order 2: a chain of three gives [[-1 0], [0 1], [1 2]], a root with two children [[-1 0], [0 1], [0 2]].
+    Three tokens after a row of length 5, of order 2: a chain gives [[4 5], [5 6], [6 7]], a token with two children
+    [[4 5], [5 6], [5 7]].
     """
-    node = jnp.arange(step, dtype=jnp.int32)
-    depth = node if tree is None else tree.depth.astype(jnp.int32)
-    ancestors = node[:, None] >= node[None, :] if tree is None else tree.ancestors
-    wanted = depth[:, None] - jnp.arange(order - 1, -1, -1, dtype=jnp.int32)[None, :]
-    on_path = jnp.logical_and(ancestors[:, None, :], depth[None, None, :] == wanted[:, :, None])  # T O T
-    return jnp.where(wanted >= 0, jnp.argmax(on_path, axis=-1).astype(jnp.int32), wanted)
+    before = 0 if parent is None else parent.shape[1] - step  # nodes of the tree that were fed earlier
+    node = jnp.broadcast_to(jnp.arange(before, before + step, dtype=jnp.int32)[None, :], (length.shape[0], step))
+    path = jnp.zeros((*node.shape, 0), jnp.int32)
+    for _ in range(order):
+        path, above = jnp.concatenate([node[..., None], path], axis=-1), node - 1
+        if parent is not None:  # whose nodes follow the tokens before the tree where it is -1
+            above = jnp.where(node >= 0, jnp.take_along_axis(parent, jnp.maximum(node, 0), axis=1), above)
+        node = above
+    return path + (length - before)[:, None, None]
 
 
-def plain_law(
-    target: Model, prompt: Prompt, warp: Warp, controls: Any, steps: int, eos: Sequence[int] = ()
-) -> SequenceLaw:
-    """The law of the first `steps` tokens that plain sampling gives: the product of the next-token laws.
+def plain_distribution(
+    target: Model, prompt: Prompt, sampler: Sampler, sampling_params: Any, steps: int, eos: Sequence[int] = ()
+) -> SequenceDistribution:
+    """The distribution of the first `steps` tokens that plain sampling gives: the product of the next-token
+    distributions.
 
     A table model's logits are read off its table, in numpy, without its prefill and extend; any other model
-    is fed whole sequences in one pass, so that no cache is ever rewound. Each next-token law is warped by itself,
-    behind a row that is put together in numpy and in which nothing is a guess. Products are in float64.
+    is fed whole sequences in one pass, so that no cache is ever rewound. The sampler makes each next-token distribution
+    by itself, after a row that is put together in numpy and in which nothing is a draft token. Products are in float64.
 
     Args:
         target: a model with few enough tokens: every sequence is visited.
         prompt: one row.
-        warp, controls: what `jaxspec.warp` makes of logits; the controls have one row.
+        sampler, sampling_params: logits to distributions, and its parameters, which have one row.
         steps: tokens.
         eos: tokens that end a sequence; such sequences are shorter tuples.
 
     Example:
-        >>> from jaxspec.warp import Controls, sampling
+        >>> from jaxspec.warp import SamplingParams, sampling
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
-        >>> one = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
-        >>> law = plain_law(toy, Prompt(jnp.array([[0]]), jnp.array([1])), sampling(), one, steps=2, eos=(2,))
-        >>> {tokens: round(law[tokens], 3) for tokens in sorted(law) if tokens[0] != 1}
+        >>> one = SamplingParams(jnp.ones(1))
+        >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
+        >>> distribution = plain_distribution(toy, prompt, sampling(), one, steps=2, eos=(2,))
+        >>> {tokens: round(distribution[tokens], 3) for tokens in sorted(distribution) if tokens[0] != 1}
         {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (2,): 0.2}
     """
     vocab = target.lm.vocab_size
     every = np.array(list(itertools.product(range(vocab), repeat=steps - 1)), np.int32)
     read = _table_logits if isinstance(target.config, TableConfig) else _network_logits
     logits = read(target, prompt, every)
-    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), every.shape[0] * steps, axis=0), controls)
-    law = _jitted(warp)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, every))
-    next_probs = _probabilities(law, vocab).reshape(logits.shape)
+    one_each = jax.tree.map(lambda x: np.repeat(np.asarray(x), every.shape[0] * steps, axis=0), sampling_params)
+    distribution = _jitted(sampler)(one_each, logits.reshape(-1, 1, vocab), _prefixes(target.lm, prompt, every))
+    next_probs = _probabilities(distribution, vocab).reshape(logits.shape)
     place = vocab ** np.arange(steps - 1)[::-1]
 
-    ended: SequenceLaw = {}
-    live: SequenceLaw = {(): 1.0}
+    ended: SequenceDistribution = {}
+    live: SequenceDistribution = {(): 1.0}
     for done in range(steps):
         probs = {x: next_probs[int(np.dot(x, place[:done])), done] for x in live}  # of x continued by zeros
         longer = {(*x, t): p * float(q) for x, p in live.items() for t, q in enumerate(probs[x]) if q > 0}
@@ -196,7 +211,7 @@ def plain_law(
 
 
 def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) -> Prefix:
-    """What precedes each of the t + 1 tokens behind the prompt and 0, 1, ... of the new ones, a row for each."""
+    """What precedes each of the t + 1 tokens after the prompt and 0, 1, ... of the new ones, a row for each."""
     read = np.asarray(prompt.tokens)[0, : int(prompt.length[0])]
     read = read if lm.start_token is None else np.array([lm.start_token], np.int32)
     whole = np.concatenate([np.tile(read, (len(new), 1)), new], axis=1)
@@ -207,14 +222,14 @@ def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
 
 
 @functools.cache
-def _jitted(warp: Warp):
-    return jax.jit(warp)
+def _jitted(sampler: Sampler):
+    return jax.jit(sampler)
 
 
-def _probabilities(law: Law, vocab: int) -> Float[np.ndarray, "N T V"]:
-    if law.log_probs is None:
-        return np.eye(vocab)[np.asarray(law.tokens)]
-    probs = np.exp(np.asarray(law.log_probs, np.float64))
+def _probabilities(distribution: Distribution, vocab: int) -> Float[np.ndarray, "N T V"]:
+    if distribution.log_probs is None:
+        return np.eye(vocab)[np.asarray(distribution.tokens)]
+    probs = np.exp(np.asarray(distribution.log_probs, np.float64))
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
@@ -238,7 +253,7 @@ def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) 
 
 @functools.partial(jax.jit, static_argnames=("lm",))
 def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
-    first, cache = lm.prefill(params, prompt, buffers.row_width(lm, prompt) + new.shape[1])
+    first, cache = lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + new.shape[1])
     if new.shape[1] == 0:
         return first.logits
     return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)

@@ -1,4 +1,4 @@
-"""A generation round by round: what became of each guess (`rounds`), and a picture of it (`html`).
+"""A generation round by round: what became of each draft token (`rounds`), and a picture of it (`html`).
 
 rounds = trace.of_row(out.tokens[0, : out.lengths[0]], out.trace, 0)
 pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), encoding="utf-8")

@@ -1,7 +1,7 @@
 """A trace as HTML: the paper's Figure 1 (Leviathan et al., arXiv 2211.17192), for notebooks and files.
 
-Accepted guesses are green, the rejected one red and struck through, the target's own token blue and underlined: what
-colour says is said twice. All styles are inline, so that the result can be put anywhere.
+Accepted draft tokens are green, the rejected one red and struck through, the target's own token blue and underlined:
+nothing is told by colour alone. All styles are inline, so that the result can be put anywhere.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,mono
 LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
 STYLES = {
     "committed": "color:#666",
-    "accepted guess": "color:#007a5a",
-    "rejected guess": "color:#c0392b;text-decoration:line-through",
+    "accepted draft token": "color:#007a5a",
+    "rejected draft token": "color:#c0392b;text-decoration:line-through",
     "the target's own token": "color:#0059b3;text-decoration:underline",
 }
 # Line ends and other control characters, which HTML would swallow or refuse, as the signs that stand for them.

@@ -1,4 +1,4 @@
-"""A round of speculative decoding: what became of its guesses, in token ids and spelt."""
+"""A round of speculative decoding: what became of its draft tokens, in token ids and spelt."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ class Round(NamedTuple):
     Attributes:
         before: new tokens committed by earlier rounds.
         new: tokens that this round committed.
-        draft: its guesses; none for the first token, which the target reads off the prompt.
-        num_accepted: how many of them the rule kept.
+        draft: its draft tokens; none for the first token, which the target reads off the prompt.
+        num_accepted: how many of them the rule accepted.
+        parent, path: of a tree, as in `base.Draft` and `base.Verdict`, the path cut to its length; None: a chain.
     """
 
     before: list[int]
     new: list[int]
     draft: list[int]
     num_accepted: int
+    parent: list[int] | None = None
+    path: list[int] | None = None
 
 
 class Judged(NamedTuple):
@@ -42,31 +45,41 @@ class Spelt(NamedTuple):
 
 
 def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[Round]:
-    """The rounds of one row of a generation; the first token, which costs none, is a round without guesses.
+    """The rounds of one row of a generation; the first token, which costs none, is a round without draft tokens.
 
     Args:
         tokens: the new tokens of the row, without padding.
-        trace: of the generation (`Generation.trace`: draft, draft_length, num_accepted, kept, rows first).
+        trace: of the generation (`Generation.trace`, with the fields of `base.RoundInfo`, rows first).
         row: which row.
 
-    Two rounds of two guesses: of 6 7 the first is kept, of 8 9 both are, and 3 follows:
+    Two rounds of two draft tokens: of 6 7 the first is accepted, of 8 9 both are, and 3 follows:
 
     >>> import numpy as np
-    >>> trace = np.array([[[6, 7], [8, 9]]]), np.array([[2, 2]]), np.array([[1, 2]]), np.array([[2, 3]])
+    >>> from types import SimpleNamespace
+    >>> trace = SimpleNamespace(draft=np.array([[[6, 7], [8, 9]]]), draft_length=np.array([[2, 2]]), parent=None,
+    ...                         path=None, num_accepted=np.array([[1, 2]]), num_committed=np.array([[2, 3]]))
     >>> [(step.new, step.draft, step.num_accepted) for step in of_row([5, 6, 2, 8, 9, 3], trace, 0)]
     [([5], [], 0), ([6, 2], [6, 7], 1), ([8, 9, 3], [8, 9], 2)]
     """
     tokens = [int(token) for token in tokens]
     rounds, at = [Round([], tokens[:1], [], 0)], 1
-    for draft, length, accepted, kept in zip(*(field[row].tolist() for field in trace), strict=True):
-        if kept:
-            rounds.append(Round(tokens[:at], tokens[at : at + kept], draft[:length], accepted))
-            at += kept
+    for index, committed in enumerate(trace.num_committed[row].tolist()):
+        if committed:
+            accepted, draft = int(trace.num_accepted[row, index]), trace.draft[row, index].tolist()
+            made = Round(tokens[:at], tokens[at : at + committed], draft, accepted)
+            if trace.parent is None:
+                made = made._replace(draft=draft[: trace.draft_length[row, index]])
+            else:
+                path = trace.path[row, index, :accepted].tolist()
+                made = made._replace(parent=trace.parent[row, index].tolist(), path=path)
+            rounds.append(made)
+            at += committed
     return rounds
 
 
 def judge(step: Round) -> Judged:
-    """Splits a round into accepted guesses, the rejected one, and the target's own token behind them.
+    """Splits a round into accepted draft tokens, the rejected one (of a tree: all children of the last accepted one),
+    and the target's own token after them.
 
     A round that was cut, at an end token or at the limit, has no token of the target's own.
 
@@ -78,21 +91,26 @@ def judge(step: Round) -> Judged:
     n = step.num_accepted
     if len(step.new) <= n:
         return Judged(step.new, [], [])
-    return Judged(step.new[:n], step.draft[n : n + 1], step.new[n:])
+    if step.parent is None or step.path is None:
+        return Judged(step.new[:n], step.draft[n : n + 1], step.new[n:])
+    last = step.path[-1] + 1 if step.path else 0
+    children = [token for token, parent in zip(step.draft, step.parent, strict=True) if parent == last]
+    return Judged(step.new[:n], children, step.new[n:])
 
 
 def spelt(tokenizer: Any, step: Round) -> Spelt:
     """A round as text; without a tokenizer, as ids."""
     accepted, rejected, own = judge(step)
-    kept = [*step.before, *accepted]
+    committed = [*step.before, *accepted]
     if tokenizer is None:
         return Spelt(*("".join(f" {token}" for token in part) for part in (step.before, accepted, rejected, own)))
-    parts = spell(tokenizer, step.before, accepted), spell(tokenizer, kept, rejected), spell(tokenizer, kept, own)
+    own_text = spell(tokenizer, committed, own)
+    parts = spell(tokenizer, step.before, accepted), spell(tokenizer, committed, rejected), own_text
     return Spelt(_decode(tokenizer, step.before), *("".join(part) for part in parts))
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """The text that each of `tokens` adds behind `before`; a special token is spelt by its name."""
+    """The text that each of `tokens` adds after `before`; a special token is spelt by its name."""
     so_far, shown, pieces = list(before), _decode(tokenizer, before).rstrip(HALF_CHARACTER), []
     for token in tokens:
         so_far.append(token)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.progress import Progress
 
 from jaxspec.training.debian_index import LANGUAGES, Record, index_files, read_records
-from jaxspec.training.jsonl import write_jsonl
+from jaxspec.training.jsonl import read_jsonl, write_jsonl
 
 TRANSLATE = "translate English to German: "
 SUMMARIZE = "summarize: "
@@ -207,13 +207,56 @@ def build(lists_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
     return _write(Path(out_dir), pairs, summaries, corpus)
 
 
+def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
+    """Writes ``t5-releases.train.jsonl``: the training examples of `build`, and those that other releases add.
+
+    What `build` held out stays held out: by the families of `lists_dir`, and by text, since another release may have
+    the same text in another package.
+
+    Args:
+        lists_dir: the indices that `build` read.
+        others_dir: the indices of other Debian releases.
+        out_dir: holds what `build` wrote.
+
+    Returns:
+        The number of rows of the file, by its name.
+    """
+    with Progress() as progress:
+        own, own_german = (_load(lists_dir, language, progress) for language in LANGUAGES)
+        stems = heldout_stems({record.package for record in own})
+        english, german = (
+            _once([*first, *_load(others_dir, language, progress)])
+            for first, language in zip((own, own_german), LANGUAGES, strict=True)
+        )
+    held = {_letters(row[key]) for row in read_jsonl(Path(out_dir) / "t5.heldout.jsonl") for key in ("input", "output")}
+    rows = []
+    for examples in (translation_examples(english, german), synopsis_examples(english)):
+        for example in examples:
+            texts = map(_letters, (example.input, example.output))
+            if stem(example.package) not in stems and held.isdisjoint(texts):
+                rows.append(_t5_row(example))
+    name = "t5-releases.train.jsonl"
+    write_jsonl(Path(out_dir) / name, rows)
+    return {name: len(rows)}
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone, in lower case: equal for texts that differ in spaces, quotation marks or stops."""
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def _once(records: Iterable[Record]) -> list[Record]:
+    """The first record of each package and checksum."""
+    by_key: dict[tuple[str, str], Record] = {}
+    for record in records:
+        by_key.setdefault((record.package, record.md5), record)
+    return list(by_key.values())
+
+
 def _load(lists_dir: str | Path, language: str, progress: Progress) -> list[Record]:
     """Reads all indices of a language; a description in several of them (security updates) counts once."""
-    by_key: dict[tuple[str, str], Record] = {}
-    for path in progress.track(index_files(lists_dir, language), description=f"read {language}"):
-        for record in read_records(path):
-            by_key.setdefault((record.package, record.md5), record)
-    return list(by_key.values())
+    paths = progress.track(index_files(lists_dir, language), description=f"read {language}")
+    return _once(record for path in paths for record in read_records(path))
 
 
 def _write(out_dir: Path, pairs: Split, summaries: Split, corpus: Split) -> dict[str, int]:

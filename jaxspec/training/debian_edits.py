@@ -1,7 +1,7 @@
 """A task whose output repeats its input: a description with one word replaced by another.
 
-What copying drafters (`drafters.lookup`) are for. Made from the English side of the files that `debian.build` wrote, so
-held-out texts stay held out.
+What copying drafters (`drafters.prompt_lookup`) are for. Made from the English side of the files that `debian.build`
+wrote, so held-out texts stay held out.
 """
 
 import hashlib

@@ -18,7 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxspec.training.jsonl import write_text
+
 LANGUAGES = ("en", "de")
+MIRROR = "http://deb.debian.org/debian"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"  # of the package debian-archive-keyring
 
 # "+" and "o" are rarer bullets; a digit list ("1. ") reads well as running text and is left alone.
 _BULLET = re.compile(r"^\s*(?:[*•·+-]|o(?=\s))\s+(?=\S)")
@@ -34,12 +38,13 @@ class Record(NamedTuple):
     paragraphs: tuple[str, ...]
 
 
-def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES) -> list[Path]:
-    """Downloads the description indices of this machine's Debian release with ``apt-get update``.
+def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases: Sequence[str] = ()) -> list[Path]:
+    """Downloads the description indices of this machine's Debian release, or of others, with ``apt-get update``.
 
     Args:
         lists_dir: directory of the caller's choice; created if missing. The system's lists stay as they are.
         languages: two-letter codes of the indices to ask for.
+        releases: names of Debian releases, such as "trixie", instead of what this machine's sources list.
 
     Returns:
         The index files now in ``lists_dir``.
@@ -57,6 +62,10 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES) -> list[P
     lists_dir = Path(lists_dir).resolve()
     (lists_dir / "partial").mkdir(parents=True, exist_ok=True)  # apt-get refuses to start without it
     options = [f"Acquire::Languages={','.join(languages)}", f"Dir::State::Lists={lists_dir}"]
+    if releases:
+        sources = lists_dir / "sources.list"
+        write_text(sources, [f"deb [signed-by={KEYRING}] {MIRROR} {release} main\n" for release in releases])
+        options += [f"Dir::Etc::sourcelist={sources}", "Dir::Etc::sourceparts=-"]
     command = ["apt-get", "update", *(part for option in options for part in ("-o", option))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

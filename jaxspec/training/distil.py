@@ -1,8 +1,8 @@
 """A draft model learns from its target: from the target's own outputs, and from its whole distributions.
 
 Acceptance is decided by how much of the target's probability the drafter covers (alpha = E[sum min(p, q)], Corollary
-3.6 of arXiv 2211.17192), not by how well it predicts the data; so the drafter is trained on the target's laws, at the
-prefixes that the target itself produces. Outputs as training data: Kim and Rush, arXiv 1606.07947; both at once:
+3.6 of arXiv 2211.17192), not by how well it predicts the data; so the drafter is trained on the target's distributions,
+at the prefixes that the target itself produces. Outputs as training data: Kim and Rush, arXiv 1606.07947; both at once:
 Zhou et al., DistillSpec, arXiv 2310.08461.
 """
 
@@ -22,14 +22,15 @@ from rich.progress import track
 from jaxspec.base import Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.training.data import Example
+from jaxspec.training.divergences import Divergence, kl
 from jaxspec.training.jsonl import write_jsonl, write_text
 from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
 
 BATCH = 64  # prompts that the teacher answers at once
 
 
-def distillation(config, teacher: Model, weight: float) -> LossFunction:
-    """`weight` times KL(p, q) to the teacher's law p, and 1 - `weight` times the negative log likelihood.
+def distillation(config, teacher: Model, weight: float, divergence: Divergence = kl) -> LossFunction:
+    """`weight` times the divergence from the teacher's distribution, the rest the negative log likelihood.
 
     Both per target token, teacher-forced on the same batch.
     """
@@ -42,30 +43,36 @@ def distillation(config, teacher: Model, weight: float) -> LossFunction:
         log_q = jax.nn.log_softmax(logits)
         is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
         likelihood = -jnp.sum(jnp.where(is_label, log_q, 0.0), axis=-1)
-        divergence = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-        return over_real(weight * divergence + (1 - weight) * likelihood, real)
+        apart = divergence(log_p, log_q, real)
+        return over_real(weight * apart + (1 - weight) * likelihood, real)
 
     return loss
 
 
 def answers(
-    teacher: Model, examples: Sequence[Example], path: Path, max_new_tokens: int, progress: bool = True
+    teacher: Model,
+    examples: Sequence[Example],
+    path: Path,
+    max_new_tokens: int,
+    progress: bool = True,
+    temperature: float = 0.0,
 ) -> list[Example]:
-    """The examples' sources with the teacher's own greedy outputs as targets.
+    """The examples' sources with the teacher's own outputs as targets: greedy, or one sample each.
 
-    Answers are kept in `path` as they are made: what is there is not made again, so that a killed run goes on and a
+    Answers are stored in `path` as they are made: what is there is not made again, so that a killed run goes on and a
     recipe that asks for more gets the rest. Examples are answered in order of length, so that a batch holds little
     padding.
 
     Raises:
         ValueError: `path` holds answers of another teacher, or of another length.
     """
-    made = _open(path, {"teacher": fingerprint(teacher.params), "max_new_tokens": max_new_tokens})
+    header = {"teacher": fingerprint(teacher.params), "max_new_tokens": max_new_tokens}
+    made = _open(path, header | ({"temperature": temperature} if temperature else {}))
     sources = sorted({tuple(e.source.tolist()) for e in examples}.difference(made), key=lambda s: (len(s), s))
     batches = [sources[i : i + BATCH] for i in range(0, len(sources), BATCH)]
     with path.open("a", encoding="utf-8") as file:
         for batch in track(batches, "the teacher's outputs", disable=not progress):
-            for source, target in zip(batch, _answer(teacher, batch, max_new_tokens), strict=True):
+            for source, target in zip(batch, _answer(teacher, batch, max_new_tokens, temperature), strict=True):
                 made[source] = target
                 file.write(json.dumps({"source": source, "target": target}) + "\n")
             file.flush()
@@ -99,11 +106,21 @@ def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]
     return {tuple(row["source"]): row["target"] for row in rows}
 
 
-def _answer(teacher: Model, sources: Sequence[tuple[int, ...]], max_new_tokens: int) -> list[list[int]]:
-    """The teacher's greedy outputs, as one batch of `BATCH` rows."""
+def _answer(
+    teacher: Model, sources: Sequence[tuple[int, ...]], max_new_tokens: int, temperature: float
+) -> list[list[int]]:
+    """The teacher's outputs, as one batch of `BATCH` rows; samples depend on the sources alone."""
     tokens, length = np.zeros((BATCH, max(map(len, sources))), np.int32), np.ones((BATCH,), np.int32)
     for row, source in enumerate(sources):
         tokens[row, : len(source)], length[row] = source, len(source)
     limits = np.where(np.arange(BATCH) < len(sources), max_new_tokens, 1)
-    out = generate(teacher, Prompt(jnp.asarray(tokens), jnp.asarray(length)), max_new_tokens=limits)
+    prompt = Prompt(jnp.asarray(tokens), jnp.asarray(length))
+    seed = int.from_bytes(hashlib.sha256(tokens.tobytes()).digest()[:4], "big") >> 1
+    out = generate(
+        teacher,
+        prompt,
+        max_new_tokens=limits,
+        temperature=temperature,
+        key=jax.random.key(seed) if temperature else None,
+    )
     return [out.tokens[row, : out.lengths[row]].tolist() for row in range(len(sources))]

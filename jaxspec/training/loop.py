@@ -26,15 +26,21 @@ from jaxspec.training.losses import LossFunction
 
 
 class TrainState(NamedTuple):
-    """All that a run needs to go on."""
+    """All that a run needs to go on; `average` is the moving average of the parameters, if there is one."""
 
     step: Array
     params: Any
     optimizer: Any
+    average: Any = None
+
+    @property
+    def best(self) -> Any:
+        """What is evaluated and kept: the average, if there is one."""
+        return self.params if self.average is None else self.average
 
 
-def make_step(loss: LossFunction, optimizer: optax.GradientTransformation) -> Callable:
-    """One optimizer step, jitted, as (state, batch) -> (state, loss per token)."""
+def make_step(loss: LossFunction, optimizer: optax.GradientTransformation, average: float = 0.0) -> Callable:
+    """One optimizer step, jitted, as (state, batch) -> (state, loss per token); `average` decays the state's."""
 
     @jax.jit
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Float[Array, ""]]:
@@ -45,7 +51,12 @@ def make_step(loss: LossFunction, optimizer: optax.GradientTransformation) -> Ca
         value, gradient = jax.value_and_grad(mean)(state.params)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, optimizer_state), value
+        averaged = None
+        if state.average is not None:
+            done = state.step.astype(jnp.float32)
+            decay = jnp.minimum(average, (1.0 + done) / (10.0 + done))  # the start is soon forgotten
+            averaged = optax.incremental_update(params, state.average, 1 - decay)
+        return TrainState(state.step + 1, params, optimizer_state, averaged), value
 
     return step
 
@@ -68,6 +79,7 @@ def fit(
     steps: int,
     evaluate_every: int,
     save_every: int,
+    average: float = 0.0,
     log: Callable[[str], None] = print,
     progress: bool = True,
 ) -> tuple[Any, float]:
@@ -76,16 +88,21 @@ def fit(
     A checkpoint is a whole folder that Orbax renames into place when it is complete, so a run killed at any moment
     resumes from its last checkpoint, and then computes exactly what it would have computed.
 
+    With `average`, the decay per step of an exponential moving average of the parameters, that average is what is
+    evaluated and returned.
+
     Returns:
         The trained parameters, and their held-out loss per token (`heldout_loss`) in nats.
 
     Raises:
-        FloatingPointError: the loss is no longer finite; the last checkpoint is kept.
+        FloatingPointError: the loss is no longer finite; the last checkpoint stays.
     """
-    step_fn, heldout_fn = make_step(loss, optimizer), jax.jit(heldout_loss)
+    step_fn, heldout_fn = make_step(loss, optimizer, average), jax.jit(heldout_loss)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
         state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        if average:
+            state = state._replace(average=jax.tree.map(jnp.copy, params))
         if manager.latest_step() is not None:
             state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
             log(f"resumed at step {int(state.step)} from {folder}")
@@ -101,9 +118,9 @@ def fit(
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
                 if done % evaluate_every == 0 or done == steps:
-                    held = evaluate(heldout_fn, state.params, heldout.once())
+                    held = evaluate(heldout_fn, state.best, heldout.once())
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {held:.4f}")
                     recent = []
                 if done % save_every == 0 or done == steps:
                     manager.save(done, args=ocp.args.StandardSave(state))
-    return state.params, evaluate(heldout_fn, state.params, heldout.once())
+    return state.best, evaluate(heldout_fn, state.best, heldout.once())

@@ -1,4 +1,4 @@
-"""From a recipe to n-gram tables; `drafters.ngram` counts, `drafters.tables` is what is counted."""
+"""From a recipe to n-gram tables; `drafters.ngram` counts, `drafters.ngram_model` is what is counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jaxspec import vocabulary
 from jaxspec.corpus import read_texts, token_rows
 from jaxspec.drafters.ngram import count
-from jaxspec.drafters.tables import NGramConfig, Tables, first_guesses
+from jaxspec.drafters.ngram_model import NGramConfig, Tables, first_draft_tokens
 from jaxspec.recipes import TableRecipe
 from jaxspec.vocabulary import Vocabulary
 
@@ -29,9 +29,9 @@ class Counted(NamedTuple):
     """Tables, and what a checkpoint of them says.
 
     Attributes:
-        tables, config: see `drafters.tables`.
+        tables, config: see `drafters.ngram_model`.
         vocabulary: the target's, whose tokenizer the texts were read with.
-        about: provenance, and how often the first guess is right on held-out texts.
+        about: provenance, and how often the first draft token is right on held-out texts.
     """
 
     tables: Tables
@@ -79,10 +79,10 @@ def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
 
 
 def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> float:
-    """The share of the tokens of some rows that are the tables' first guess (of the first 128 tokens of each row).
+    """The share of the tokens of some rows that are the tables' first draft token (of a row's first 128 tokens).
 
     >>> config, tables = count([[1, 2, 1, 2, 1, 0]], vocab_size=3, order=2)
-    >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 behind 1 and 2
+    >>> hits(config, tables, [np.array([1, 2, 1]), np.array([2, 2])])  # right: the first 1, and 2 and 1 after 1 and 2
     0.6
     """
     right, total = 0, 0
@@ -97,8 +97,10 @@ def hits(config: NGramConfig, tables: Tables, rows: Sequence[np.ndarray]) -> flo
 
 @functools.partial(jax.jit, static_argnames=("config",))
 def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"]) -> Int[Array, ""]:
-    """How many tokens are what the tables say first behind the ones before; -1 is padding."""
-    start = -1 if config.start_token is None else config.start_token  # the tables know nothing of -1
+    """How many tokens are the first draft token of the tables after the ones before; -1 is padding."""
+    start = -1 if config.start_token is None else config.start_token  # -1 is in no table
     fed = jnp.concatenate([jnp.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
-    guesses = first_guesses(config, tables, fed)  # not by logits: for a large vocabulary these would take gigabytes
-    return jnp.sum(jnp.logical_and(tokens >= 0, guesses == tokens))
+    draft_tokens = first_draft_tokens(
+        config, tables, fed
+    )  # not by logits: for a large vocabulary these would take gigabytes
+    return jnp.sum(jnp.logical_and(tokens >= 0, draft_tokens == tokens))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import transformers
 
+from jaxspec.base import Params
 from jaxspec.model import load
+from jaxspec.nets.resize import resize
 from jaxspec.recipes import Distil, Recipe, net_of
 from jaxspec.training import data, optimizer
 from jaxspec.training.distil import answers, distillation
+from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import fit
 from jaxspec.training.losses import LossFunction, cross_entropy
 
@@ -31,19 +36,39 @@ def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
 
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
     """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
-    teacher = load(distil.teacher, dtype=recipe.model.dtype)
-    likelihood = cross_entropy(recipe.model)
-    loss = distillation(recipe.model, teacher, distil.weight) if distil.weight else likelihood  # saves a pass
+    config = _in_training(recipe)
+    loss = cross_entropy(config)
+    if distil.weight:  # without it, a pass is saved
+        teacher = load(distil.teacher, dtype=recipe.train.dtype)
+        loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
     if not distil.answers:
         return loss, tasks
     if len(distil.answers) != len(tasks):
         raise ValueError(f"distil.answers is {list(distil.answers)}: expected a number for each of {list(tasks)}")
+    teacher = load(distil.teacher, dtype=recipe.model.dtype)
     longest = max(t for _, t in recipe.data.shapes)
-    answered = {}
+    learnt = {}
     for (task, asked), count in zip(tasks.items(), distil.answers, strict=True):
         some = asked[:: max(1, len(asked) // max(1, count))][:count]
-        answered[task] = answers(teacher, some, work / f"answers.{task}.jsonl", longest, progress)
-    return loss, answered
+        learnt[task] = list(asked) * distil.texts
+        for temperature in distil.temperatures:
+            path = work / (f"answers.{task}.{temperature}.jsonl" if temperature else f"answers.{task}.jsonl")
+            learnt[task] += answers(teacher, some, path, longest, progress, temperature)
+    return loss, learnt
+
+
+def _in_training(recipe: Recipe) -> Any:
+    """The model's configuration, in the dtype that it is trained in."""
+    return dataclasses.replace(recipe.model, dtype=recipe.train.dtype)
+
+
+def start(recipe: Recipe) -> Params:
+    """The parameters that a run begins with: random ones, or those of a checkpoint, brought to the recipe's shape."""
+    key = jax.random.key(recipe.train.seed)
+    if not recipe.train.start:
+        return net_of(recipe.model).init(recipe.model, key)
+    model = load(recipe.train.start)
+    return model.params if model.config == recipe.model else resize(model.params, model.config, recipe.model, key)
 
 
 def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True):
@@ -54,7 +79,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     """
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
     likelihood = cross_entropy(recipe.model)
-    loss, tasks = likelihood, examples(recipe, folder, tokenizer, recipe.data.train)
+    loss, tasks = cross_entropy(_in_training(recipe)), examples(recipe, folder, tokenizer, recipe.data.train)
     if recipe.distil is not None:
         loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
     held = examples(recipe, folder, tokenizer, recipe.data.heldout)
@@ -63,7 +88,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     repeated = [e for task, repeat in zip(tasks.values(), repeats, strict=True) for _ in range(repeat) for e in task]
     shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
     training, heldout = (data.Batches(some, shapes, recipe.train.seed) for some in (repeated, few))
-    params = net_of(recipe.model).init(recipe.model, jax.random.key(recipe.train.seed))
+    params = start(recipe)
     count = sum(x.size for x in jax.tree.leaves(params))
     log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
     return fit(
@@ -77,6 +102,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
         steps=recipe.train.steps,
         evaluate_every=recipe.train.evaluate_every,
         save_every=recipe.train.save_every,
+        average=recipe.train.average,
         log=log,
         progress=progress,
     )

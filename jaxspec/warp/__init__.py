@@ -4,33 +4,36 @@
     temperature, top-k, top-p, min-p.
 
 The order is that of transformers (vLLM takes min-p before top-k). All values are traced and per row, so changing them
-recompiles nothing. What is static is which stages a program contains: a greedy program has no softmax, only top-k and
-top-p sort the vocabulary, and tokens are counted only for penalties. Temperature 0 is the limit: all mass on the
+recompiles nothing. What is static is which processors a program contains: a greedy program has no softmax, only top-k
+and top-p sort the vocabulary, and tokens are counted only for penalties. Temperature 0 is the limit: all mass on the
 largest logit, ties to the lowest id.
+
+A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of `options.SamplingOptions`.
 """
 
-from jaxspec.warp.controls import Controls
-from jaxspec.warp.law import chain, fit, greedy, only, sampling
+from jaxspec.warp.options import SamplingOptions
 from jaxspec.warp.penalties import (
     count_tokens,
     logit_bias,
     presence_and_frequency_penalties,
     repetition_penalty,
 )
-from jaxspec.warp.truncate import cool, keep_min_p, keep_top_k, keep_top_p
+from jaxspec.warp.sampling import SamplingParams, chain, greedy, mask_padding_ids, match_vocab, sampling
+from jaxspec.warp.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
 
 __all__ = [
-    "Controls",
+    "SamplingOptions",
+    "SamplingParams",
+    "apply_temperature",
     "chain",
-    "cool",
     "count_tokens",
-    "fit",
     "greedy",
     "keep_min_p",
     "keep_top_k",
     "keep_top_p",
     "logit_bias",
-    "only",
+    "mask_padding_ids",
+    "match_vocab",
     "presence_and_frequency_penalties",
     "repetition_penalty",
     "sampling",

@@ -1,4 +1,4 @@
-"""What makes a law sharper: temperature, and taking away what is improbable.
+"""Temperature, and truncation to the most probable tokens.
 
 Each function takes logits and returns logits, -inf where a token was taken away.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec import noise
 
 
-def cool(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Float[Array, "B T V"]:
+def apply_temperature(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Float[Array, "B T V"]:
     """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf)."""
     temperature = temperature[:, None, None]
     positive = temperature > 0
@@ -38,7 +38,7 @@ def keep_top_k(
 def keep_top_p(
     logits: Float[Array, "B T V"], largest: Float[Array, "B T bound"], top_p: Float[Array, " B"]
 ) -> Float[Array, "B T V"]:
-    """Sets to -inf every logit that is not needed to reach a mass of `top_p`; what ties with the last is kept.
+    """Sets to -inf every logit that is not needed to reach a mass of `top_p`; what ties with the last stays.
 
     `largest` holds, in descending order, at least all logits that are not -inf.
 

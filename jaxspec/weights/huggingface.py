@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from jax.sharding import Mesh
 from jaxspec import families, folders, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
+from jaxspec.families.common import EMBEDDING, HEAD
 from jaxspec.weights import int8, parameters, tensors
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
@@ -79,23 +81,24 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
         mesh: what to place the parameters on, as `jaxspec.sharding` says; None for the default device.
 
     Returns:
-        The parameters and the network's configuration.
+        The parameters and the network's configuration: whether its head is tied is decided by the weights.
 
     Raises:
         CheckpointError: the model is none of our families, or its files are absent, damaged, or those of another
             model; the latter lists what is missing, unexpected, and of another shape. No weights are read before
-            that is known.
+            that is known, but those that may be copies of each other.
     """
     folder = Path(folder)
     family, config = read_config(folder)
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
     files = tensors.shards(folder)
+    config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
-    _check(folder, where, parameters.shapes(config), files, family, config)
+    _check(folder, where, parameters.shapes(config), files, family, copies)
     params: dict[str, jax.Array] = {}
     for shard in files:
         for name, x in shard.read():
-            known = family.canonical(config, name)
+            known = family.canonical(name)
             if x.dtype.name not in FLOATS and known is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
             for path, tensor in where.get(known or "", ()):
@@ -104,7 +107,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
-    """The family that config.json names, and the configuration of its network.
+    """The family that config.json names, and the configuration of its network, as it has it (see `_without_copies`).
 
     Several end tokens, as models that chat have, are listed in generation_config.json, or, without one, in config.json.
 
@@ -269,20 +272,55 @@ def _take(x: np.ndarray, tensor: Tensor) -> np.ndarray:
     return x if n == 1 else np.split(x, n)[i]
 
 
+def _without_copies(
+    folder: Path, family: Family, config: Any, files: list[tensors.Shard]
+) -> tuple[Any, frozenset[str]]:
+    """The network that the files hold, and which tensors of theirs repeat another and are left out.
+
+    A head that differs from the embedding is the network's own, though config.json call it tied (transformers 5 calls
+    every T5's so). What may be copies is read once more, for that; few files hold any.
+    """
+    embedding = family.names(config)[EMBEDDING].name
+    taken = {**family.copies, **({HEAD: embedding} if config.tied_head else {})}
+    held: dict[str, str] = {}
+    for name in (name for shard in files for name in shard.shapes):
+        known = family.canonical(name)
+        if known is not None and (other := held.setdefault(known, name)) != name:
+            raise CheckpointError(f"{folder} holds {known} twice, as {other} and as {name}: expected it once")
+    taken = {copy: original for copy, original in taken.items() if copy in held and original in held}
+    names = {held[name] for pair in taken.items() for name in pair}
+    digests = {name: _digest(x) for shard in files for name, x in shard.read(names)} if names else {}
+    for copy, original in taken.items():
+        if digests[held[copy]] == digests[held[original]]:
+            continue
+        if copy != HEAD:
+            raise CheckpointError(
+                f"{folder}: {held[copy]} differs from {held[original]}, which it should repeat: the network has one "
+                "embedding. Convert or download the model again"
+            )
+        config = dataclasses.replace(config, tied_head=False)
+    return config, frozenset(taken) - ({HEAD} if not config.tied_head else set())
+
+
+def _digest(x: np.ndarray) -> tuple[str, Shape, bytes]:
+    """Equal for tensors that are equal bit for bit."""
+    return x.dtype.name, x.shape, hashlib.sha256(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data).digest()
+
+
 def _check(
     folder: Path,
     where: dict[str, list[tuple[str, Tensor]]],
     expected: dict[str, Shape],
     files: list[tensors.Shard],
     family: Family,
-    config: Any,
+    copies: Container[str],
 ) -> None:
     """Compares names and shapes, both in PyTorch's terms, before any weights are read."""
     have = {
         known: shape
         for shard in files
         for name, shape in shard.shapes.items()
-        if (known := family.canonical(config, name)) is not None
+        if (known := family.canonical(name)) is not None and known not in copies
     }
     want = {name: _shape(expected, parts) for name, parts in where.items()}
     if complaint := parameters.differences(want, have):

@@ -98,8 +98,14 @@ def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layo
                     f"{place / huggingface.CONFIG} is not a T5's, but beside a T5X checkpoint: remove it, or put the "
                     "right one there"
                 )
-            return config, layout, str(place / huggingface.CONFIG)
+            return _with_head_of(inferred, config), layout, str(place / huggingface.CONFIG)
     return inferred, layout, "their names and shapes"
+
+
+def _with_head_of(held: T5Config, config: T5Config) -> T5Config:
+    """What config.json says, but for the head: transformers 5 calls each tied, and T5X scales those that are."""
+    tied = config.tied_head and held.tied_head
+    return dataclasses.replace(config, tied_head=tied, scaled_head=tied)
 
 
 def name_of(folder: Path) -> str:

@@ -15,9 +15,9 @@ import gc
 import json
 import mmap
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,18 +28,26 @@ SAFE_TORCH = "2.6"
 MAPPED_BYTES = 2**28  # to read of a safetensors file before it is mapped anew
 
 
+class Read(Protocol):
+    """Reads the tensors of one file."""
+
+    def __call__(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (name, array) for each tensor of a file, or for those in `only`, one in memory at a time."""
+        ...
+
+
 class Shard(NamedTuple):
     """One file of weights.
 
     Attributes:
         path: of the file.
         shapes: of its tensors, by name, as PyTorch has them.
-        read: yields each tensor; only one need be in memory at a time.
+        read: yields each tensor, or each of `only` these names; only one need be in memory at a time.
     """
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
-    read: Callable[[], Iterator[tuple[str, np.ndarray]]]
+    read: Read
 
 
 def shards(folder: Path) -> list[Shard]:
@@ -89,9 +97,9 @@ def _safetensors(path: Path) -> Shard:
     except SafetensorError as error:
         raise _damaged(path, error) from error
 
-    def read() -> Iterator[tuple[str, np.ndarray]]:
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         file, mapped = safe_open(path, "numpy"), 0
-        for name in shapes:
+        for name in shapes if only is None else [name for name in shapes if name in only]:
             if mapped > MAPPED_BYTES:  # what was read of a mapping stays resident until it is dropped
                 file, mapped = safe_open(path, "numpy"), 0
             x = file.get_tensor(name)
@@ -114,7 +122,11 @@ def _msgpack(path: Path) -> Shard:
         shapes = {name: x.shape for name, x in load().items()}
     except Exception as error:  # msgpack's, flax's and NumPy's errors have nothing in common
         raise _damaged(path, error) from error
-    return Shard(path, shapes, lambda: iter(load().items()))
+
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        return ((name, x) for name, x in load().items() if only is None or name in only)
+
+    return Shard(path, shapes, read)
 
 
 def torch_name(name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
@@ -159,10 +171,11 @@ def _pickle(path: Path) -> Shard:
     except Exception as error:  # a pickle can fail in any way
         raise _damaged(path, error) from error
 
-    def read() -> Iterator[tuple[str, np.ndarray]]:
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         for name, x in load().items():
-            yield name, _numpy(x)
-        gc.collect()  # torch.load leaves cycles behind that hold the file, all that was read of it being resident
+            if only is None or name in only:
+                yield name, _numpy(x)
+        gc.collect()  # torch.load leaves cycles after that hold the file, all that was read of it being resident
 
     return Shard(path, shapes, read)
 

@@ -1,8 +1,8 @@
 """Every rule × drafter × gamma × warping goes through the same properties.
 
-In each cell of that table the law of the text is enumerated: exact rules are exact, inexact ones keep their promise.
-Programs are what costs time here. So a rule's program is enumerated for many tables and warpings, which are traced,
-and where rules are called by themselves one program calls all of them.
+In each cell of that table the distribution of the text is enumerated: exact rules are exact, inexact ones keep their
+promise. Programs are what costs time here. So a rule's program is enumerated for many tables and warpings, which are
+traced, and where rules are called by themselves one program calls all of them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec import accept, noise
-from jaxspec.accept.catalogue import CHAINS, LENIENCE
+from jaxspec.accept.catalogue import LENIENCE
+from jaxspec.accept.catalogue import RULES as LISTED
 from jaxspec.accept.typical import entropy
-from jaxspec.base import Draft, Drafter, Law, Prompt, Weights
-from jaxspec.decode import autoregressive, speculative
+from jaxspec.base import Bound, Distribution, Draft, Drafter, Prompt
+from jaxspec.decode import autoregressive
+from jaxspec.decode.request import prepare
 from jaxspec.drafters import model
-from jaxspec.testing import certify, decoder_law, plain_law, table_model, table_model_from, total_variation
-from jaxspec.warp import Controls, greedy, sampling
+from jaxspec.testing import (
+    certify,
+    decoder_distribution,
+    plain_distribution,
+    table_model,
+    table_model_from,
+    total_variation,
+    with_sampler,
+)
+from jaxspec.warp import SamplingParams, greedy, sampling
 
 EXACT, STEPS = 1e-5, 3
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
 RULES = {
     rule.name: rule
-    for rule in (accept.typical(*TYPICAL) if name == "typical" else made.rule for name, made in CHAINS.items())
+    for rule in (accept.typical(*TYPICAL) if name == "typical" else made.rule for name, made in LISTED.items())
 }
 INEXACT = {"lenient(0.5)", "typical(0.3, 0.5)"}
 
@@ -38,10 +48,10 @@ TARGET, RANDOM = table_model(jax.random.key(1), 3), table_model(jax.random.key(2
 GOOD = table_model_from(0.7 * TARGET.params + 0.3 * RANDOM.params)
 NO_TWO = table_model_from(TARGET.params.at[..., 2].set(-jnp.inf))
 ONLY_TWO = table_model_from(jnp.zeros((3, 3, 3)).at[..., :2].set(-jnp.inf))
-PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 WARPINGS = {
     "plain": PLAIN,
-    "warped": Controls(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
+    "warped": SamplingParams(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
     "temperature 0": PLAIN._replace(temperature=jnp.zeros(1)),
 }
 PAIRS = {  # target, drafter: of one program
@@ -57,16 +67,21 @@ CERTAIN = {"disjoint", "one-token support"}  # where no rule has a choice
 def table_drafter(ragged):
     """Proposes, with certainty, successors of the last token; all gamma of them, or any number up to it."""
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        full = jnp.full_like(context.length, gamma)
-        length = (context.length + last[:, 0]) % (gamma + 1) if ragged else full
-        return Draft((last + 1 + jnp.arange(gamma, dtype=last.dtype)[None, :]) % 3, None, length), state
+    def propose(weights, caches, context):
+        row, gamma = context.row, context.gamma
+        last = jnp.take_along_axis(row.tokens, row.length[:, None] - 1, axis=1)
+        length = (row.length + last[:, 0]) % (gamma + 1) if ragged else jnp.full_like(row.length, gamma)
+        return Draft((last + 1 + jnp.arange(gamma, dtype=last.dtype)[None, :]) % 3, length), caches
 
-    return Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    return Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
 
 
-DRAFTERS = {"model": model(TARGET.lm), "point mass": table_drafter(True), "coupled model": model(TARGET.lm, True)}
+POINT_MASS = Bound(table_drafter(True))
+DRAFTERS = {  # of a model
+    "model": model,
+    "point mass": lambda draft: POINT_MASS,
+    "coupled model": functools.partial(model, coupled=True),
+}
 PROMPT = Prompt(jnp.array([[1, 0, 1]]), jnp.array([3]))
 EVERYTHING = sampling(3, True)
 
@@ -75,7 +90,7 @@ def programs():
     """(rule, drafter, gamma): the whole table; what differs from a neighbour in little only at leisure.
 
     Enumeration takes noise that a coupled drafter shares with the rule for fresh. Under the coupled rule that is no
-    matter, since the text does not depend on the guesses; other rules are sampled, in `test_coupled`.
+    matter, since the text does not depend on the draft tokens; other rules are sampled, in `test_coupled`.
     """
     for name in RULES:
         kinds = ["model", "point mass", *(["coupled model"] if name == "coupled" else [])]
@@ -92,46 +107,46 @@ def cells(kind, gamma):
 
 
 @functools.cache
-def text_law(name, kind, gamma, pair, warping):
-    rule, (target, draft) = RULES[name], PAIRS[pair]
-    warp = sampling(3, True, soft=True) if rule.reads_soft else EVERYTHING
-    decoder = speculative(target.lm, DRAFTERS[kind], rule, warp, gamma)
-    assert gamma > 0 or decoder is autoregressive(target.lm, warp)
-    return decoder_law(decoder, Weights(target.params, draft.params), PROMPT, WARPINGS[warping], steps=STEPS)
+def text_distribution(name, kind, gamma, pair, warping):
+    target, draft = PAIRS[pair]
+    job = prepare(target, PROMPT, drafter=DRAFTERS[kind](draft), accept=RULES[name], gamma=gamma)
+    job = with_sampler(job, EVERYTHING, WARPINGS[warping])
+    assert gamma > 0 or job.decoder is autoregressive(target.lm, EVERYTHING)
+    return decoder_distribution(job, steps=STEPS)
 
 
 @functools.cache
-def true_law(pair, warping):
-    return plain_law(PAIRS[pair][0], PROMPT, EVERYTHING, WARPINGS[warping], STEPS)
+def true_distribution(pair, warping):
+    return plain_distribution(PAIRS[pair][0], PROMPT, EVERYTHING, WARPINGS[warping], STEPS)
 
 
-def conditionals(law):
+def conditionals(distribution):
     """What follows each prefix that has a probability: {prefix: probabilities [V]}."""
     found = {}
     for at in range(STEPS):
-        for tokens, probability in law.items():
+        for tokens, probability in distribution.items():
             found.setdefault(tokens[:at], np.zeros(3))[tokens[at]] += probability
     return {prefix: probs / probs.sum() for prefix, probs in found.items() if probs.sum() > 0}
 
 
-def check_lenient(law, pair, warping):
+def check_lenient(distribution, pair, warping):
     """No token above p(x) / l given what precedes it; at temperature 0 none below l times the likeliest."""
     if warping == "temperature 0":
-        true = conditionals(true_law(pair, "plain"))
-        for text in law:
+        true = conditionals(true_distribution(pair, "plain"))
+        for text in distribution:
             for at, token in enumerate(text):
                 p = true[text[:at]]
                 assert p[token] >= (LENIENCE - 1e-5) * p.max(), (text, p)
     else:
-        true = conditionals(true_law(pair, warping))
-        for prefix, got in conditionals(law).items():
+        true = conditionals(true_distribution(pair, warping))
+        for prefix, got in conditionals(distribution).items():
             assert (got <= true[prefix] / LENIENCE + 1e-4).all(), (prefix, got, true[prefix])
 
 
-def check_typical(law, pair, warping):
+def check_typical(distribution, pair, warping):
     """No token at or below the threshold above p(x), given what precedes it."""
-    true = conditionals(true_law(pair, warping))
-    for prefix, got in conditionals(law).items():
+    true = conditionals(true_distribution(pair, warping))
+    for prefix, got in conditionals(distribution).items():
         p = true[prefix]
         h = float(entropy(jnp.log(jnp.asarray(p, jnp.float32))[None, None])[0, 0])
         untypical = p <= min(TYPICAL[0], TYPICAL[1] * np.exp(-h))
@@ -139,14 +154,14 @@ def check_typical(law, pair, warping):
 
 
 @pytest.mark.parametrize(("name", "kind", "gamma"), list(programs()))
-def test_the_law_of_the_text(name, kind, gamma):
+def test_the_distribution_of_the_text(name, kind, gamma):
     """Exact rules are exact in each cell; inexact ones keep their promise there, and use the room that they have."""
     rule, off = RULES[name], {}
     for cell in cells(kind, gamma):
-        law = text_law(name, kind, gamma, *cell)
-        off[cell] = total_variation(law, true_law(*cell))
+        distribution = text_distribution(name, kind, gamma, *cell)
+        off[cell] = total_variation(distribution, true_distribution(*cell))
         if name in INEXACT:
-            (check_lenient if name.startswith("lenient") else check_typical)(law, *cell)
+            (check_lenient if name.startswith("lenient") else check_typical)(distribution, *cell)
     assert rule.exact == (name not in INEXACT)
     if rule.exact or gamma == 0:
         assert max(off.values()) < EXACT, off
@@ -157,36 +172,36 @@ def test_the_law_of_the_text(name, kind, gamma):
     if name.startswith("typical"):
         assert cold < EXACT, off
     elif kind == "model":
-        assert cold > 0.99, off  # another text than the one that greedy decoding says
+        assert cold > 0.99, off  # another text than greedy decoding's
 
 
 def test_lenience_gains_what_it_may():
     """Some token is nearly twice as likely as it should be."""
     cell = ("a random one", "plain")
-    true = conditionals(true_law(*cell))
-    got = conditionals(text_law("lenient(0.5)", "model", 3, *cell))
+    true = conditionals(true_distribution(*cell))
+    got = conditionals(text_distribution("lenient(0.5)", "model", 3, *cell))
     assert 1.2 < max((probs / true[prefix]).max() for prefix, probs in got.items()) < 2 + 1e-4
 
 
 def test_typical_acceptance_favours_what_is_typical():
     cell = ("a random one", "plain")
-    true = conditionals(true_law(*cell))
-    got = conditionals(text_law("typical(0.3, 0.5)", "model", 3, *cell))
+    true = conditionals(true_distribution(*cell))
+    got = conditionals(text_distribution("typical(0.3, 0.5)", "model", 3, *cell))
     assert max((probs / true[prefix]).max() for prefix, probs in got.items()) > 1.2
 
 
 @pytest.mark.parametrize("name", ["block"])
-def test_the_law_of_all_tokens_of_a_round(name):
-    """One from prefill, three guesses at most, and the token after two."""
-    options = dict(warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, draft_params=RANDOM.params)
-    assert certify(TARGET, drafter=DRAFTERS["model"], accept=RULES[name], gamma=3, steps=4, **options) < EXACT
+def test_the_distribution_of_all_tokens_of_a_round(name):
+    """One from prefill, three draft tokens at most, and the token after two."""
+    options = dict(sampler=EVERYTHING, sampling_params=PLAIN, prompt=PROMPT)
+    assert certify(TARGET, drafter=RANDOM, accept=RULES[name], gamma=3, steps=4, **options) < EXACT
 
 
 # --- one program for all rules
 
 
 def judge(keys, position, draft, target):
-    return {name: rule(keys, position, draft, target) for name, rule in RULES.items()}
+    return {name: rule.verify(keys, position, draft, target) for name, rule in RULES.items()}
 
 
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # to compile, not to run
@@ -194,22 +209,28 @@ JUDGE = jax.jit(judge, compiler_options=QUICKLY)
 ROWS, GAMMA, VOCAB = 24, 3, 5
 
 
-def laws(key, shape, zeros=0.3):
-    """Random laws, some probabilities of which are 0."""
+def distributions(key, shape, zeros=0.3):
+    """Random distributions, some probabilities of which are 0."""
     first, second = jax.random.split(key)
     keep = jax.random.bernoulli(first, 1 - zeros, shape).at[..., 0].set(True)
     logits = 2 * jax.random.normal(second, shape)
     return jax.nn.log_softmax(jnp.where(keep, logits, -jnp.inf), axis=-1)
 
 
+def logits_too(log_probs):
+    """A distribution as samplers give it, without a row at temperature 0."""
+    return Distribution(log_probs, logits=log_probs, greedy=jnp.zeros(len(log_probs), bool))
+
+
 @functools.partial(jax.jit, static_argnames=("rows", "gamma", "vocab", "zeros"))
 def round_of(seed, rows=ROWS, gamma=GAMMA, vocab=VOCAB, zeros=0.3):
-    """keys, positions, a draft that was drawn from its law, and a target."""
+    """keys, positions, a draft that was drawn from its distribution, and a target."""
     p, q, x, n, k = jax.random.split(jax.random.key(seed), 5)
-    log_q = laws(q, (rows, gamma, vocab), zeros)
+    log_q = distributions(q, (rows, gamma, vocab), zeros)
     tokens = jax.random.categorical(x, log_q).astype(jnp.int32)
     length = jax.random.randint(n, (rows,), 0, gamma + 1)
-    draft, target = Draft(tokens, log_q, length), Law(log_probs=laws(p, (rows, gamma + 1, vocab), zeros))
+    draft = Draft(tokens, length, log_probs=log_q)
+    target = logits_too(distributions(p, (rows, gamma + 1, vocab), zeros))
     return noise.row_keys(k, rows), 3 + jnp.arange(rows, dtype=jnp.int32), draft, target
 
 
@@ -223,14 +244,14 @@ def outcome(verdicts):
 
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
 def test_rows_do_not_depend_on_mates_padding_or_order(certain):
-    """A shuffled batch; and rows alone, with drafts padded by two garbage guesses."""
+    """A shuffled batch; and rows alone, with drafts padded by two garbage draft tokens."""
     keys, position, draft, target = round_of(0)
     wide = Draft(
         jnp.pad(draft.tokens, ((0, 0), (0, 2)), constant_values=1),
-        jnp.pad(draft.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan),
         draft.length,
+        log_probs=jnp.pad(draft.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan),
     )
-    padded = Law(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan))
+    padded = logits_too(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), constant_values=jnp.nan))
     if certain:
         draft, wide = draft._replace(log_probs=None), wide._replace(log_probs=None)
     together = outcome(JUDGE(keys, position, draft, target))
@@ -243,31 +264,19 @@ def test_rows_do_not_depend_on_mates_padding_or_order(certain):
     assert len({tuple(map(tuple, rows)) for rows in together.values()}) >= 3  # rules do differ here
 
 
-CONTROLS = Controls(jnp.arange(ROWS) % 3 / 2, jnp.full(ROWS, VOCAB), jnp.ones(ROWS))
-LAWS = {  # of the target: what a warp makes of the same logits
-    "sampled": sampling(),
-    "some rows at temperature 0": sampling(soft=True),
-    "greedy": greedy(),
-    "greedy, with its logits": greedy(soft=True),
-}
+SOME_GREEDY = SamplingParams(jnp.arange(ROWS) % 3 / 2)
+SAMPLERS = {"some rows at temperature 0": sampling(), "greedy": greedy()}
 
 
-@pytest.mark.parametrize(
-    ("law", "certain"),
-    [
-        ("sampled", False),
-        ("some rows at temperature 0", True),
-        ("greedy", True),
-        ("greedy, with its logits", False),
-    ],
-)
-def test_vmap(law, certain):
-    """Over drafts with laws and over point masses, and over every kind of law."""
+@pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_vmap(name, certain):
+    """Over drafts with distributions and over point masses, and over every kind of distribution."""
     rounds = []
     for seed in range(3):
         keys, position, draft, target = round_of(seed)
         draft = draft._replace(log_probs=None) if certain else draft
-        rounds.append((keys, position, draft, LAWS[law](CONTROLS, target.log_probs)))
+        rounds.append((keys, position, draft, SAMPLERS[name](SOME_GREEDY, target.log_probs)))
     stacked = jax.jit(jax.vmap(judge), compiler_options=QUICKLY)(*jax.tree.map(lambda *x: jnp.stack(x), *rounds))
     for i, each in enumerate(rounds):
         assert outcome(rows_of(stacked, i)) == outcome(JUDGE(*each))
@@ -275,63 +284,68 @@ def test_vmap(law, certain):
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**31 - 1), st.booleans())
-def test_what_the_target_never_says_is_never_said(seed, certain):
-    """Kept guesses and the token after them have a probability, and no more guesses are kept than there are."""
+def test_a_token_of_probability_0_is_never_emitted(seed, certain):
+    """Accepted draft tokens and the token after them have a probability; no more are accepted than there are."""
     keys, position, draft, target = round_of(seed, zeros=0.6)
     if certain:
         draft = draft._replace(log_probs=None)
-    p, guesses, length = (np.asarray(x) for x in (target.log_probs, draft.tokens, draft.length))
+    p, draft_tokens, length = (np.asarray(x) for x in (target.log_probs, draft.tokens, draft.length))
     slot = np.arange(GAMMA + 1)[None, :]
     for name, verdict in JUDGE(keys, position, draft, target).items():
-        count, after = (np.asarray(x)[:, None] for x in verdict)
+        count, after = (np.asarray(x)[:, None] for x in (verdict.num_accepted, verdict.next_token))
+        tested = np.asarray(verdict.num_tested)
+        assert (tested >= count[:, 0]).all() and (tested <= length).all(), name
         assert ((count[:, 0] >= 0) & (count[:, 0] <= length)).all(), name
-        said = np.where(slot < count, np.pad(guesses, ((0, 0), (0, 1))), after)
-        allowed = np.isfinite(np.take_along_axis(p, said[..., None], axis=-1)[..., 0])
+        emitted = np.where(slot < count, np.pad(draft_tokens, ((0, 0), (0, 1))), after)
+        allowed = np.isfinite(np.take_along_axis(p, emitted[..., None], axis=-1)[..., 0])
         assert allowed[slot <= count].all(), name
 
 
-def test_equal_laws_accept_everything():
+def test_equal_distributions_accept_everything():
     """In float32, and after logits in bfloat16."""
     keys, position, draft, _ = round_of(0, zeros=0.0)
     for dtype in (jnp.float32, jnp.bfloat16):
         logits = (3 * jax.random.normal(jax.random.key(5), (ROWS, GAMMA + 1, VOCAB))).astype(dtype)
-        controls = Controls(jnp.ones(ROWS), jnp.full(ROWS, VOCAB), jnp.ones(ROWS))
-        law = sampling()(controls, logits)
-        assert law.log_probs.dtype == jnp.float32
-        equal = Draft(
-            jax.random.categorical(jax.random.key(6), law.log_probs[:, :-1]), law.log_probs[:, :-1], draft.length
-        )
-        verdicts = JUDGE(keys, position, equal._replace(tokens=equal.tokens.astype(jnp.int32)), law)
-        for name in ("rejection", "block", "rejection_sampling", "lenient(0.5)"):
+        distribution = sampling()(SamplingParams(jnp.ones(ROWS)), logits)
+        assert distribution.log_probs.dtype == jnp.float32
+        log_q = distribution.log_probs[:, :-1]
+        tokens = jax.random.categorical(jax.random.key(6), log_q).astype(jnp.int32)
+        verdicts = JUDGE(keys, position, Draft(tokens, draft.length, log_probs=log_q), distribution)
+        for name in ("rejection", "block", "classical_rejection", "lenient(0.5)"):
             assert (verdicts[name].num_accepted == draft.length).all(), name
 
 
-def test_a_law_of_nan_is_never_accepted():
+def test_a_distribution_of_nan_is_never_accepted():
     keys, position, draft, target = round_of(1)
     broken = draft._replace(log_probs=draft.log_probs.at[:, 1].set(jnp.nan))
     verdicts = JUDGE(keys, position, broken, target)
-    for name in ("rejection", "block", "rejection_sampling", "lenient(0.5)"):
+    for name in ("rejection", "block", "classical_rejection", "lenient(0.5)"):
         assert (verdicts[name].num_accepted <= 1).all(), name
         p = jnp.take_along_axis(target.log_probs, verdicts[name].num_accepted[:, None, None], axis=1)[:, 0]
         assert jnp.isfinite(jnp.take_along_axis(p, verdicts[name].next_token[:, None], axis=1)).all(), name
 
 
 def test_a_vocabulary_of_one():
-    """Whatever is said is right, so everything is kept."""
+    """There is no wrong token, so everything is accepted."""
     keys, position, draft, target = round_of(2, vocab=1)
     for name, verdict in JUDGE(keys, position, draft, target).items():
         assert (verdict.num_accepted == draft.length).all() and (verdict.next_token == 0).all(), name
 
 
-def test_a_draft_of_no_guesses_is_a_draw_from_p(monkeypatch):
+def test_after_an_empty_draft_the_token_is_a_draw_from_p(monkeypatch):
     """The token is drawn once, from p itself."""
     keys, position, draft, target = round_of(3, gamma=0)
     for certain in (False, True):
         for name, rule in RULES.items():
             asked = []
-            monkeypatch.setattr(noise, "categorical", lambda keys, law, *_, asked=asked: asked.append(law) or position)
+
+            def categorical(keys, log_probs, *_, asked=asked):
+                asked.append(log_probs)
+                return position
+
+            monkeypatch.setattr(noise, "categorical", categorical)
             with jax.disable_jit():
-                verdict = rule(keys, position, draft._replace(log_probs=None) if certain else draft, target)
+                verdict = rule.verify(keys, position, draft._replace(log_probs=None) if certain else draft, target)
             monkeypatch.undo()
             assert len(asked) == 1 and verdict.next_token.tolist() == position.tolist(), name
             np.testing.assert_allclose(jax.nn.softmax(asked[0]), jnp.exp(target.log_probs[:, 0]), atol=1e-6)
@@ -339,18 +353,25 @@ def test_a_draft_of_no_guesses_is_a_draw_from_p(monkeypatch):
 
 
 def test_greedy_is_exact_match_without_a_softmax_or_a_sort():
-    draft = Draft(jnp.array([[4, 9], [4, 5], [4, 5], [9, 5]]), None, jnp.array([2, 2, 1, 2]))
+    draft = Draft(jnp.array([[4, 9], [4, 5], [4, 5], [9, 5]]), jnp.array([2, 2, 1, 2]))
     target = greedy()(None, 5.0 * jax.nn.one_hot(jnp.array([[4, 5, 6]] * 4), 10))
     keys, position = noise.row_keys(jax.random.key(0), 4), jnp.zeros(4, jnp.int32)
     for proposed in (draft, draft._replace(log_probs=jnp.zeros((4, 2, 10)))):
         for name, verdict in JUDGE(keys, position, proposed, target).items():
             assert verdict.num_accepted.tolist() == [1, 2, 1, 0], name
             assert verdict.next_token.tolist() == [5, 6, 5, 4], name
+            assert verdict.num_tested.tolist() == [2, 2, 1, 1], name
     program = str(jax.make_jaxpr(judge)(keys, position, draft, target))
-    assert not any(word in program for word in ("exp ", "log ", "sort[", "top_k", "f32"))  # nothing floats at all
+    assert not any(word in program for word in ("exp ", "log ", "sort[", "top_k"))
+
+    def strict(target):  # all but the one rule that asks how far a token is from the best
+        rules = [rule for name, rule in RULES.items() if name != "lenient(0.5)"]
+        return [rule.verify(keys, position, draft, target) for rule in rules]
+
+    assert "f32" not in str(jax.make_jaxpr(strict)(Distribution(tokens=target.tokens)))  # nothing floats at all
 
 
 def test_rules_are_made_once_so_that_programs_are_shared():
-    for make in (accept.rejection, accept.block, accept.exact_match, accept.coupled, accept.rejection_sampling):
+    for make in (accept.rejection, accept.block, accept.exact_match, accept.coupled, accept.classical_rejection):
         assert make() is make()
     assert accept.lenient(0.5) is accept.lenient(0.5) and accept.typical(0.3, 0.5) is accept.typical(0.3, 0.5)

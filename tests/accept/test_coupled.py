@@ -1,4 +1,4 @@
-"""The coupled rule says, token for token, what plain sampling says with the same key."""
+"""The coupled rule emits, token for token, what plain sampling emits with the same key."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy import stats
 
 import jaxspec
 from jaxspec import accept, drafters, noise
-from jaxspec.base import Draft, Law, Prompt
-from jaxspec.testing import certify, plain_law, table_model, table_model_from
-from jaxspec.warp import Controls, sampling
+from jaxspec.base import Distribution, Draft, Prompt
+from jaxspec.testing import certify, plain_distribution, table_model, table_model_from
+from jaxspec.warp import SamplingParams, sampling
 
 VOCAB, ROWS = 7, 8
 TARGET, RANDOM = table_model(jax.random.key(1), VOCAB, sharpness=2.0), table_model(jax.random.key(2), VOCAB)
 GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
-UNCOUPLED = drafters.model(GOOD.lm)._replace(params=GOOD.params)
+UNCOUPLED = drafters.model(GOOD)
 PROMPT = Prompt(jax.random.randint(jax.random.key(3), (ROWS, 6), 0, VOCAB), jnp.array([1, 2, 3, 4, 5, 6, 3, 1]))
 KEYS = jax.random.split(jax.random.key(4), ROWS)
 
@@ -46,7 +46,7 @@ def test_text_is_plain_samplings_whatever_the_drafter(plain, gamma):
     assert all(rate["good"] > other + 0.1 for name, other in rate.items() if name != "good")
 
 
-def test_noise_that_the_drafter_hands_on_is_the_rules_own():
+def test_noise_that_the_drafter_passes_on_is_the_rules_own():
     """The verdict is the same, and so cheaper: at most one draw over the vocabulary is left."""
     keys, position = noise.row_keys(jax.random.key(7), ROWS), 3 + jnp.arange(ROWS, dtype=jnp.int32)
     p, q = (jax.nn.log_softmax(jax.random.normal(jax.random.key(i), (ROWS, 4, VOCAB))) for i in (8, 9))
@@ -54,12 +54,14 @@ def test_noise_that_the_drafter_hands_on_is_the_rules_own():
     at = [noise.at(keys, position + i, noise.Purpose.TOKEN) for i in range(3)]
     gumbel = jnp.stack([noise.gumbel(each, VOCAB) for each in at], axis=1)
     tokens = jnp.stack([noise.categorical(each, q[:, i], drawn=gumbel[:, i]) for i, each in enumerate(at)], axis=1)
-    draft = Draft(tokens, None, jnp.array([3, 2, 1, 0, 3, 3, 2, 3]))
-    drawn = accept.coupled()(keys, position, draft, Law(log_probs=p))
-    handed = accept.coupled()(keys, position, draft._replace(gumbel=gumbel), Law(log_probs=p))
-    assert [x.tolist() for x in handed] == [x.tolist() for x in drawn]
+    draft = Draft(tokens, jnp.array([3, 2, 1, 0, 3, 3, 2, 3]))
+    passed_on = draft._replace(aux={"gumbel": gumbel})
+    verify, target = accept.coupled().verify, Distribution(log_probs=p)
+    drawn, again = verify(keys, position, draft, target), verify(keys, position, passed_on, target)
+    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(drawn), strict=True):
+        assert ours.tolist() == theirs.tolist()
     assert len(set(drawn.num_accepted.tolist())) >= 3
-    program = jax.make_jaxpr(accept.coupled())(keys, position, draft._replace(gumbel=gumbel), Law(log_probs=p))
+    program = jax.make_jaxpr(verify)(keys, position, passed_on, target)
     assert str(program).count("random_bits[") == 1
 
 
@@ -75,7 +77,7 @@ def test_text_does_not_depend_on_batch_or_padding(plain):
         assert texts(alone) == [plain[i]]
 
 
-def test_a_drafter_with_itself_as_target_is_always_right():
+def test_a_model_that_drafts_for_itself_is_always_accepted():
     out = run(drafter=TARGET, gamma=4, accept=accept.coupled())
     assert out.stats.acceptance_rate.min() == 1.0  # 1 + 4 × 5 tokens
 
@@ -94,8 +96,8 @@ ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
 def test_the_coupled_drafter_is_exact_by_enumeration():
-    options = dict(draft_params=DRAFT.params, prompt=ONE, steps=3, gamma=2)
-    assert certify(SMALL, drafter=drafters.model(DRAFT.lm, True), accept=accept.coupled(), **options) < 1e-5
+    options = dict(prompt=ONE, steps=3, gamma=2)
+    assert certify(SMALL, drafter=drafters.model(DRAFT, coupled=True), accept=accept.coupled(), **options) < 1e-5
 
 
 @pytest.mark.parametrize("rule", [accept.block()], ids=lambda rule: rule.name)
@@ -103,15 +105,15 @@ def test_noise_that_a_coupled_drafter_meets_twice_biases_no_rule(rule):
     """The certificate refuses a path that draws twice with one key, so this one is sampled; the keys are fixed."""
     count, steps = 20_000, 3
     many = Prompt(jnp.tile(ONE.tokens, (count, 1)), jnp.full(count, 3, jnp.int32))
-    drafter = drafters.model(DRAFT.lm, True)._replace(params=DRAFT.params)
+    drafter = drafters.model(DRAFT, coupled=True)
     out = jaxspec.generate(
         SMALL, many, drafter=drafter, gamma=2, accept=rule, temperature=1.0, max_new_tokens=steps + 2,
         key=jax.random.key(8),  # two tokens more, so that the limit cuts no draft before the last that counts
     )  # fmt: skip
-    law = plain_law(SMALL, ONE, sampling(), Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1)), steps)
+    distribution = plain_distribution(SMALL, ONE, sampling(), SamplingParams(jnp.ones(1)), steps)
     place = 3 ** np.arange(steps)[::-1]
     seen = np.bincount(out.tokens[:, :steps] @ place, minlength=3**steps)
     expected = np.zeros(3**steps)
-    for tokens, probability in law.items():
+    for tokens, probability in distribution.items():
         expected[int(np.dot(tokens, place))] = probability * count
     assert stats.chisquare(seen, expected * (seen.sum() / expected.sum())).pvalue > 0.01

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters, noise, policies
-from jaxspec.base import Draft, Law, Prompt, Request, Weights
-from jaxspec.decode import loop, speculative
+from jaxspec import accept, drafters, policies
+from jaxspec.base import Distribution, Draft, Prompt
+from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.decode.warping import plan
-from jaxspec.testing import certify, decoder_law, table_model
-from jaxspec.warp import Controls, greedy, sampling
+from jaxspec.testing import certify, decoder_distribution, table_model
+from jaxspec.warp import SamplingParams, greedy, sampling
 
 TARGET, DRAFT = table_model(jax.random.key(1), 3, sharpness=1.5), table_model(jax.random.key(2), 3, sharpness=1.5)
-PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 STEPS = 3
 
@@ -26,36 +24,35 @@ def test_lenience_accepts_what_the_paper_says():
     """alpha = sum_x min(p(x) / l, q(x)), by the length of the first round."""
     p, q, count = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.1, 0.1, 0.8]), 20_000
     keys, position = jax.random.split(jax.random.key(0), count), jnp.zeros(count, jnp.int32)
-    guess = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
-    draft = Draft(guess, jnp.broadcast_to(jnp.log(q), (count, 1, 3)), jnp.ones(count, jnp.int32))
-    law = Law(log_probs=jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
-    rate = float(jnp.mean(accept.lenient(0.5)(keys, position, draft, law).num_accepted))
+    draft_token = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
+    draft = Draft(draft_token, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)))
+    distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
+    rate = float(jnp.mean(accept.lenient(0.5).verify(keys, position, draft, distribution).num_accepted))
     assert abs(rate - 0.6) < 4.5 * np.sqrt(0.6 * 0.4 / count)
 
 
 def test_no_lenience_is_rejection():
     rule = accept.lenient(1.0)
-    assert rule.exact and not rule.reads_soft and not accept.lenient(0.9).exact
-    draft = Draft(jnp.array([[1, 0]]), None, jnp.array([2]))
-    tied = greedy(soft=True)(None, jnp.zeros((1, 3, 3)))  # three equal logits: the lowest id is the argmax
-    assert rule(jax.random.split(jax.random.key(0), 1), jnp.array([3]), draft, tied).num_accepted.tolist() == [0]
+    assert rule.exact and not accept.lenient(0.9).exact
+    draft = Draft(jnp.array([[1, 0]]), jnp.array([2]))
+    tied = greedy()(None, jnp.zeros((1, 3, 3)))  # three equal logits: the lowest id is the argmax
+    assert rule.verify(jax.random.split(jax.random.key(0), 1), jnp.array([3]), draft, tied).num_accepted.tolist() == [0]
     for wrong in (0.0, -1.0, 1.5):
         with pytest.raises(ValueError, match="lenience is"):
             accept.lenient(wrong)
 
 
 def test_lenience_at_temperature_0_bounds_how_unlikely_a_token_is():
-    lenience, warp = 0.3, greedy(soft=True)
-    decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.lenient(lenience), warp, 3)
-    table, shares = np.exp(np.asarray(TARGET.params)), []
+    lenience, table, shares = 0.3, np.exp(np.asarray(TARGET.params)), []
     for start in range(9):  # one path each, since nothing is drawn
         prompt = Prompt(jnp.array([[1, start // 3, start % 3]]), jnp.array([3]))
-        (text,) = decoder_law(decoder, Weights(TARGET.params, DRAFT.params), prompt, None, steps=STEPS)
+        job = prepare(TARGET, prompt, drafter=DRAFT, gamma=3, accept=accept.lenient(lenience))
+        (text,) = decoder_distribution(job, steps=STEPS)
         row = [start // 3, start % 3, *text]
         for before, last, token in zip(row, row[1:], row[2:], strict=False):
             shares.append(table[before, last, token] / table[before, last].max())
     assert lenience - 1e-5 < min(shares) < 1
-    assert certify(TARGET, drafter=DRAFT, accept=accept.lenient(1.0), gamma=3, warp=warp, steps=4) == 0
+    assert certify(TARGET, drafter=DRAFT, accept=accept.lenient(1.0), gamma=3, temperature=0.0, steps=4) == 0
 
 
 OPTIONS = dict(drafter=DRAFT, gamma=3, max_new_tokens=20, key=jax.random.key(0))
@@ -75,7 +72,7 @@ def strict():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"policy": policies.confidence(0.5), "drafter": drafters.argmax(DRAFT)}],
+    [{}, {"policy": policies.confidence(0.5), "drafter": drafters.greedy(DRAFT)}],
     ids=["model", "a policy and point masses"],
 )
 def test_a_row_at_temperature_0_is_judged_alike_in_any_company(options, strict):
@@ -96,43 +93,43 @@ def test_a_row_at_temperature_0_is_judged_alike_in_any_company(options, strict):
 
 
 def test_lenience_at_temperature_0_takes_no_softmax_and_no_sort():
-    decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.lenient(0.4), greedy(soft=True), 3)
-    keys, weights = noise.row_keys(jax.random.key(0), 4), Weights(TARGET.params, DRAFT.params)
-    request = Request(None, jnp.full(4, 16), jnp.array([-1]))
-    program = str(jax.make_jaxpr(lambda *a: loop.run(decoder, *a, 16))(keys, weights, ROWS, request))
+    job = prepare(TARGET, ROWS, drafter=DRAFT, gamma=3, accept=accept.lenient(0.4), max_new_tokens=16)
+    program = str(jax.make_jaxpr(lambda *a: loop.generation(job.decoder, *a, 16))(job.weights, job.prompt, job.request))
     assert "while[" in program
     assert not [word for word in ("exp ", "log ", "sort[", "top_k[", "random_bits") if word in program]
 
 
-def test_only_what_reads_it_gets_soft():
-    """And a row's law does not change with it."""
+def test_distributions_hold_the_logits_that_they_were_made_of_and_say_which_rows_are_greedy():
+    """Before temperature and truncation: how far a token is from the best one is asked of these."""
     logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2]]] * 2))
-    controls = Controls(jnp.array([0.0, 1.0]), jnp.array([2, 2]), jnp.ones(2))
-    bare, told = sampling(2)(controls, logits), sampling(2, soft=True)(controls, logits)
-    assert bare.soft is None and bare.greedy is None and greedy()(None, logits).soft is None
-    np.testing.assert_array_equal(bare.log_probs, told.log_probs)
-    assert told.greedy.tolist() == [True, False]
-    np.testing.assert_array_equal(told.soft, jnp.stack([logits[0], bare.log_probs[1]]))
-    for rule in (accept.lenient(0.4), accept.lenient(1.0), accept.typical(), accept.rejection()):
-        for temperature in (0.0, [0.0]):
-            warp = plan(TARGET, 1, rule.name == "lenient(0.4)", temperature=temperature).warp
-            job = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=3, accept=rule, temperature=temperature)
-            assert job.decoder is speculative(TARGET.lm, drafters.model(DRAFT.lm), rule, warp, 3, None)
-            law = warp(PLAIN._replace(temperature=jnp.zeros(1)), logits[:1])
-            assert (law.soft is not None) == (rule.name == "lenient(0.4)")
+    mixed = sampling(2)(SamplingParams(jnp.array([0.0, 0.5]), jnp.array([2, 2])), logits)
+    assert mixed.greedy.tolist() == [True, False]
+    for found in (mixed, greedy()(None, logits)):
+        np.testing.assert_array_equal(found.logits, logits)
+    assert greedy()(None, logits).greedy is None
+
+
+def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
+    bare = Distribution(tokens=jnp.zeros((1, 3), jnp.int32))
+    with pytest.raises(
+        ValueError, match=r"this rule reads logits, and the sampler gives none: set Distribution\.logits"
+    ):
+        accept.lenient(0.4).verify(None, None, Draft(jnp.array([[1, 0]]), jnp.array([2])), bare)
 
 
 def test_typical_acceptance_has_no_coins():
-    """Whether a guess is kept depends on p and the guess alone: p(x) > min(epsilon, delta exp(-H))."""
+    """Whether a draft token is accepted depends on p and the token alone: p(x) > min(epsilon, delta exp(-H))."""
     p = jnp.array([0.5, 0.25, 0.125, 0.125])  # H = 1.75 ln 2: exp(-H) = 0.297
-    draft = Draft(jnp.arange(4, dtype=jnp.int32)[:, None], None, jnp.ones(4, jnp.int32))
-    law = Law(log_probs=jnp.broadcast_to(jnp.log(p), (4, 2, 4)))
-    kept = {}
+    draft = Draft(jnp.arange(4, dtype=jnp.int32)[:, None], jnp.ones(4, jnp.int32))
+    distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(p), (4, 2, 4)))
+    accepted = {}
     for thresholds in [(0.3, 0.5), (0.2, 1.0), (0.05, 1.0)]:
-        verdicts = [accept.typical(*thresholds)(jax.random.split(jax.random.key(seed), 4), jnp.arange(4), draft, law)
-                    for seed in range(2)]  # fmt: skip
-        kept[thresholds] = verdicts[0].num_accepted.tolist()
-        assert kept[thresholds] == verdicts[1].num_accepted.tolist()
-    assert kept == {(0.3, 0.5): [1, 1, 0, 0], (0.2, 1.0): [1, 1, 0, 0], (0.05, 1.0): [1, 1, 1, 1]}
+        verify = accept.typical(*thresholds).verify
+        one, other = (
+            verify(jax.random.split(jax.random.key(seed), 4), jnp.arange(4), draft, distribution) for seed in range(2)
+        )
+        accepted[thresholds] = one.num_accepted.tolist()
+        assert accepted[thresholds] == other.num_accepted.tolist()
+    assert accepted == {(0.3, 0.5): [1, 1, 0, 0], (0.2, 1.0): [1, 1, 0, 0], (0.05, 1.0): [1, 1, 1, 1]}
     with pytest.raises(ValueError, match="epsilon is 0"):
         accept.typical(0, 0.3)

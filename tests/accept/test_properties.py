@@ -1,9 +1,9 @@
-"""Properties of every rule on laws that hypothesis makes up: what one round says, computed and not sampled.
+"""Properties of every rule on distributions that hypothesis makes up: what one round emits, computed and not sampled.
 
 All drafts there can be are judged side by side, a row for each. The coins of a row are integrated: a rule compares
 each with a threshold, which is found by bisection, and the outcome of every pattern of coins below and above theirs is
-weighed by its probability. The draw behind the kept guesses becomes a row for each token. Shapes are fixed: a smaller
-vocabulary is tokens of probability 0, a shorter draft is padding. So there are few programs.
+weighed by its probability. The draw after the accepted draft tokens becomes a row for each token. Shapes are fixed: a
+smaller vocabulary is tokens of probability 0, a shorter draft is padding. So there are few programs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec import accept, noise
-from jaxspec.accept.catalogue import CHAINS, LENIENCE
+from jaxspec.accept.catalogue import LENIENCE
+from jaxspec.accept.catalogue import RULES as LISTED
 from jaxspec.accept.typical import entropy
-from jaxspec.base import Draft, Law
-from jaxspec.warp import Controls, sampling
+from jaxspec.base import Distribution, Draft
+from jaxspec.warp import SamplingParams, sampling
 
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
-RULES = tuple(accept.typical(*TYPICAL) if name == "typical" else made.rule for name, made in CHAINS.items())
+RULES = tuple(accept.typical(*TYPICAL) if name == "typical" else made.rule for name, made in LISTED.items())
 EXACT = 1e-5
 COINS = 1 << 23  # a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
 TOP = 1 - 1 / COINS
@@ -41,8 +42,8 @@ class Outcome(NamedTuple):
     """Of each draft.
 
     Attributes:
-        first: the law of the round's first token.
-        accepted: expected number of guesses kept, of a rule that draws once at most.
+        first: the distribution of the round's first token.
+        accepted: expected number of accepted draft tokens, of a rule that draws once at most.
         sound: whether the rule did with random coins what it does with coins on the same side of their thresholds.
     """
 
@@ -53,27 +54,26 @@ class Outcome(NamedTuple):
 
 def judged(rule, draft, target, coins, token):
     """The verdict with these coins, [N, G], and `token` as what is drawn first; and what that was drawn from."""
-    laws = []
+    distributions = []
 
     def categorical(keys, log_probs, *_, **__):
-        laws.append(log_probs)
-        return token if len(laws) == 1 else jnp.zeros_like(token)
+        distributions.append(log_probs)
+        return token if len(distributions) == 1 else jnp.zeros_like(token)
 
-    def scan(f, carry, xs):
-        ys = []
-        for i in range(xs.shape[0]):
-            carry, y = f(carry, xs[i])
-            ys.append(y)
-        return carry, jnp.stack(ys)
+    def while_loop(unfinished, step, carry):
+        for _ in range(draft.tokens.shape[1] + 1):  # a row that has ended changes nothing more
+            carry = step(carry)
+        return carry
 
     with contextlib.ExitStack() as stack:
-        stand_ins = [(noise, "categorical", categorical), (noise, "uniform", lambda *_: coins), (jax.lax, "scan", scan)]
+        stand_ins = [(noise, "categorical", categorical), (noise, "uniform", lambda *_: coins)]
+        stand_ins += [(jax.lax, "while_loop", while_loop)]  # its draws come out into the open
         for home, name, stand_in in stand_ins:
             stack.callback(setattr, home, name, getattr(home, name))
             setattr(home, name, stand_in)
         count = len(draft.length)
-        verdict = rule(noise.row_keys(jax.random.key(0), count), jnp.zeros(count, jnp.int32), draft, target)
-    return verdict, laws[0]
+        verdict = rule.verify(noise.row_keys(jax.random.key(0), count), jnp.zeros(count, jnp.int32), draft, target)
+    return verdict, distributions[0]
 
 
 def thresholds(rule, draft, target):
@@ -119,12 +119,12 @@ def outcome(rule, draft, target, seed):
 
     below = jnp.tile(jnp.repeat(sides, vocab, axis=0), (rows, 1))
     token = jnp.tile(jnp.arange(vocab, dtype=jnp.int32), rows * len(sides))
-    wide, law = jax.tree.map(repeated, (draft, target))
-    verdict, drawn = judged(rule, wide, law, jnp.where(below, 0.0, jnp.float32(TOP)), token)
+    wide, distribution = jax.tree.map(repeated, (draft, target))
+    verdict, drawn = judged(rule, wide, distribution, jnp.where(below, 0.0, jnp.float32(TOP)), token)
     weight = jnp.prod(jnp.where(below, repeated(passing), 1 - repeated(passing)), axis=1)
     weight = weight * jnp.take_along_axis(jax.nn.softmax(drawn, axis=-1), token[:, None], axis=1)[:, 0]
-    said = jnp.where(verdict.num_accepted > 0, wide.tokens[:, 0], verdict.next_token)
-    mass = jnp.where(said[:, None] == jnp.arange(vocab)[None, :], weight[:, None], 0.0)
+    first = jnp.where(verdict.num_accepted > 0, wide.tokens[:, 0], verdict.next_token)
+    mass = jnp.where(first[:, None] == jnp.arange(vocab)[None, :], weight[:, None], 0.0)
     coins = jax.random.randint(jax.random.key(seed), (rows, gamma), 0, COINS)
     nothing = jnp.zeros(rows, jnp.int32)
     free, _ = judged(rule, draft, target, coins.astype(jnp.float32) / COINS, nothing)
@@ -141,8 +141,8 @@ def rounds(rules, p, q, length, seed, gamma, certain):
     """The outcome of every draft, by rule, and the probability of each draft.
 
     Args:
-        p, q: log laws; row t of a table is what follows the token t. The first guess follows a 0.
-        length: of a draft, by its first guess; behind it lie tokens 0.
+        p, q: log distributions; row t of a table is what follows the token t. The first draft token follows a 0.
+        length: of a draft, by its first draft token; after it lie tokens 0.
         certain: whether drafts are point masses.
     """
     vocab = p.shape[-1]
@@ -151,15 +151,15 @@ def rounds(rules, p, q, length, seed, gamma, certain):
     log_q = q[before[:, :-1]]
     probability = jnp.exp(jnp.sum(jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0], axis=1))
     real = jnp.arange(gamma)[None, :] < length[tokens[:, 0]][:, None]
-    draft = Draft(jnp.where(real, tokens, 0), None if certain else log_q, length[tokens[:, 0]])
-    return {rule.name: outcome(rule, draft, Law(p[before]), seed) for rule in rules}, probability
+    draft = Draft(jnp.where(real, tokens, 0), length[tokens[:, 0]], log_probs=None if certain else log_q)
+    return {rule.name: outcome(rule, draft, Distribution(p[before]), seed) for rule in rules}, probability
 
 
-# --- made-up laws
+# --- made-up distributions
 
 
 class Pair(NamedTuple):
-    """Log laws, float32 [V, V]; row t is what follows the token t."""
+    """Log distributions, float32 [V, V]; row t is what follows the token t."""
 
     p: np.ndarray
     q: np.ndarray
@@ -181,20 +181,20 @@ def pairs(draw, largest, smallest=1):
     one = np.arange(vocab) == random.integers(0, vocab, (2, largest, 1))
     weights = np.where(keep | (one & ~keep.any(axis=-1, keepdims=True)), weights, 0)
     weights = np.pad(weights, ((0, 0), (0, 0), (0, largest - vocab))).astype(np.int32)
-    p, q = np.asarray(law_of(weights, draw(st.sampled_from([jnp.float32, jnp.bfloat16]))))
+    p, q = np.asarray(distribution_of(weights, draw(st.sampled_from([jnp.float32, jnp.bfloat16]))))
     return Pair(p, q)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def law_of(weights, dtype):
-    """Log laws of weights, by way of logits of a type."""
+def distribution_of(weights, dtype):
+    """Log distributions of weights, by way of logits of a type."""
     logits = jnp.log(weights.astype(jnp.float32)).astype(dtype)
     one = jnp.ones(len(logits))
-    return sampling()(Controls(one, jnp.full(len(logits), logits.shape[-1]), one), logits).log_probs
+    return sampling()(SamplingParams(one), logits).log_probs
 
 
 def lengths(gamma, vocab):
-    """Of all drafts, or by their first guess, which is always judged."""
+    """Of all drafts, or by their first draft token, which is always judged."""
     same = st.integers(0, gamma).map(lambda length: [length] * vocab)
     rows = st.one_of(same, st.lists(st.integers(1, gamma), min_size=vocab, max_size=vocab))
     return rows.map(lambda row: np.array(row, np.int32))
@@ -208,8 +208,8 @@ def normalised(log_probs):
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
-def check_law(rule, got, log_p):
-    """The law [.., V] of a token is p, or as near to it as an inexact rule promises."""
+def check_distribution(rule, got, log_p):
+    """The distribution [.., V] of a token is p, or as near to it as an inexact rule promises."""
     p = normalised(log_p)
     np.testing.assert_allclose(got.sum(axis=-1), 1, atol=EXACT)
     assert (got[..., p == 0] == 0).all(), (rule.name, got, p)
@@ -231,7 +231,7 @@ def check_law(rule, got, log_p):
 @settings(max_examples=60)
 @given(pairs(6), lengths(3, 6), st.integers(0, 2**31 - 1))
 def test_the_first_token_of_a_round(certain, pair, length, seed):
-    """Guesses drawn from q; and every point mass for itself."""
+    """Draft tokens drawn from q; and every point mass for itself."""
     found, probability = rounds(RULES, pair.p, pair.q, length, seed, gamma=3, certain=certain)
     probability = np.asarray(probability)
     real = probability > 0
@@ -240,10 +240,10 @@ def test_the_first_token_of_a_round(certain, pair, length, seed):
         first, _, sound = (np.asarray(x) for x in found[rule.name])
         if certain:
             assert sound.all(), rule.name
-            check_law(rule, first, pair.p[0])
+            check_distribution(rule, first, pair.p[0])
         else:
             assert sound[real].all(), rule.name
-            check_law(rule, (probability[real, None] * first[real]).sum(axis=0), pair.p[0])
+            check_distribution(rule, (probability[real, None] * first[real]).sum(axis=0), pair.p[0])
 
 
 BOTH = (accept.block(), accept.rejection())
@@ -251,16 +251,16 @@ BOTH = (accept.block(), accept.rejection())
 
 @settings(max_examples=50)
 @given(pairs(5, 2), st.integers(1, 4), st.integers(0, 2**31 - 1))
-def test_block_keeps_no_fewer_guesses_than_rejection(pair, gamma, seed):
+def test_block_accepts_no_fewer_draft_tokens_than_rejection(pair, gamma, seed):
     """In expectation; by the verdicts themselves, as `test_block` has it by the passing probabilities."""
     length = np.full(5, gamma, np.int32)
     found, probability = rounds(BOTH, pair.p, pair.q, length, seed, gamma=4, certain=False)
-    probability, kept = np.asarray(probability), []
+    probability, accepted_by = np.asarray(probability), []
     real = probability > 0
     for rule in BOTH:
         _, accepted, sound = (np.asarray(x)[real] for x in found[rule.name])
         assert sound.all(), rule.name
-        kept.append(float((probability[real] * accepted).sum()))
-    assert kept[0] >= kept[1] - EXACT
+        accepted_by.append(float((probability[real] * accepted).sum()))
+    assert accepted_by[0] >= accepted_by[1] - EXACT
     if np.array_equal(pair.p, pair.q):
-        np.testing.assert_allclose(kept, gamma, atol=1e-4)
+        np.testing.assert_allclose(accepted_by, gamma, atol=1e-4)

@@ -1,4 +1,4 @@
-"""alpha against its definition, position by position, on models whose laws are known."""
+"""alpha against its definition, position by position, on models whose distributions are known."""
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,25 @@ import pytest
 import jaxspec
 from jaxspec import warp as warps
 from jaxspec.analysis import acceptance
-from jaxspec.analysis.acceptance import Acceptance, censored, measure
+from jaxspec.analysis.acceptance import Acceptance, conditional
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, table_model_from
-from jaxspec.testing.tables import plain_law
+from jaxspec.testing.tables import plain_distribution
 
 VOCAB = 6
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.array([3, 1, 2], jnp.int32))
 TARGET = table_model(jax.random.key(1), VOCAB)
 DRAFT = table_model(jax.random.key(2), VOCAB)
+
+
+def measure(target, drafter, prompt, *, batch=16, advance=lambda rows: None, **options):
+    """alpha of a pair on prompts."""
+    return acceptance.measure(prepare(target, prompt, drafter=drafter, **options), batch=batch, advance=advance)
 
 
 class Words:
@@ -38,8 +44,8 @@ class Words:
         return " ".join(map(str, tokens))
 
 
-def law_after(model: Model, row: list[int], temperature: float, top_k: int | None = None) -> np.ndarray:
-    """The warped law of what follows a row (order 2), from the table itself, in float64."""
+def distribution_after(model: Model, row: list[int], temperature: float, top_k: int | None = None) -> np.ndarray:
+    """The warped distribution of what follows a row (order 2), from the table itself, in float64."""
     logits = np.asarray(model.params, np.float64)[row[-2] if len(row) > 1 else 0, row[-1]]
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
@@ -59,7 +65,7 @@ def by_definition(temperature: float, top_k: int | None, steps: int, key) -> tup
         seen = PROMPT.tokens[row, :length].tolist()
         total = 0.0
         for token in text.tokens[row, : text.lengths[row]].tolist():
-            p, q = (law_after(model, seen, temperature, top_k) for model in (TARGET, DRAFT))
+            p, q = (distribution_after(model, seen, temperature, top_k) for model in (TARGET, DRAFT))
             total += np.minimum(p, q).sum()
             seen.append(token)
         sums.append(total)
@@ -67,7 +73,7 @@ def by_definition(temperature: float, top_k: int | None, steps: int, key) -> tup
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.0, None), (1.0, None), (0.7, 3)])
-def test_alpha_is_the_mean_overlap_of_the_two_laws(temperature, top_k):
+def test_alpha_is_the_mean_overlap_of_the_two_distributions(temperature, top_k):
     key = jax.random.key(5)
     options = dict(temperature=temperature, top_k=top_k, max_new_tokens=20, key=key)
     measured = measure(TARGET, DRAFT, PROMPT, **options)
@@ -77,19 +83,21 @@ def test_alpha_is_the_mean_overlap_of_the_two_laws(temperature, top_k):
     assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
     assert 0.05 < measured.alpha < 0.95
     low, high = measured.interval
-    ends = measured.alpha + np.array([-1, 1]) * 4.302653 * measured.stderr  # Student's law of three rows
+    ends = measured.alpha + np.array([-1, 1]) * 4.302653 * measured.stderr  # Student's distribution of three rows
     assert (low, high) == pytest.approx(tuple(np.clip(ends, 0, 1))) and low < measured.alpha < high
 
 
 def test_one_token_is_measured_on_prefill_alone():
     measured = measure(TARGET, DRAFT, PROMPT, temperature=1.0, max_new_tokens=1, key=jax.random.key(0))
     rows = [PROMPT.tokens[row, :length].tolist() for row, length in enumerate(PROMPT.length.tolist())]
-    expected = [np.minimum(law_after(TARGET, row, 1.0), law_after(DRAFT, row, 1.0)).sum() for row in rows]
+    expected = [
+        np.minimum(distribution_after(TARGET, row, 1.0), distribution_after(DRAFT, row, 1.0)).sum() for row in rows
+    ]
     np.testing.assert_allclose(measured.sums, expected, rtol=1e-5)
 
 
 def test_alpha_is_what_speculative_sampling_accepts():
-    """With one guess a round every trial is seen, so the share accepted is alpha, within the noise."""
+    """With one draft token a round every draft token has a trial, so the share accepted is alpha, within the noise."""
     rows = 64
     prompt = Prompt(jnp.tile(PROMPT.tokens[:1], (rows, 1)), jnp.tile(PROMPT.length[:1], rows))
     options = dict(temperature=1.0, max_new_tokens=48)
@@ -107,7 +115,7 @@ def test_a_drafter_that_equals_its_target(temperature):
     assert measured.stderr < 1e-6
 
 
-def test_laws_without_common_support():
+def test_distributions_without_common_support():
     even, odd = (table_model_from(jnp.where(jnp.arange(4) % 2 == r, 0.0, -jnp.inf)) for r in (0, 1))
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
     measured = measure(even, odd, prompt, temperature=1.0, max_new_tokens=4, key=jax.random.key(0))
@@ -138,7 +146,7 @@ def test_all_batches_share_one_program():
     assert len(seen) == 2  # generation, and the teacher-forced pass: each traced once
 
 
-def test_positions_behind_an_end_token_do_not_count_and_padded_ids_have_no_mass():
+def test_positions_after_an_end_token_do_not_count_and_padded_ids_have_no_mass():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
     options = dict(temperature=1.0, max_new_tokens=16, key=jax.random.key(7))
     text = jaxspec.generate(target, PROMPT, **options)
@@ -149,7 +157,7 @@ def test_positions_behind_an_end_token_do_not_count_and_padded_ids_have_no_mass(
     for row, length in enumerate(PROMPT.length.tolist()):
         seen, total = PROMPT.tokens[row, :length].tolist(), 0.0
         for token in text.tokens[row, : text.lengths[row]].tolist():
-            p, q = (law_after(model, seen, 1.0)[real] for model in (target, draft))
+            p, q = (distribution_after(model, seen, 1.0)[real] for model in (target, draft))
             total += np.minimum(p / p.sum(), q / q.sum()).sum()
             seen.append(token)
         assert measured.sums[row] == pytest.approx(total, rel=1e-5)
@@ -174,15 +182,15 @@ def test_a_drafter_with_fewer_ids():
     assert measured.alpha == pytest.approx(0.1 + 0.2, rel=1e-5)
 
 
-def test_teacher_forcing_is_the_law_of_plain_sampling():
-    """The product of the teacher-forced laws along a text is the text's probability."""
+def test_teacher_forcing_is_the_distribution_of_plain_sampling():
+    """The product of the teacher-forced distributions along a text is the text's probability."""
     tokens = jnp.array([[4, 2, 0]], jnp.int32)
     prompt = Prompt(jnp.array([[3, 1]], jnp.int32), jnp.array([2], jnp.int32))
     logits = acceptance.teacher_forced(TARGET.lm, TARGET.params, prompt, tokens)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
-    one = warps.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
-    law = plain_law(TARGET, prompt, warps.sampling(), one, steps=3)
-    assert float(jnp.exp(picked.sum())) == pytest.approx(law[4, 2, 0], rel=1e-5)
+    one = warps.SamplingParams(jnp.ones(1))
+    distribution = plain_distribution(TARGET, prompt, warps.sampling(), one, steps=3)
+    assert float(jnp.exp(picked.sum())) == pytest.approx(distribution[4, 2, 0], rel=1e-5)
 
 
 T5 = T5Config(11, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -228,64 +236,73 @@ def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
     ]
     assert sum(each.sums.sum() for each in measured.by_position) == pytest.approx(measured.sums.sum())
     real, rows = slice(0, VOCAB - 2), [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())]
-    laws = [[law_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
-    first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in laws]
+    distributions = [[distribution_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
+    first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in distributions]
     assert measured.by_position[0].value == pytest.approx(np.mean(first), rel=1e-5)
 
 
-# Guesses are judged with their real laws, and a text has one law at every position: by hand, 0.2 + 0.3 + 0.2.
-ALIKE = [table_model_from(jnp.log(jnp.array(law))) for law in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])]
+# Draft tokens are judged with their real distributions, and a text has one distribution at every position: by hand, 0.2
+# + 0.3 + 0.2.
+ALIKE = [table_model_from(jnp.log(jnp.array(distribution))) for distribution in ([0.5, 0.3, 0.2], [0.2, 0.6, 0.2])]
 
 
-def test_censored_by_guess_is_alpha_where_guesses_are_independent():
+def test_conditional_by_draft_token_is_alpha_where_draft_tokens_are_independent():
     rows = 256
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32))
     options = dict(gamma=4, temperature=1.0, max_new_tokens=32, key=jax.random.key(3))
     out = jaxspec.generate(ALIKE[0], prompt, drafter=ALIKE[1], **options)
-    found = censored(out.trace)
-    assert len(found.by_guess) == 4
-    for rate in (found.overall, *found.by_guess):
+    found = conditional(out.trace)
+    assert len(found.by_draft_token) == 4
+    for rate in (found.overall, *found.by_draft_token):
         assert abs(rate.value - 0.7) < 4 * rate.stderr < 0.1
     share = out.stats.accepted.sum() / out.stats.drafted.sum()
-    assert share < 0.55  # guesses behind a rejection count as drafted, and were never tried
-    tried = found.tried.sum(axis=0)
-    assert (np.diff(tried) < 0).all() and found.kept[:, :3].sum(axis=0) == pytest.approx(tried[1:], rel=0.05)
+    assert share < 0.55  # draft tokens after a rejection count as drafted, and never had a trial
+    tested = found.tested.sum(axis=0)
+    assert (np.diff(tested) < 0).all() and found.accepted[:, :3].sum(axis=0) == pytest.approx(tested[1:], rel=0.05)
 
 
-def test_censored_counts_what_each_round_tried_and_no_guess_behind_the_end_of_a_text():
-    """Row 0 rejects the second of 3, keeps all 3, and ends at the first of 2 kept ones; row 1 drafts none, then 1."""
+def test_conditional_counts_what_each_round_tested_and_no_draft_token_after_the_end_of_a_text():
+    """Row 0 rejects the second of 3, accepts 3 of 3, and ends at the first of 2 accepted; row 1 drafts none, then 1."""
     draft = np.zeros((2, 4, 3), np.int32)
     length = np.array([[3, 3, 3, 0], [0, 1, 0, 0]])
     accepted, emitted = np.array([[1, 3, 2, 0], [0, 0, 0, 0]]), np.array([[2, 4, 1, 0], [1, 1, 0, 0]])
-    found = censored(loop.Trace(draft, length, accepted, emitted))
-    assert found.tried.tolist() == [[3, 2, 1], [1, 0, 0]] and found.kept.tolist() == [[3, 1, 1], [0, 0, 0]]
-    assert found.overall.value == 5 / 7 and [rate.value for rate in found.by_guess] == [3 / 4, 1 / 2, 1.0]
-    twice = censored(*[loop.Trace(draft, length, accepted, emitted)] * 2)
-    assert twice.first(2).tried.tolist() == found.tried.tolist() and len(twice.tried) == 4
+    trace = loop.Trace(draft, length, accepted, emitted, num_tested=np.minimum(accepted + 1, length))
+    found = conditional(trace)
+    assert found.tested.tolist() == [[3, 2, 1], [1, 0, 0]] and found.accepted.tolist() == [[3, 1, 1], [0, 0, 0]]
+    assert found.overall.value == 5 / 7 and [rate.value for rate in found.by_draft_token] == [3 / 4, 1 / 2, 1.0]
+    twice = conditional(trace, trace)
+    assert twice.first(2).tested.tolist() == found.tested.tolist() and len(twice.tested) == 4
 
 
-def test_censored_of_texts_that_end():
+def test_conditional_of_texts_that_end():
     target, draft = TARGET._replace(tokenizer=Words()), DRAFT._replace(tokenizer=Words())
     options = dict(gamma=3, temperature=1.0, max_new_tokens=32, key=jax.random.key(7))
     out = jaxspec.generate(target, PROMPT, drafter=draft, **options)
-    found = censored(out.trace)
-    assert found.kept.sum(axis=1).tolist() == out.stats.accepted.tolist()
+    found = conditional(out.trace)
+    assert found.accepted.sum(axis=1).tolist() == out.stats.accepted.tolist()
     rounds = [jaxspec.trace.of_row(out.tokens[row, :n], out.trace, row) for row, n in enumerate(out.lengths)]
     rejected = [sum(len(jaxspec.trace.judge(step).rejected) for step in steps) for steps in rounds]
-    assert (found.tried - found.kept).sum(axis=1).tolist() == rejected
+    assert (found.tested - found.accepted).sum(axis=1).tolist() == rejected
 
 
-def test_censored_of_no_guesses():
+def test_conditional_of_no_draft_tokens():
     out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=3)
-    assert censored(out.trace).by_guess == [] and np.isnan(censored(out.trace).overall.value)
+    assert conditional(out.trace).by_draft_token == [] and np.isnan(conditional(out.trace).overall.value)
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="drafter is a Drafter: expected"):
-        measure(TARGET, jaxspec.drafters.model(DRAFT.lm), PROMPT)
+    with pytest.raises(TypeError, match="drafter is a drafter that is no model: expected"):
+        measure(TARGET, jaxspec.drafters.greedy(DRAFT), PROMPT)
+    with pytest.raises(TypeError, match="drafter is a NoneType"):
+        measure(TARGET, None, PROMPT)
     with pytest.raises(ValueError, match="key is required"):
         measure(TARGET, DRAFT, PROMPT, temperature=1.0)
     with pytest.raises(ValueError, match="batch is 0"):
         measure(TARGET, DRAFT, PROMPT, batch=0)
     with pytest.raises(ValueError, match=r"6 token ids and the drafter \(table-5\) 5"):
         measure(TARGET, table_model(jax.random.key(0), 5), PROMPT)
+
+
+def test_a_model_is_known_however_it_drafts():
+    coupled = jaxspec.drafters.model(DRAFT, coupled=True)
+    assert measure(TARGET, coupled, PROMPT).alpha == measure(TARGET, DRAFT, PROMPT).alpha

@@ -7,13 +7,20 @@ import pytest
 
 import jaxspec
 from jaxspec import noise
-from jaxspec.analysis import cost
-from jaxspec.analysis.cost import Cost, measure, passes, take_turns
+from jaxspec.analysis import cost, timing
+from jaxspec.analysis.cost import Cost, passes
+from jaxspec.analysis.timing import interleave
 from jaxspec.base import Forward, LanguageModel, Model, Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
 VOCAB = 5
+
+
+def measure(target, drafter, prompt, *, repeats=25, inner=None, **options):
+    """Costs of a pair."""
+    return cost.measure(prepare(target, prompt, drafter=drafter, **options), repeats=repeats, inner=inner)
 
 
 def counting_model(seen: list) -> Model:
@@ -25,13 +32,13 @@ def counting_model(seen: list) -> Model:
         logits = jnp.zeros((batch, 1, VOCAB))
         return Forward(logits, logits), {"length": prompt.length, "passes": jnp.zeros((), jnp.int32)}
 
-    def extend(params, cache, tokens, tree=None):
+    def extend(params, cache, tokens, parent=None):
         seen.append(("extend", tokens.shape))
         count = cache["passes"] + 1
         logits = jnp.broadcast_to(jax.nn.one_hot(count % VOCAB, VOCAB), (*tokens.shape, VOCAB)) * params
         return Forward(logits, logits), {"length": cache["length"] + tokens.shape[1], "passes": count}
 
-    def rewind(cache, length, path=None):
+    def rewind(cache, length):
         return cache | {"length": length}
 
     return Model(LanguageModel(prefill, extend, rewind, VOCAB), jnp.ones(()), name="counting")
@@ -52,7 +59,7 @@ def test_the_loop_makes_every_pass_and_uses_it(inner, step):
     assert ("extend", (2, step)) in seen
 
 
-def test_sampled_passes_draw_from_the_law():
+def test_sampled_passes_draw_from_the_distribution():
     """Ids of probability 0 are never drawn; of two that are equally probable, each pass draws its own."""
     model = counting_model([])
     half = jnp.where(jnp.arange(VOCAB) < 2, 0.0, -jnp.inf)
@@ -77,7 +84,8 @@ def test_sampling_is_timed_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(cost, "passes", lambda *a: (seen.append(a[-1]), passes(*a))[1])
     model = counting_model([])
     for sampled in (False, True):
-        measure(model, model, PROMPT, gamma=1, repeats=1, inner=1, sampled=sampled)
+        options = dict(temperature=float(sampled), key=jax.random.key(0))
+        measure(model, model, PROMPT, gamma=1, repeats=1, inner=1, **options)
     assert [keys is not None for keys in seen] == [False] * 6 + [True] * 6
 
 
@@ -110,9 +118,9 @@ def test_figures_are_positive_and_complete():
     assert min(found.target_ms, found.verify_ms, found.draft_ms, found.c, found.v) > 0
 
 
-def test_encoder_decoders_are_measured_behind_their_start_token():
+def test_encoder_decoders_are_measured_after_their_start_token():
     model = table_model(jax.random.key(1), VOCAB, encoder=True)
-    found = measure(model, model, PROMPT, gamma=0, repeats=1, inner=1)
+    (found,) = cost.measure_all(prepare(model, PROMPT, drafter=model), (0,), repeats=1, inner=1)
     assert found.v > 0
 
 
@@ -123,17 +131,17 @@ def test_medians_and_ratios():
     assert found.v == pytest.approx(1.2)
 
 
-def test_calls_take_turns():
+def test_calls_interleave():
     order = []
-    seconds = take_turns([lambda: order.append("a"), lambda: order.append("b")], repeats=3)
+    seconds = interleave([lambda: order.append("a"), lambda: order.append("b")], repeats=3)
     assert order == ["a", "b"] * 3
     assert seconds.shape == (2, 3) and (seconds >= 0).all()
 
 
-def test_ways_to_decode_take_turns_generation_by_generation(monkeypatch):
+def test_variants_are_interleaved_generation_by_generation(monkeypatch):
     order = []
-    monkeypatch.setattr(cost, "run_all", order.extend)
-    seconds = cost.decode_in_turn([["a1", "a2"], ["b1", "b2"]], repeats=2)  # type: ignore[arg-type]
+    monkeypatch.setattr(timing, "run_all", order.extend)
+    seconds = timing.interleave_jobs([["a1", "a2"], ["b1", "b2"]], repeats=2)  # type: ignore[arg-type]
     assert order == ["a1", "b1", "a2", "b2"] * 2
     assert seconds.shape == (2, 2) and (seconds > 0).all()
 
@@ -148,10 +156,10 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
         return tokens, cache
 
     monkeypatch.setattr(cost, "passes", slow)
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     model = table_model(jax.random.key(1), VOCAB)
-    loop = cost.looping(model, PROMPT, 8, None, sampled=False)(1)
-    assert loop.passes == 3 and made == [cost.TRIED] * 4
+    loop = cost.timed_loops(model, PROMPT, 8, None, sampled=False)(1)
+    assert loop.passes == 3 and made == [cost.WARMUP] * 4
     loop.call()
     assert made[-1] == 3
     found = measure(model, model, PROMPT, gamma=1, repeats=2)
@@ -165,6 +173,29 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="inner is 0"):
         measure(model, model, PROMPT, gamma=1, inner=0)
     with pytest.raises(ValueError, match="gamma is -1"):
-        measure(model, model, PROMPT, gamma=-1)
-    with pytest.raises(TypeError, match="drafter is a Drafter"):
-        measure(model, jaxspec.drafters.model(model.lm), PROMPT, gamma=1)
+        cost.measure_all(prepare(model, PROMPT, drafter=model), (-1,))
+    with pytest.raises(TypeError, match="drafter is a drafter that is no model"):
+        measure(model, jaxspec.drafters.prompt_lookup(), PROMPT, gamma=1)
+
+
+def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch):
+    """A pass over any draft costs 1.5, a pass of what drafts, or searches, 0.25."""
+    one, sampled = np.ones(1), []
+
+    def measured(job, gammas, **options):
+        sampled.append(float(job.request.sampling_params.temperature[0]) > 0)
+        return [Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
+
+    monkeypatch.setattr(cost, "measure_all", measured)
+    target, small = (table_model(jax.random.key(i), VOCAB) for i in (1, 2))
+    job = prepare(target, PROMPT, drafter=small, gamma=3, temperature=1.0, key=jax.random.key(0))
+    for drafter, c, v in [
+        (jaxspec.drafters.prompt_lookup(), 0.0, [1.0, 1.75, 1.75, 1.75]),
+        (small, 0.25, [1.0, 1.5, 1.5, 1.5]),
+    ]:
+        found = cost.policy_costs(job.replace(drafter=drafter))
+        assert found["c"] == c and found["v"].tolist() == v
+    assert sampled == [True, False, True]  # a search draws nothing
+    both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
+    assert cost.search_cost(job.replace(drafter=both)) == 0
+    assert cost.draft_token_cost(job.replace(drafter=both)) == 0.25

@@ -1,4 +1,4 @@
-"""Exact rules reach the target's law at the pace of plain sampling; an inexact one does not."""
+"""Exact rules reach the target's distribution at the pace of plain sampling; an inexact one does not."""
 
 import numpy as np
 import pytest
@@ -10,17 +10,17 @@ P, Q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
 ROUNDS = 20_000
 
 
-def test_the_rejection_rule_approaches_the_targets_law():
+def test_the_rejection_rule_approaches_the_targets_distribution():
     tokens = empirical.first_tokens(accept.rejection(), P, Q, ROUNDS, seed=1)
     near, far = empirical.l1_distance(tokens, P, [ROUNDS, 20])
     assert near < 4 * empirical.noise_distance(P, ROUNDS) < far
 
 
 def test_a_lenient_rule_stays_away():
-    """By the L1 distance of its own law, which is known: what is kept, plus what is not times the residual."""
+    """By the L1 distance of its own known distribution: what is accepted, plus what is not times the residual."""
     tokens = empirical.first_tokens(accept.lenient(0.5), P, Q, ROUNDS, seed=1)
-    kept = np.minimum(np.array(P) / 0.5, Q)
-    own = kept + (1 - kept.sum()) * divergence.residual(P, Q)
+    accepted = np.minimum(np.array(P) / 0.5, Q)
+    own = accepted + (1 - accepted.sum()) * divergence.residual(P, Q)
     assert empirical.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(np.abs(own - P).sum(), abs=0.02)
 
 

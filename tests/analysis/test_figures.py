@@ -69,7 +69,7 @@ def test_decomposition_keeps_the_order_of_words_that_are_all_shown():
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["a", "b"]
 
 
-def test_decomposition_adds_up_to_the_targets_law():
+def test_decomposition_adds_up_to_the_targets_distribution():
     p, q = np.array([0.1, 0.6, 0.3, 0.0]), np.array([0.5, 0.1, 0.3, 0.1])
     axes = draw.decomposition(p, q, list("abcd"), most=3).axes[0]
     accepted, residual, rejected = axes.containers
@@ -81,8 +81,8 @@ def test_decomposition_adds_up_to_the_targets_law():
     assert f"{float(divergence.beta(p, q)):.2f}" in axes.get_title()
 
 
-def test_law_distance():
-    figure = draw.law_distance([1, 10], {"a": np.array([1.0, 0.5])}, np.array([0.9, 0.3]))
+def test_distribution_distance():
+    figure = draw.distribution_distance([1, 10], {"a": np.array([1.0, 0.5])}, np.array([0.9, 0.3]))
     assert by_label(figure)["a"].get_ydata().tolist() == [1.0, 0.5]
 
 

@@ -12,13 +12,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxspec.analysis import cost, environment, theory
+from jaxspec.analysis import cost, environment, jobs, theory
 from jaxspec.analysis.h200 import __main__ as command
 from jaxspec.analysis.h200 import decoding, loading, profile, report, stages, training
 from jaxspec.analysis.h200.results import Results
 from jaxspec.analysis.roofline import load_of
 from jaxspec.base import Prompt
 from jaxspec.cli.main import app as cli
+from jaxspec.decode.request import prepare
 from jaxspec.families import t5 as family
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
@@ -26,7 +27,7 @@ from jaxspec.weights import huggingface
 
 TINY = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
 LABELS = [(s.temperature, s.gamma, s.alpha, s.speedup) for s in decoding.TABLE_2]
-ASK = decoding.Ask("tiny-t5", "tiny-t5", "float32", new_tokens=16, seeds=4, repeats=1, copy_mb=1)
+SETTINGS = decoding.Settings("tiny-t5", "tiny-t5", "float32", new_tokens=16, seeds=4, repeats=1, copy_mb=1)
 
 
 def here(function, *arguments):
@@ -37,8 +38,8 @@ def here(function, *arguments):
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     monkeypatch.setitem(family.SIZES, "tiny-t5", TINY)
-    pair = training.Ask("none.toml", "none.toml")
-    return stages.Plan(ASK, pair, tmp_path / "data", tmp_path / "work", tmp_path / "h200.json")
+    pair = training.Settings("none.toml", "none.toml")
+    return stages.Plan(SETTINGS, pair, tmp_path / "data", tmp_path / "work", tmp_path / "h200.json")
 
 
 def test_settings_are_the_papers():
@@ -80,11 +81,11 @@ def test_decoding_stages(plan, capsys):
 
 def test_prefill_is_measured_with_the_program_of_the_whole():
     model = table_model(jax.random.key(0), vocab=5)
-    job = decoding.request.prepare(model, Prompt(jnp.array([[1]]), jnp.array([1])), max_new_tokens=8)
+    job = prepare(model, Prompt(jnp.array([[1]]), jnp.array([1])), max_new_tokens=8)
     first = decoding.only_first(job)
-    assert jax.tree.structure(job) == jax.tree.structure(first)
-    assert decoding.loop.run(*first).length.tolist() == [1]
-    assert decoding.loop.run(*first).tokens[0, 0] == decoding.loop.run(*job).tokens[0, 0]
+    assert jax.tree.structure(job.request) == jax.tree.structure(first.request) and job.decoder is first.decoder
+    assert jobs.run(first).length.tolist() == [1]
+    assert jobs.run(first).tokens[0, 0] == jobs.run(job).tokens[0, 0]
 
 
 def test_a_failed_stage_is_told_and_done_again(plan, monkeypatch):
@@ -96,7 +97,7 @@ def test_a_failed_stage_is_told_and_done_again(plan, monkeypatch):
         return {"bytes": 1, "bytes_per_second": {"median": 1.0}}
 
     monkeypatch.setattr(decoding.Bench, "copy", copy)
-    monkeypatch.setattr(decoding.Bench, "speedup", lambda self, setting: {"fine": True})
+    monkeypatch.setattr(decoding.Bench, "speedup", lambda self, row: {"fine": True})
     stages.run(stages.chosen("copy,translation-greedy"), plan, here)
     assert (
         Results(plan.out).error("copy") == "FloatingPointError: inf"
@@ -122,7 +123,7 @@ def test_after_a_crash_another_process_does_the_rest(plan, monkeypatch):
         Results(plan.out).put(names[0], {}, {"error": stages.UNFINISHED})
         raise RuntimeError("the process crashed")
 
-    monkeypatch.setattr(decoding.Bench, "speedup", lambda self, setting: {"fine": True})
+    monkeypatch.setattr(decoding.Bench, "speedup", lambda self, row: {"fine": True})
     stages.run(stages.chosen("copy,translation-greedy"), plan, crashing)
     assert begun == [["copy", "translation-greedy"], ["translation-greedy"]]
     assert Results(plan.out).error("copy") == stages.UNFINISHED and Results(plan.out).get("translation-greedy")["fine"]
@@ -150,7 +151,7 @@ def test_another_machine_measures_again(plan, monkeypatch, changed):
     assert found["environment"] == about | changed
 
 
-def test_every_stage_says_where_it_was_found(plan, monkeypatch):
+def test_every_stage_has_the_machine_where_it_was_found(plan, monkeypatch):
     monkeypatch.setattr(training, "train", lambda *_: {"steps": 4})
     monkeypatch.setattr(training, "measure", lambda *_: {"environment": {"jax": "its own"}, "cells": []})
     monkeypatch.setattr(loading, "write", lambda *_: {"files": {}})
@@ -215,18 +216,18 @@ def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
 
 @pytest.fixture
 def tiny_model(plan):
-    return decoding.Bench(ASK).draft
+    return decoding.Bench(SETTINGS).draft
 
 
 @pytest.mark.slow
 def test_a_profile_is_taken_read_and_explained(plan, tiny_model):
     results = Results(plan.out)
     results.put("passes-greedy", {}, {"c": 0.01})
-    assert stages.profiles(decoding.Bench(ASK), plan) is None
+    assert stages.profiles(decoding.Bench(SETTINGS), plan) is None
     results.put("passes-greedy", {}, {"c": 0.3, "target_ms": 1.0})
     results.put("copy", {}, {"bytes_per_second": {"median": 1e9}})
     results.put("plain", {}, {"draft_bytes_per_token": 1e4})
-    found = stages.profiles(decoding.Bench(ASK), plan)
+    found = stages.profiles(decoding.Bench(SETTINGS), plan)
     for side in ("draft", "target"):
         assert found[side]["kernels_per_pass"] > 0 and 0 < found[side]["busy"] <= 1
         assert 5 < found[side]["instructions"] < 500
@@ -239,8 +240,8 @@ def test_a_refused_profile_is_no_failure(plan, tiny_model, monkeypatch):
         raise RuntimeError("CUPTI is not to be had")
 
     monkeypatch.setattr(jax.profiler, "trace", refuse)
-    prompt = decoding.Bench(ASK).prompt
-    found = profile.passes(tiny_model, prompt, 16, sampled=False)
+    prompt = decoding.Bench(SETTINGS).prompt
+    found = profile.passes(prepare(tiny_model, prompt, max_new_tokens=16))
     assert found["refused"] == "RuntimeError: CUPTI is not to be had" and found["instructions"] > 5
     assert "No profile could be had" in profile.advice(found, 1.0, 10.0, 0.1)
 
@@ -310,8 +311,8 @@ def pair(plan):
     distil = '[distil]\nteacher = "trained/big"\nweight = 0.9'
     for name, more in (("big", ""), ("little", distil)):
         (folder / f"{name}.toml").write_text(RECIPE.format(name=name, distil=more))
-    ask = training.Ask(str(folder / "big.toml"), str(folder / "little.toml"), 1.0, "float32", 4, 2, 1)
-    return plan._replace(pair=ask)
+    settings = training.Settings(str(folder / "big.toml"), str(folder / "little.toml"), 1.0, "float32", 4, 2, 1)
+    return plan._replace(pair=settings)
 
 
 @pytest.mark.slow
@@ -344,7 +345,7 @@ def test_the_command_prints_what_was_found(plan, monkeypatch):
     """Nothing is measured here: the stages are done."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/nowhere")
     results = Results(plan.out)
-    settings = stages.asked(stages.NAMES["copy"], plan, environment.current())
+    settings = stages.settings_of(stages.NAMES["copy"], plan, environment.current())
     results.put("copy", settings, {"bytes": 1, "bytes_per_second": {"median": 1.0}})
     app = typer.Typer()
     app.command(help=command.HELP)(command.main)
@@ -370,7 +371,7 @@ def test_the_command_as_a_process(tmp_path):
 
 
 def test_drafters_and_targets_passes_are_those_of_cost():
-    """`looping` is what both the costs and the profile time."""
+    """`timed_loops` is what both the costs and the profile time."""
     model = table_model(jax.random.key(0), vocab=5)
-    loop = cost.looping(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), 6, 2, sampled=False)(1)
+    loop = cost.timed_loops(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), 6, 2, sampled=False)(1)
     assert loop.passes == 2 and loop.call() is None

@@ -1,4 +1,4 @@
-"""The comparison of dtypes on a tiny pair: what is the same is said to be, and what is smaller is smaller."""
+"""The comparison of dtypes on a tiny pair: what is the same is reported so, and what is smaller is smaller."""
 
 import dataclasses
 import json
@@ -93,7 +93,7 @@ def test_the_command(monkeypatch, tmp_path, seed):
     ours, theirs = narrow["tasks"]["text"], wide["tasks"]["text"]
     assert ours["same_text"] == theirs["same_text"] == ours["rows"] == 2
     assert theirs["overlap"] == pytest.approx(1, abs=1e-5)
-    assert 0.9 < ours["overlap"] < 1 - 1e-5  # rounding moves the law, but not far
+    assert 0.9 < ours["overlap"] < 1 - 1e-5  # rounding moves the distribution, but not far
     assert 0 < ours["alpha"]["1"] < 1
     assert set(narrow["speed"]) == {"plain", "speculative"}
     assert "overlap" in result.output and "int8" in result.output

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import divergence, lenience, replay
+from jaxspec.analysis import divergence, replay
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
@@ -17,7 +18,7 @@ TARGET, DRAFT = table_model(jax.random.key(1), vocab=5), table_model(jax.random.
 def store(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores") / "store"
     options = dict(temperature=request.param, key=jax.random.key(0), max_new_tokens=20)
-    return replay.record(folder, TARGET, DRAFT, PROMPT, **options)
+    return replay.collect(folder, prepare(TARGET, PROMPT, drafter=DRAFT, **options))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.1])
@@ -26,13 +27,13 @@ def test_against_the_definition(store, share):
     if store.manifest["temperature"]:
         expected = divergence.alpha(p, q, share)
     else:
-        guess = q.argmax(axis=-1)
-        expected = np.mean(p[np.arange(len(p)), guess] >= share * p.max(axis=-1))
-    found = lenience.alpha(store, share)
+        draft_token = q.argmax(axis=-1)
+        expected = np.mean(p[np.arange(len(p)), draft_token] >= share * p.max(axis=-1))
+    found = replay.lenient_alpha(store, share)
     assert found.value == pytest.approx(expected, rel=1e-5)
     assert found.counts.tolist() == store.counts.tolist()
 
 
 def test_out_of_range(store):
     with pytest.raises(ValueError, match="lenience is 0"):
-        lenience.alpha(store, 0.0)
+        replay.lenient_alpha(store, 0.0)

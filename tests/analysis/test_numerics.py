@@ -1,4 +1,4 @@
-"""Where greedy texts part, and by what margin."""
+"""Where greedy texts differ, and by what margin."""
 
 import jax
 import jax.numpy as jnp
@@ -7,27 +7,28 @@ import pytest
 
 from jaxspec.analysis import numerics
 from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from
 
 PROMPT = Prompt(jnp.array([[0, 2], [1, 0]]), jnp.array([2, 1]))
 
 
-def test_a_pair_that_is_exact_parts_nowhere():
+def test_a_pair_that_is_exact_differs_nowhere():
     target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
-    assert numerics.divergences(target, draft, PROMPT, gamma=3, max_new_tokens=16) == []
+    assert numerics.mismatches(prepare(target, PROMPT, drafter=draft, gamma=3, max_new_tokens=16)) == []
 
 
 def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
-    """A target whose passes over several tokens see token 1 a little better: 0.01 behind, it then wins."""
+    """A target whose passes over several tokens see token 1 a little better: 0.01 after, it then wins."""
     target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
 
-    def extend(params, cache, tokens, tree=None):
-        forward, cache = target.lm.extend(params, cache, tokens, tree)
+    def extend(params, cache, tokens, parent=None):
+        forward, cache = target.lm.extend(params, cache, tokens, parent)
         wide = 0.02 * (tokens.shape[1] > 1)
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 1.0, 0.0]]])), cache
 
     rounding = target._replace(lm=target.lm._replace(extend=extend))
-    found = numerics.divergences(rounding, target, PROMPT, gamma=2, max_new_tokens=8)
+    found = numerics.mismatches(prepare(rounding, PROMPT, drafter=target, gamma=2, max_new_tokens=8))
     assert [(d.row, d.position, d.plain, d.speculative) for d in found] == [(0, 1, 0, 1), (1, 1, 0, 1)]
     np.testing.assert_allclose([d.margin for d in found], 0.01, atol=1e-6)
     np.testing.assert_allclose([d.top_two_margin for d in found], 0.01, atol=1e-6)
@@ -35,22 +36,21 @@ def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
 
 
 def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
-    """The second best is 0.01 behind, and the token that a wrong pass says 4: only one of the margins tells."""
+    """The second best is 0.01 after, and the token of a wrong pass 4: only one of the margins tells."""
     target = table_model_from(jnp.array([1.0, 0.99, -3.0]))
 
-    def extend(params, cache, tokens, tree=None):
-        forward, cache = target.lm.extend(params, cache, tokens, tree)
+    def extend(params, cache, tokens, parent=None):
+        forward, cache = target.lm.extend(params, cache, tokens, parent)
         wide = 9.0 * (tokens.shape[1] > 1)
         return forward._replace(logits=forward.logits + wide * jnp.array([[[0.0, 0.0, 1.0]]])), cache
 
-    (found, _) = numerics.divergences(
-        target._replace(lm=target.lm._replace(extend=extend)), target, PROMPT, gamma=2, max_new_tokens=4
-    )
+    wrong = target._replace(lm=target.lm._replace(extend=extend))
+    (found, _) = numerics.mismatches(prepare(wrong, PROMPT, drafter=target, gamma=2, max_new_tokens=4))
     assert (found.speculative, found.margin, found.top_two_margin) == (2, pytest.approx(4), pytest.approx(0.01))
 
 
 def test_the_first_of_none_and_of_several():
-    one, other = numerics.Divergence(3, 2, 1, 0, 0.5, 0.5), numerics.Divergence(0, 7, 1, 0, 0.5, 0.5)
+    one, other = numerics.Mismatch(3, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.5, 0.5)
     assert numerics.first([]) is None and numerics.first([other, one]) == one
 
 
@@ -58,4 +58,4 @@ def test_the_first_of_none_and_of_several():
 def test_prompts_may_be_few(size):
     target = table_model(jax.random.key(1), vocab=5)
     some = Prompt(PROMPT.tokens[:size], PROMPT.length[:size])
-    assert numerics.divergences(target, target, some, max_new_tokens=4) == []
+    assert numerics.mismatches(prepare(target, some, drafter=target, max_new_tokens=4)) == []

@@ -8,6 +8,7 @@ import pytest
 from jaxspec import Prompt, drafters
 from jaxspec.analysis import chain, planning, theory
 from jaxspec.analysis.roofline import load_of
+from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import net_of
 from jaxspec.testing import table_model
@@ -31,22 +32,25 @@ def test_measured_tokens_go_before_equation_1():
     found = planning.plan(0.75, 0.0, [1.0] * 4, tokens=[1.0, 1.5, 1.4, 1.4], c_hat=0.5)
     assert (found.gamma, found.tokens_per_round, found.operations) == (1, 1.5, pytest.approx(2.5 / 1.5))
     none = planning.plan(0.75, 0.3, [1.0] * 3, tokens=[1.0, 1.1, 1.2])
-    assert none.obstacles == ("clustered guesses or short texts",)
+    assert none.obstacles == ("clustered draft tokens or short texts",)
     assert "α = 0.75 promises" in planning.sentence(none) and "pay" not in planning.sentence(none)
 
 
 @pytest.mark.parametrize(
-    ("length", "obstacle", "said"),
-    [(3, "short texts", "texts are short, so that"), (64, "clustered guesses", "right guesses cluster, so that")],
+    ("length", "obstacle", "words"),
+    [
+        (3, "short texts", "texts are short, so that"),
+        (64, "clustered draft tokens", "right draft tokens cluster, so that"),
+    ],
 )
-def test_short_texts_are_told_from_clustered_guesses(length, obstacle, said):
-    """Independent guesses at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
+def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, words):
+    """Independent draft tokens at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
     assert theory.optimal_gamma(alpha, c, most=2) > 0
     independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
     found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
     assert found.gamma == 0 and found.obstacles == (obstacle,)
-    assert said in planning.sentence(found)
+    assert words in planning.sentence(found)
 
 
 def test_gammas_that_are_nearly_as_good_are_named():
@@ -59,16 +63,16 @@ def test_gammas_that_are_nearly_as_good_are_named():
     assert slower.startswith("Do not") and slower.endswith("Within 3% of plain decoding's speed: γ = 1.")
 
 
-def test_a_batch_waits_and_is_said_to():
+def test_a_batch_waits_for_its_slowest_row():
     one, many = (planning.sentence(planning.plan(0.75, 0.02, [1.0] * 5, batch=batch)) for batch in (1, 8))
     assert "slowest" not in one and "for each row; the batch waits for its slowest" in many
 
 
 def test_v_is_timed_on_both_sides_of_a_step():
-    assert {7, 8, 15, 16} < set(planning.probes(16)) and planning.probes(16)[-1] == 16
+    assert {7, 8, 15, 16} < set(planning.timed_gammas(16)) and planning.timed_gammas(16)[-1] == 16
 
 
-def test_what_it_would_take_is_said():
+def test_what_it_would_take_is_stated():
     rare = planning.sentence(planning.plan(0.05, 0.1, [1.0] * 5))
     assert rare.endswith("(c = 0.10). It would pay from α = 0.10 on.") and "α = 0.05" in rare
     assert planning.sentence(planning.plan(0.9, 0.1, np.arange(1.0, 6.0))).endswith("2.00 times as long). No α pays.")
@@ -81,8 +85,8 @@ def test_no_gamma_but_zero():
 def test_of_a_pair():
     """A drafter that is its own target: everything is accepted, and tokens per round say so."""
     model, done = table_model(jax.random.key(1), vocab=5), []
-    options = dict(temperature=0.0, key=None, batches=(1, 2), most=2, max_new_tokens=13, repeats=1)
-    plans = list(planning.of_pair(model, model, PROMPT, advance=done.append, **options))
+    job = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
+    plans = list(planning.of_pair(job, batches=(1, 2), most=2, repeats=1, advance=done.append))
     assert [found.batch for found in plans] == [1, 2]
     assert len(done) == planning.steps((1, 2), 2)
     for found in plans:
@@ -112,7 +116,7 @@ def test_operations_ratio():
         (lambda: planning.plan(1.5, 0.1, [1.0, 1.0]), "alpha is 1.5"),
         (lambda: planning.plan(0.5, 0.1, [1.0] * 3, tokens=[1.0]), "for 1 gammas and v for 3"),
         (lambda: planning.plan(0.5, 0.1, [1.0] * 3, independent=[1.0]), "for 1 gammas and v for 3"),
-        (lambda: next(planning.of_pair(None, None, PROMPT, temperature=0.0, key=None, most=0)), "most is 0"),  # type: ignore
+        (lambda: next(planning.of_pair(None, most=0)), "most is 0"),
     ],
 )
 def test_bad_arguments(call, message):
@@ -143,5 +147,5 @@ def test_load_of_counts_what_decoding_multiplies(config):
     lm = net.language_model(config)
     asked = Prompt(jax.ShapeDtypeStruct((1, prompt), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
     _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, asked)
-    kept = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
-    assert load.cache_bytes == sum(4 * x.size for x in kept)
+    stored = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
+    assert load.cache_bytes == sum(4 * x.size for x in stored)

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, drafters
+from jaxspec import accept, buffers
 from jaxspec import warp as warps
 from jaxspec.analysis import acceptance, chain, replay
-from jaxspec.analysis.estimate import Ratio
-from jaxspec.base import Prompt, Weights
-from jaxspec.decode import speculative
-from jaxspec.testing import plain_law, table_model, table_model_from
-from jaxspec.testing.outcomes import Outcomes, take
+from jaxspec.analysis.statistics import Ratio
+from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
+from jaxspec.testing import plain_distribution, table_model, table_model_from
+from jaxspec.testing.outcomes import Outcomes
+from jaxspec.testing.paths import take
 from jaxspec.testing.script import init_program, step_program
 
 RULES = [
@@ -21,12 +22,12 @@ RULES = [
     accept.block(),
     accept.exact_match(),
     accept.coupled(),
-    accept.rejection_sampling(),
+    accept.classical_rejection(),
     accept.lenient(0.5),
     accept.typical(0.3, 0.5),
 ]
 EXACT = [rule for rule in RULES if rule.exact]
-INDEPENDENT = [rule for rule in RULES if not rule.plain_noise]  # the enumeration draws every noise afresh
+INDEPENDENT = [rule for rule in RULES if not rule.shares_noise]  # the enumeration draws every noise afresh
 
 
 def named(rules, quick=("block", "coupled")):
@@ -41,29 +42,31 @@ TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.ke
 ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
-def controls(temperature):
-    return warps.Controls(jnp.full(1, temperature), jnp.full(1, VOCAB), jnp.ones(1))
+def sampling_params(temperature):
+    return warps.SamplingParams(jnp.full(1, temperature))
 
 
 def every_text(temperature):
     """A store whose rows are all texts, and the probability of each."""
-    law = plain_law(TARGET, ONE, warps.sampling(), controls(temperature), STEPS)
-    texts, chances = np.array(list(law)), np.array(list(law.values()))
+    distribution = plain_distribution(TARGET, ONE, warps.sampling(), sampling_params(temperature), STEPS)
+    texts, chances = np.array(list(distribution)), np.array(list(distribution.values()))
     many = Prompt(jnp.tile(ONE.tokens, (len(texts), 1)), jnp.tile(ONE.length, len(texts)))
     logits = [acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)]
     flat = [np.asarray(side).reshape(-1, VOCAB) for side in logits]
     manifest = {"temperature": temperature}
-    return replay.Store(manifest, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
+    return replay.LogitTrace(manifest, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
 
 
 def rounds_of(rule, gamma, temperature):
-    """By enumeration: the expected number of guesses that the first round emits, and of rounds."""
-    decoder = speculative(TARGET.lm, drafters.model(DRAFT.lm), rule, warps.sampling(), gamma)
-    shared = Weights(TARGET.params, DRAFT.params), jnp.array([-1], jnp.int32)
-    asked = jax.tree.map(np.asarray, (ONE, (controls(temperature), None, None), np.full(1, STEPS, np.int32)))
-    first = init_program(decoder, buffers.room(STEPS, gamma))
-    ends = Outcomes(first, shared, asked, chunk=64).enumerate(np.ones(1))
-    ends = Outcomes(step_program(decoder), shared, ends.state).enumerate(ends.weight)
+    """By enumeration: the expected number of draft tokens that the first round emits, and of rounds."""
+    options = dict(drafter=DRAFT, accept=rule, gamma=gamma, eos_ids=())
+    job = prepare(TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options)
+    request = job.request._replace(keys=None)
+    asked = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
+    first = init_program(job.decoder, buffers.headroom(STEPS, gamma), VOCAB)
+    step = step_program(job.decoder, VOCAB)
+    ends = Outcomes(first, job.weights, asked).enumerate(np.ones(1))
+    ends = Outcomes(step, job.weights, ends.state).enumerate(ends.weight)
     rows, weight = ends.state, ends.weight
     accepted, rounds = float(weight @ rows.stats.accepted), 0.0
     while True:
@@ -71,7 +74,7 @@ def rounds_of(rule, gamma, temperature):
         rows, weight = take((rows, weight), ~rows.done)
         if not len(weight):
             return accepted, rounds
-        ends = Outcomes(step_program(decoder), shared, rows).enumerate(weight)
+        ends = Outcomes(step, job.weights, rows).enumerate(weight)
         rows, weight = ends.state, ends.weight
 
 
@@ -81,12 +84,12 @@ def test_enumeration(rule, gamma=2):
     accepted, rounds = rounds_of(rule, gamma, 0.7)
     for temperature in (0.7, 1.0):
         store, chances = every_text(temperature)
-        ratio, shift = replay._along(store, rule.kept_ratio, temperature, 0.7)
+        ratio, shift = replay._along(store, rule.acceptance_ratio, 0.7)
         weights = [
             chain.survival(ratio[i : i + STEPS], shift[i : i + STEPS], gamma, rule.exact)[1:]
             for i in range(0, len(ratio), STEPS)
         ]
-        # The texts' first token, from prefill, has the law of the store's temperature, not of the decoder's.
+        # The texts' first token, from prefill, has the distribution of the store's temperature, not of the decoder's.
         start = np.array([np.exp(0.0) if temperature == 0.7 else shift[i] for i in range(0, len(ratio), STEPS)])
         assert np.sum(chances * start * [w[0].sum() for w in weights]) == pytest.approx(accepted, abs=1e-5)
         if rule.exact and temperature == 0.7:
@@ -96,13 +99,13 @@ def test_enumeration(rule, gamma=2):
             np.testing.assert_allclose(found.tokens_per_round.counts @ chances, rounds, atol=1e-5)
 
 
-def test_coupled_guesses_agree_as_often_as_gumbel_noise_makes_them():
+def test_coupled_draft_tokens_agree_as_often_as_gumbel_noise_makes_them():
     p, q = (jax.nn.log_softmax(1.5 * jax.random.normal(jax.random.key(i), (1, 1, 6))) for i in range(2))
     p = p.at[0, 0, 2].set(-jnp.inf)
     noise = jax.random.gumbel(jax.random.key(3), (100_000, 6))
-    ours, theirs = (jnp.argmax(law[0] + noise, axis=-1) for law in (p, q))
+    ours, theirs = (jnp.argmax(distribution[0] + noise, axis=-1) for distribution in (p, q))
     every = jnp.arange(6)[None, :]
-    ratio = accept.coupled().kept_ratio(*(jnp.tile(law, (1, 6, 1)) for law in (p, q)), every)[0]
+    ratio = accept.coupled().acceptance_ratio(*(jnp.tile(distribution, (1, 6, 1)) for distribution in (p, q)), every)[0]
     both = np.bincount(np.asarray(ours)[np.asarray(ours == theirs)], minlength=6) / len(noise)
     np.testing.assert_allclose(ratio * jnp.exp(p[0, 0]), both, atol=0.006)
     overlap = float(jnp.minimum(jnp.exp(p), jnp.exp(q)).sum() / jnp.exp(p).sum())
@@ -120,8 +123,8 @@ PROMPTS = Prompt(jax.random.randint(jax.random.key(5), (ROWS, 3), 0, BIG), jnp.f
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
-    options = dict(max_new_tokens=NEW, key=jax.random.key(6), batch=40)
-    return {t: replay.record(folder / f"{t}", WORDS, NEAR, PROMPTS, temperature=t, **options) for t in (0.0, 0.7)}
+    job = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
+    return {t: replay.collect(folder / f"{t}", job.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
 
 
 def decoded(rule, temperature, gamma=4):
@@ -131,14 +134,14 @@ def decoded(rule, temperature, gamma=4):
 
 
 @named(EXACT)
-def test_replay_says_what_decoding_yields(rule, stores):
+def test_replay_predicts_what_decoding_yields(rule, stores):
     found, ran = replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round, decoded(rule, 0.7)
     assert abs(found.value - ran.value) < 3 * np.hypot(found.stderr, ran.stderr)
     assert found.stderr < ran.stderr  # of the rounds, only the mean is left
     assert found.stderr < 0.08
 
 
-@named([rule for rule in RULES if not rule.reads_soft])
+@named([rule for rule in RULES if replay.matches_when_greedy(rule)])
 def test_at_temperature_0_replay_is_the_decoder(rule, stores):
     found, ran = replay.evaluate(stores[0.0], rule, gamma=4), decoded(rule, 0.0)
     assert found.own_text or not rule.exact
@@ -146,34 +149,36 @@ def test_at_temperature_0_replay_is_the_decoder(rule, stores):
         np.testing.assert_allclose(found.tokens_per_round.counts, ran.counts)
 
 
-def test_alpha_is_that_of_the_whole_laws(stores):
+def test_alpha_is_that_of_the_whole_distributions(stores):
     found = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
-    measured = acceptance.measure(WORDS, NEAR, PROMPTS, **options)
+    measured = acceptance.measure(prepare(WORDS, PROMPTS, drafter=NEAR, **options))
     assert abs(found.value - measured.alpha) < 3 * found.stderr
     assert found.stderr < 0.01
 
 
-def test_alpha_of_several_guesses(stores):
-    """The first is the rejection rule's; more are kept more often; at temperature 0 all guesses are one."""
-    kept = replay.alpha_of_several(stores[0.7], 3)
+def test_alpha_of_candidates(stores):
+    """The first is the rejection rule's; one of more is accepted more often; at temperature 0 all are one."""
+    alphas = replay.alpha_of_candidates(stores[0.7], 3)
     alpha = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
-    assert abs(kept[0].value - alpha.value) < 3 * alpha.stderr and kept[0].stderr < alpha.stderr
-    assert kept[0].value < kept[1].value < kept[2].value < 1
+    assert abs(alphas[0].value - alpha.value) < 3 * alpha.stderr and alphas[0].stderr < alpha.stderr
+    assert alphas[0].value < alphas[1].value < alphas[2].value < 1
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
-    assert kept[0].value == pytest.approx(acceptance.measure(WORDS, NEAR, PROMPTS, **options).alpha, abs=1e-5)
-    greedy = replay.alpha_of_several(stores[0.0], 2)
+    assert alphas[0].value == pytest.approx(
+        acceptance.measure(prepare(WORDS, PROMPTS, drafter=NEAR, **options)).alpha, abs=1e-5
+    )
+    greedy = replay.alpha_of_candidates(stores[0.0], 2)
     assert greedy[0].value == greedy[1].value
     assert greedy[0].value == pytest.approx(replay.evaluate(stores[0.0], accept.rejection(), gamma=1).alpha.value)
-    np.testing.assert_array_equal(kept[2].counts, stores[0.7].counts)
+    np.testing.assert_array_equal(alphas[2].counts, stores[0.7].counts)
 
 
 def test_rules_in_order(stores):
-    """Block keeps the most, then rejection, coupled, and the baselines."""
+    """Block accepts the most, then rejection, coupled, and the baselines."""
     found = {rule.name: replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round.value for rule in EXACT}
     order = ["block", "rejection", "coupled", "exact_match"]
     assert sorted(order, key=found.__getitem__, reverse=True) == order
-    assert found["rejection_sampling"] < found["rejection"]
+    assert found["classical_rejection"] < found["rejection"]
 
 
 def test_another_temperature_is_reached_by_weights(stores):
@@ -189,8 +194,8 @@ def test_another_temperature_is_reached_by_weights(stores):
 
 def test_a_store_is_read_as_it_was_written(stores, tmp_path):
     options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
-    made = replay.record(tmp_path / "a" / "store", WORDS, NEAR, PROMPTS, batch=40, **options)
-    again = replay.open_store(tmp_path / "a" / "store")
+    made = replay.collect(tmp_path / "a" / "store", prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
+    again = replay.open_trace(tmp_path / "a" / "store")
     assert again.manifest == made.manifest and isinstance(again.target, np.memmap)
     assert again.manifest["rows"] == ROWS and again.manifest["positions"] == 5 * ROWS == len(again.tokens)
     text = jaxspec.generate(WORDS, PROMPTS, **options).tokens
@@ -204,21 +209,24 @@ def test_nothing_is_left_of_a_recording_that_fails(tmp_path):
     def fail(rows):
         raise RuntimeError("disk full")
 
-    options = dict(temperature=0.0, max_new_tokens=3)
+    job = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=3)
     with pytest.raises(RuntimeError, match="disk full"):
-        replay.record(tmp_path / "store", WORDS, NEAR, PROMPTS, advance=fail, **options)
+        replay.collect(tmp_path / "store", job, advance=fail)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "store").mkdir()
     with pytest.raises(FileExistsError, match="is there already"):
-        replay.record(tmp_path / "store", WORDS, NEAR, PROMPTS, **options)
+        replay.collect(tmp_path / "store", job)
 
 
 def test_what_cannot_be_answered(stores):
     with pytest.raises(ValueError, match="gamma is 0"):
         replay.evaluate(stores[0.7], accept.rejection(), gamma=0)
-    with pytest.raises(ValueError, match="say nothing of temperature 1"):
+    with pytest.raises(ValueError, match="no measure of temperature 1"):
         replay.evaluate(stores[0.0], accept.rejection(), gamma=2, temperature=1.0)
     with pytest.raises(ValueError, match="not in the text"):
         replay.evaluate(stores[0.0], accept.lenient(0.5), gamma=2)
-    with pytest.raises(ValueError, match="kept_ratio"):
-        replay.evaluate(stores[0.7], accept.rejection()._replace(kept_ratio=None), gamma=2)
+    job = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="of a temperature alone"):
+        replay.collect("nowhere", job)
+    with pytest.raises(ValueError, match="acceptance_ratio"):
+        replay.evaluate(stores[0.7], accept.rejection()._replace(acceptance_ratio=None), gamma=2)

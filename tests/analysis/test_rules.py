@@ -7,8 +7,10 @@ import pytest
 
 import jaxspec
 from jaxspec import accept
+from jaxspec.accept import catalogue
 from jaxspec.analysis import replay, rules
 from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from
 
 TARGET = table_model(jax.random.key(1), 6, sharpness=1.5)
@@ -19,21 +21,21 @@ OPTIONS = dict(key=jax.random.key(4), max_new_tokens=12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_worth(temperature, tmp_path):
-    asked = dict(gamma=3, temperature=temperature, batch=20, several=(1, 3))
-    exact, inexact, one, three = rules.worth(TARGET, DRAFT, PROMPT, RULES, **asked, **OPTIONS)
-    store = replay.record(tmp_path / "store", TARGET, DRAFT, PROMPT, temperature=temperature, **OPTIONS)
-    found = replay.evaluate(store, RULES[0], gamma=3)
+def test_acceptance(temperature, tmp_path):
+    job = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=3, temperature=temperature, **OPTIONS)
+    exact, inexact, one, three = rules.acceptance_of(job, RULES, candidates=(1, 3))
+    trace = replay.collect(tmp_path / "trace", job)
+    found = replay.evaluate(trace, RULES[0], gamma=3)
     assert exact["alpha"]["value"] == pytest.approx(found.alpha.value)
     assert exact["tokens_per_round"]["low"] == pytest.approx(found.tokens_per_round.interval[0])
     asked = dict(drafter=DRAFT, gamma=3, accept=RULES[1], temperature=temperature)
     stats = jaxspec.generate(TARGET, PROMPT, **asked, **OPTIONS).stats
     assert inexact["tokens_per_round"]["value"] == pytest.approx((stats.emitted - 1).sum() / stats.rounds.sum())
     assert (exact["exact"], inexact["exact"]) == (True, False)
-    assert (one["rule"], three["rule"]) == ("iterated, 1 sample", "iterated, 3 samples")
+    assert (one["rule"], three["rule"]) == ("rejection, 1 candidate", "rejection, 3 candidates")
     assert one["tokens_per_round"] is three["tokens_per_round"] is None and three["exact"]
-    kept = replay.alpha_of_several(store, 3)
-    assert [one["alpha"]["value"], three["alpha"]["value"]] == pytest.approx([kept[0].value, kept[2].value])
+    alphas = replay.alpha_of_candidates(trace, 3)
+    assert [one["alpha"]["value"], three["alpha"]["value"]] == pytest.approx([alphas[0].value, alphas[2].value])
     assert abs(one["alpha"]["value"] - exact["alpha"]["value"]) < 4 * exact["alpha"]["stderr"] + 1e-6
     if temperature == 0:
         assert inexact["alpha"] is None
@@ -42,6 +44,8 @@ def test_worth(temperature, tmp_path):
 
 
 def test_costs():
-    taken = rules.costs(RULES, vocab=11, batch=2, gamma=3, repeats=2, alike=True, several=(1, 4))
-    assert list(taken) == ["laws", "rejection", "lenient(0.5)", "iterated, 1 sample", "iterated, 4 samples"]
+    sizes, every = rules.Sizes(vocab=11, batch=2, gamma=3), [entry.rule for entry in catalogue.RULES.values()]
+    taken = rules.costs(every, sizes, repeats=2, alike=True, candidates=(1, 4))
+    names = [rule.name for rule in every]
+    assert list(taken) == ["distributions", *names, "rejection, 1 candidate", "rejection, 4 candidates"]
     assert all(np.shape(seconds) == (2,) and (seconds > 0).all() for seconds in taken.values())

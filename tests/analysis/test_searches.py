@@ -7,6 +7,7 @@ import pytest
 import jaxspec
 from jaxspec.analysis import cost, searches
 from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
@@ -15,28 +16,32 @@ VOCAB = 5
 
 @pytest.mark.parametrize("encoder", [False, True])
 def test_a_search_is_timed_as_a_pass(encoder):
-    """Each proposes and commits, behind a row that ends with what the last one guessed."""
+    """Each proposes and commits, after a row that ends with what the last one drafted."""
     target, calls = table_model(jax.random.key(1), VOCAB, encoder=encoder), ([], [])
     real = jaxspec.drafters.online_ngram(3)
+    functions = real.functions
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
-        draft, state = real.propose(keys, params, state, context, gamma, to_law, budget)
+    def propose(weights, caches, context):
+        row = context.row
+        last = jnp.take_along_axis(row.tokens, row.length[:, None] - 1, axis=1)[:, 0]
+        draft, caches = functions.propose(weights, caches, context)
         draft = draft._replace(tokens=(last[:, None] + 1) % VOCAB + jnp.zeros_like(draft.tokens))
         jax.debug.callback(lambda last: calls[0].append(last.tolist()), last)
-        return draft, state
+        return draft, caches
 
-    def commit(params, state, context, verdict, forward):
+    def commit(weights, caches, row, verdict, forward):
         jax.debug.callback(lambda: calls[1].append(forward.logits.shape))
-        return real.commit(params, state, context, verdict, forward)
+        return functions.commit(weights, caches, row, verdict, forward)
 
-    model = searches.as_model(real._replace(propose=propose, commit=commit), target, 3)
-    loop = cost.looping(model, PROMPT, 8, 3, sampled=False)(1)
+    drafter = real._replace(functions=functions._replace(propose=propose, commit=commit))
+    job = prepare(target, PROMPT, drafter=drafter, gamma=3)
+    model = searches.lookup_as_model(job)
+    loop = cost.timed_loops(model, PROMPT, 8, 3, sampled=False)(1)
     jax.effects_barrier()
     for made in calls:
         made.clear()
     loop.call()
     jax.effects_barrier()
     assert sorted(calls[0]) == [[0, 0], [1, 1], [2, 2]] and calls[1] == [(2, 4, VOCAB)] * 3
-    found = cost.measure(target, model, PROMPT, gamma=3, repeats=2, inner=2)
+    found = cost.measure(job.replace(drafter=model), repeats=2, inner=2)
     assert found.c > 0 and found.gamma == 3

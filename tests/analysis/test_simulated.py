@@ -1,4 +1,4 @@
-"""Simulated verdicts keep as many guesses as alpha says, and are reached by nobody who does not ask for them."""
+"""Simulated verdicts accept as many draft tokens as alpha, and only the benchmark that needs them has them."""
 
 import ast
 from pathlib import Path
@@ -13,22 +13,22 @@ import jaxspec
 from jaxspec import noise
 from jaxspec.analysis import theory
 from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
-from jaxspec.base import Draft, Law
+from jaxspec.base import Distribution, Draft
 from jaxspec.testing import table_model
 
 ROWS, GAMMA = 20_000, 4
 
 
-def verdict(alpha, law, length=GAMMA):
-    draft = Draft(jnp.zeros((ROWS, GAMMA), jnp.int32), None, jnp.full((ROWS,), length, jnp.int32))
+def verdict(alpha, distribution, length=GAMMA):
+    draft = Draft(jnp.zeros((ROWS, GAMMA), jnp.int32), jnp.full((ROWS,), length, jnp.int32))
     keys = noise.row_keys(jax.random.key(7), ROWS)
-    return random_verdicts_for_benchmarks(alpha)(keys, jnp.full((ROWS,), 3, jnp.int32), draft, law)
+    return random_verdicts_for_benchmarks(alpha).verify(keys, jnp.full((ROWS,), 3, jnp.int32), draft, distribution)
 
 
 @pytest.mark.parametrize("alpha", [0.53, 0.75])
-def test_rounds_keep_guesses_with_the_law_behind_equation_1(alpha):
-    """Of a target that would never say what was guessed."""
-    found = verdict(alpha, Law(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)))
+def test_rounds_accept_draft_tokens_with_the_distribution_behind_equation_1(alpha):
+    """Of a target that would never generate what was drafted."""
+    found = verdict(alpha, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)))
     counts = np.bincount(np.asarray(found.num_accepted), minlength=GAMMA + 1)
     expected = [alpha**k * (1 - alpha) for k in range(GAMMA)] + [alpha**GAMMA]
     for count, share in zip(counts, expected, strict=True):
@@ -39,14 +39,14 @@ def test_rounds_keep_guesses_with_the_law_behind_equation_1(alpha):
     assert (found.next_token == 1).all()
 
 
-def test_no_guess_beyond_the_real_ones_is_kept():
-    found = verdict(1.0, Law(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)), length=2)
+def test_no_draft_token_beyond_the_real_ones_is_accepted():
+    found = verdict(1.0, Distribution(tokens=jnp.ones((ROWS, GAMMA + 1), jnp.int32)), length=2)
     assert (found.num_accepted == 2).all()
 
 
-def test_the_token_behind_them_is_the_targets():
-    law = Law(log_probs=jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.3, 0.7])), (ROWS, GAMMA + 1, 3)))
-    drawn = np.bincount(np.asarray(verdict(0.5, law).next_token), minlength=3)
+def test_the_token_after_them_is_the_targets():
+    distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.3, 0.7])), (ROWS, GAMMA + 1, 3)))
+    drawn = np.bincount(np.asarray(verdict(0.5, distribution).next_token), minlength=3)
     low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, 0.7)
     assert drawn[0] == 0 and low <= drawn[2] <= high
 

@@ -94,7 +94,7 @@ def test_figure_2():
 
 @given(ALPHAS, GAMMAS)
 def test_expected_tokens_is_the_mean_of_a_capped_geometric_variable(alpha, gamma):
-    accepted = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]  # exactly n of gamma guesses
+    accepted = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]  # exactly n of gamma draft tokens
     assert sum(accepted) == pytest.approx(1.0)
     mean = sum((n + 1) * probability for n, probability in enumerate(accepted))
     assert expected_tokens(alpha, gamma) == pytest.approx(mean, rel=1e-9)

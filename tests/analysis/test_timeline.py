@@ -6,6 +6,7 @@ import pytest
 
 from jaxspec import Prompt, generate
 from jaxspec.analysis import timeline
+from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
@@ -18,7 +19,7 @@ def without_gaps(spans):
 
 
 def test_speculative():
-    spans = timeline.record(TARGET, DRAFT, PROMPT, gamma=2, max_new_tokens=9, repeats=2)
+    spans = timeline.record(prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9), repeats=2)
     rounds = int(generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9).stats.rounds[0])
     kinds = [span.kind for span in spans]
     assert kinds == ["target prefill", "draft prefill", *(["draft", "draft", "target"] * rounds)]
@@ -26,7 +27,7 @@ def test_speculative():
 
 
 def test_plain():
-    spans = timeline.record(TARGET, None, PROMPT, gamma=0, max_new_tokens=9, repeats=1)
+    spans = timeline.record(prepare(TARGET, PROMPT, max_new_tokens=9), repeats=1)
     assert [span.kind for span in spans] == ["target prefill", *(["target"] * 8)]
     assert without_gaps(spans)
 
@@ -39,6 +40,7 @@ def test_plain():
     ],
 )
 def test_bad_arguments(changed, message):
-    options = dict(prompt=PROMPT, gamma=1, max_new_tokens=4, repeats=1) | changed
+    options = dict(prompt=PROMPT, repeats=1) | changed
+    job = prepare(TARGET, options["prompt"], drafter=DRAFT, gamma=1, max_new_tokens=4)
     with pytest.raises(ValueError, match=message):
-        timeline.record(TARGET, DRAFT, options.pop("prompt"), **options)
+        timeline.record(job, repeats=options["repeats"])

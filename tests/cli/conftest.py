@@ -64,7 +64,7 @@ def loading(zoo, monkeypatch):
 
     monkeypatch.setattr(model, "load", load)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
-    monkeypatch.setattr(cost, "LASTING", 0.0)  # of what a table model's passes cost nothing is expected
+    monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
     monkeypatch.setattr(model, "shipped", lambda: {name: Path(name) for name in zoo})
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)
 

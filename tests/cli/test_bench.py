@@ -64,23 +64,14 @@ def test_a_pair_of_shapes_widened_in_tables(run):
 
 
 def test_prompts_from_files(tmp_path):
-    class Letters:
-        eos_token_id = 0
-
-        def __len__(self):
-            return 6
-
-        def __call__(self, texts):
-            return {"input_ids": [[ord(letter) - ord("a") for letter in text] for text in texts]}
-
-    model = table_model(jax.random.key(1), 6)._replace(tokenizer=Letters())
     (tmp_path / "a.txt").write_text("abc\n\nbd\nf\n")
     (tmp_path / "b.jsonl").write_text('{"input": "fed"}\n{"input": "a"}\n')
-    assert bench._prompts(model, tmp_path / "a.txt", 2).length.tolist() == [3, 2]
-    assert bench._prompts(model, tmp_path / "b.jsonl", 9).tokens[0, :3].tolist() == [5, 4, 3]
+    model = table_model(jax.random.key(1), 6)
+    assert bench._texts(model, tmp_path / "a.txt", 2) == ["abc", "bd"]
+    assert bench._texts(model, tmp_path / "b.jsonl", 9) == ["fed", "a"]
     (tmp_path / "c.txt").write_text("\n")
     with pytest.raises(ValueError, match="holds no prompt"):
-        bench._prompts(model, tmp_path / "c.txt", 2)
+        bench._texts(model, tmp_path / "c.txt", 2)
 
 
 @pytest.mark.parametrize(

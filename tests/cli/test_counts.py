@@ -18,7 +18,7 @@ def test_the_counts_table_has_every_number_on_80_columns(shown):
         assert number in text
 
 
-def test_plain_decoding_claims_no_guesses(shown):
+def test_plain_decoding_claims_no_draft_tokens(shown):
     plain = Counts(2, 20, 0, 0, 22, 1.0)
     assert counts.sentence(plain, "big", None).endswith("one pass of big, 20 in all.")
     assert "accepted" not in counts.note(plain).plain

@@ -1,4 +1,4 @@
-"""`jaxspec figures` on table models: which files it writes, and what it says where matplotlib is absent."""
+"""`jaxspec figures` on table models: which files it writes, and its error where matplotlib is absent."""
 
 import json
 import sys
@@ -8,10 +8,12 @@ from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
-from jaxspec.cli import figures, speeds
+from jaxspec.analysis.bench import throughput
+from jaxspec.cli import figures
 from jaxspec.cli.main import app
+from jaxspec.decode.request import prepare
 
-THEORY = ["figure-2", "figure-3", "figure-4", "law-distance"]
+THEORY = ["figure-2", "figure-3", "figure-4", "distribution-distance"]
 MEASURED = ["landscape", "decomposition", "figure-5"]
 
 
@@ -32,16 +34,15 @@ def test_a_pair(run, tmp_path):
     assert "debian-t5-base with debian-t5-small" in drawn and "measured: " in drawn
 
 
-@pytest.mark.parametrize(("after", "said"), [({"median": 1.5}, "measured: 1.50×"), (None, "measured: –")])
-def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, said):
+@pytest.mark.parametrize(("after", "label"), [({"median": 1.5}, "measured: 1.50×"), (None, "measured: –")])
+def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     """As the landscape is, which Theorem 3.8 draws."""
     row = {"ratio": {"median": 1.2}, "ratio_after_prefill": after, "c": 0.1, "v": 1.4}
     found = {"alpha": {"alpha": 0.7}, "results": [{}, row]}
-    monkeypatch.setattr(speeds, "collect", lambda *_: found)
-    monkeypatch.setattr(figures, "heldout_for", lambda *_: ["der alte Hund"])
-    pair = zoo["debian-t5-base"], zoo["debian-t5-small"]
-    name, figure = next(figures.of_pair(*pair, gamma=2, count=1, new_tokens=4, repeats=1))
-    assert name == "landscape" and said in [text.get_text() for text in figure.axes[0].texts]
+    monkeypatch.setattr(throughput, "measure", lambda *_: found)
+    job = prepare(zoo["debian-t5-base"], "der alte Hund", drafter=zoo["debian-t5-small"], gamma=2, max_new_tokens=4)
+    name, figure = next(figures.of_pair(job, repeats=1))
+    assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_theory_needs_no_models(run, tmp_path):

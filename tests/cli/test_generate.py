@@ -1,4 +1,4 @@
-"""`jaxspec generate`: what it says, in print and as JSON, and what it refuses, with tables for models."""
+"""`jaxspec generate`: what it prints, as text and as JSON, and what it refuses, with tables for models."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ PROMPT = heldout("translation", 1)[0]
 
 @pytest.fixture
 def refused(invoke):
-    """The one line that a command says when it cannot use its input."""
+    """The one line that a command prints when it cannot use its input."""
 
     def refused(*arguments, **options):
         result = invoke(*arguments, **options)
@@ -25,7 +25,7 @@ def refused(invoke):
     return refused
 
 
-def test_json_says_what_the_library_says(zoo, report):
+def test_json_is_what_the_library_returns(zoo, report):
     found = report(PROMPT)
     out = jaxspec.generate(zoo["debian-t5-base"], [PROMPT], drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12)
     assert found["prompts"] == [PROMPT]
@@ -58,16 +58,16 @@ def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch)
     found, spelt = report("alte Hund", "--chat"), jaxspec.Prompt(np.array([[5, 6, 8, 11]]), np.array([4]))
     out = jaxspec.generate(
         zoo["debian-t5-base"], spelt, drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12
-    )  # no end token behind what the template says
+    )  # no end token after what the template has
     assert found["prompts"] == ["alte Hund"]
     assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
 
 
-@pytest.mark.parametrize("draft", ["lookup", "lookup+debian-t5-small"])
+@pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-small"])
 def test_drafters_and_policies_by_name(report, draft):
-    found = report(PROMPT, "--draft", draft, "--policy", "estimated=0.1")
+    found = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")
     assert found["texts"] == report(PROMPT)["texts"]
-    assert found["settings"]["draft"] == draft and found["settings"]["policy"] == "estimated=0.1"
+    assert found["settings"]["draft"] == draft and found["settings"]["policy"] == "adaptive=0.1"
 
 
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp_path):
@@ -76,12 +76,12 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp
         store = datastore.build([[5, 6, 8, 1]], vocab_size=18, start_token=0, vocabulary=vocabulary)
         datastore.save(tmp_path / name, store, {})
     assert report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-base'}")["texts"] == report(PROMPT)["texts"]
-    for front in ("", "lookup+"):
+    for front in ("", "prompt_lookup+"):
         said = refused(PROMPT, "--draft", f"{front}retrieval:{tmp_path / 'stranger'}")
         assert "built with another vocabulary than that of debian-t5-base" in said
 
 
-def test_plain_decoding_has_the_same_text_and_no_guesses(report):
+def test_plain_decoding_has_the_same_text_and_no_draft_tokens(report):
     plain, speculative = report(PROMPT, "--draft", "none"), report(PROMPT)
     assert plain["texts"] == speculative["texts"]
     assert plain["stats"]["drafted"] == [0]
@@ -141,13 +141,13 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["-"], "standard input holds no prompt"),
         (["a", "--compare", "--draft", "none"], "--compare"),
         (["a", "--compare", "--gamma", "0"], "--compare"),
-        (["a", "--compare", "--draft", "lookup"], "--compare needs a model that drafts"),
-        (["a", "--compare", "--policy", "estimated"], "--compare predicts rounds of one length"),
+        (["a", "--compare", "--draft", "prompt_lookup"], "--compare needs a model that drafts"),
+        (["a", "--compare", "--policy", "adaptive"], "--compare predicts rounds of one length"),
         (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
         (["a", "--chat"], "debian-t5-base has no chat template. Leave out --chat"),
-        (["a", "--policy", "clever"], "--policy is 'clever': expected one of fixed, heuristic"),
-        (["a", "--policy", "fixed"], "fixed=3"),
+        (["a", "--policy", "clever"], "--policy is 'clever': expected one of constant, heuristic"),
+        (["a", "--policy", "constant"], "constant=3"),
         (["a", "--policy", "confidence=high"], "'high' is not a number"),
     ],
 )

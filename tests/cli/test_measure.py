@@ -7,7 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.cli import cells, prompts
+from jaxspec.analysis.bench import grid, throughput
+from jaxspec.cli import prompts
 from jaxspec.cli.main import app
 
 FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gamma", "2"]
@@ -15,7 +16,7 @@ FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "-
 
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
-    monkeypatch.setattr(cells, "MOST", 2)
+    monkeypatch.setattr(grid, "MOST", 2)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
 
@@ -44,21 +45,21 @@ def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
     assert strict["theorem"] >= strict["predicted"] > 0 and strict["task"] == "prompts"
     assert strict["speed"]["median"] > 0
     for cell in (strict, lenient):
-        assert len(cell["censored_by_guess"]) == 2
-        tried = [rate["tried"] for rate in cell["censored_by_guess"]]
-        kept = sum(rate["value"] * rate["tried"] for rate in cell["censored_by_guess"] if rate["tried"])
-        assert cell["censored"]["tried"] == sum(tried) and tried[1] <= tried[0]
-        assert cell["censored"]["value"] == pytest.approx(kept / sum(tried))
-        assert cell["censored"]["low"] is None  # of a single text
+        assert len(cell["conditional_by_draft_token"]) == 2
+        tested = [rate["tested"] for rate in cell["conditional_by_draft_token"]]
+        accepted = sum(rate["value"] * rate["tested"] for rate in cell["conditional_by_draft_token"] if rate["tested"])
+        assert cell["conditional"]["tested"] == sum(tested) and tested[1] <= tested[0]
+        assert cell["conditional"]["value"] == pytest.approx(accepted / sum(tested))
+        assert cell["conditional"]["low"] is None  # of a single text
 
-    monkeypatch.setattr(cells, "cells_of", lambda *arguments: None)  # nothing is measured again
+    monkeypatch.setattr(grid, "Cells", lambda *arguments: None)  # nothing is measured again
     again = run(*asked, "--temperature", "0", "--csv", str(table))
     assert again.exit_code == 0, again.output
     assert "prompts, debian-t5-small, T = 0" in again.stdout
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert [float(row["alpha"]) for row in rows] == [strict["alpha"], lenient["alpha"]]
     assert float(rows[0]["speed_median"]) == strict["speed"]["median"]
-    assert float(rows[1]["censored_by_guess_1_value"]) == lenient["censored_by_guess"][0]["value"]
+    assert float(rows[1]["conditional_by_draft_token_1_value"]) == lenient["conditional_by_draft_token"][0]["value"]
 
 
 @pytest.mark.slow
@@ -78,30 +79,30 @@ def test_counted_drafters_and_planned_gammas(run):
     assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
     assert cell["chosen_gamma"] in (0, 1, 2)
     assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
-    assert (cell["censored"] is None) == (cell["chosen_gamma"] == 0)
+    assert (cell["conditional"] is None) == (cell["chosen_gamma"] == 0)
 
 
 @pytest.mark.slow
-def test_all_gammas_of_a_setting_take_turns_and_one_can_be_added(run, tmp_path, monkeypatch):
-    ways, really = [], cells._speeds
+def test_all_gammas_of_a_setting_are_interleaved_and_one_can_be_added(run, tmp_path, monkeypatch):
+    together, really = [], grid.speeds
 
-    def count(*arguments):
-        ways.append(arguments[-1])
-        return really(*arguments)
+    def count(job, gammas, settings):
+        together.append(list(gammas))
+        return really(job, gammas, settings)
 
-    monkeypatch.setattr(cells, "_speeds", count)
+    monkeypatch.setattr(grid, "speeds", count)
     asked = ["--draft", "debian-t5-small", "--temperature", "0", "--json", "--resume", str(tmp_path / "cells.jsonl")]
     planned, one = report(run(*asked, few=[*FEW[:-1], "plan,1"]))
     assert [planned["gamma"], one["gamma"]] == ["plan", 1] and planned["chosen_gamma"] in (0, 1, 2)
-    assert ways == [sorted({1, planned["chosen_gamma"]} - {0})]
+    assert together == [sorted({1, planned["chosen_gamma"]} - {0})]
     *known, two = report(run(*asked, few=[*FEW[:-1], "plan,1,2"]))
-    assert known == [planned, one] and ways[1:] == [[2]]
+    assert known == [planned, one] and together[1:] == [[2]]
     assert two["chosen_gamma"] == 2 and two["predicted"] > 0
 
 
 @pytest.mark.slow
 def test_a_sampled_speed_on_average(run, monkeypatch):
-    monkeypatch.setattr(cells.speeds, "ratio", lambda *times: {"median": 2.0, "min": 1.0, "max": 3.0})
+    monkeypatch.setattr(throughput, "ratio", lambda *times: {"median": 2.0, "min": 1.0, "max": 3.0})
     asked = ["--draft", "debian-t5-small", "--temperature", "0,1", "--lenience", "1,0.5"]
     greedy, _, sampled, lenient = report(run(*asked, "--json"))
     assert greedy["speed_on_average"] is lenient["speed_on_average"] is None
@@ -127,8 +128,8 @@ def test_references_are_not_those_measured_on(zoo):
 
 def test_two_models_of_one_name_are_not_the_same(zoo):
     base = zoo["debian-t5-base"]
-    assert cells.identity(base) == cells.identity(base._replace(tokenizer=None))
-    assert cells.identity(base) != cells.identity(base._replace(params=base.params * 2))
+    assert grid.identity(base) == grid.identity(base._replace(tokenizer=None))
+    assert grid.identity(base) != grid.identity(base._replace(params=base.params * 2))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jaxspec import families, model
 from jaxspec.base import Prompt
 from jaxspec.cli import models
 from jaxspec.cli.main import app
-from jaxspec.drafters import tables
+from jaxspec.drafters import ngram_model
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
@@ -23,7 +23,7 @@ runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
 GPT = GPTConfig(32, dim=16, ff_dim=24, layers=3, heads=2, max_positions=16)
 LLAMA = DecoderConfig(32, dim=16, ff_dim=24, layers=3, heads=4, kv_heads=2, head_dim=4, head_norms=True)
-NGRAM = tables.NGramConfig(32, (5, 9), followers=2)
+NGRAM = ngram_model.NGramConfig(32, (5, 9), followers=2)
 NETS = [(t5, T5), (gpt, GPT), (decoder, LLAMA)]
 EACH = pytest.mark.parametrize(("net", "config"), NETS, ids=["t5", "gpt", "decoder"])
 
@@ -44,13 +44,13 @@ def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
 
 
 def test_tables_are_integers_whatever_the_dtype():
-    params = jax.eval_shape(lambda: tables.init(NGRAM, jax.random.key(0)))
+    params = jax.eval_shape(lambda: ngram_model.init(NGRAM, jax.random.key(0)))
     row = models.describe("it", NGRAM)
     assert row["memory_bytes"] == dict.fromkeys(("float32", "bfloat16", "int8"), nbytes(params))
     assert row["parameters"] == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize(("net", "config"), [*NETS, (tables, NGRAM)], ids=["t5", "gpt", "decoder", "ngram"])
+@pytest.mark.parametrize(("net", "config"), [*NETS, (ngram_model, NGRAM)], ids=["t5", "gpt", "decoder", "ngram"])
 def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
     lm = net.language_model(config)
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))

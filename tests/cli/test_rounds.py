@@ -32,11 +32,11 @@ def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
     assert line.plain.endswith(text[-3:] + " a b c⏎d")
 
 
-def test_a_trace_spells_the_rejected_token_behind_the_accepted_ones(spelling):
+def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
     step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
     assert rounds.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
 
 
 def test_the_legend_explains_the_colours():
-    assert styles(rounds.legend(True))["red strike"] == "rejected guess"
-    assert "[-rejected guess-]" in rounds.legend(False).plain
+    assert styles(rounds.legend(True))["red strike"] == "rejected draft token"
+    assert "[-rejected draft token-]" in rounds.legend(False).plain

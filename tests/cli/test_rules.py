@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from jaxspec import accept
 from jaxspec.accept import catalogue
-from jaxspec.analysis import environment
+from jaxspec.analysis import environment, shapes
 from jaxspec.cli import rules
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
@@ -29,7 +29,7 @@ def test_a_pair(two_rules):
     found = json.loads(result.stdout)
     (pair,) = found["pairs"]
     names = [(row["rule"], row["temperature"]) for row in pair["rules"]]
-    several = ["iterated, 1 sample", "iterated, 2 samples", "iterated, 4 samples"]
+    several = ["rejection, 1 candidate", "rejection, 2 candidates", "rejection, 4 candidates"]
     assert names == [(rule, t) for t in (0.0, 0.7, 1.0) for rule in ("block", "typical(0.09, 0.3)", *several)]
     alphas = [row["alpha"]["value"] for row in pair["rules"] if row["temperature"] == 1 and row["rule"] in several]
     assert 0 < alphas[0] < alphas[1] < alphas[2] < 1
@@ -40,19 +40,19 @@ def test_a_pair(two_rules):
 
 
 def test_costs(two_rules, monkeypatch):
-    monkeypatch.setattr(rules, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
-    monkeypatch.setattr(rules, "SEVERAL", (4,))
+    monkeypatch.setattr(shapes, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    monkeypatch.setattr(rules, "CANDIDATES", (4,))
     small = ("--vocab", "9,12", "--batch", "1,2", "--gamma", "2", "--repeats", "2")
     result = CliRunner().invoke(app, ["rules", "--cost", *small, "--markdown"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"{environment.line(environment.current())}\n\n**batch 1")
     assert result.stdout.count("| block ") == 4 and "batch 2, V = 12" in result.stdout
-    assert result.stdout.count("| iterated, 4 samples ") == 4
+    assert result.stdout.count("| rejection, 4 candidates ") == 4
     assert result.stdout.count("%") == 2 * 4 * 2  # shares of passes only where the vocabulary is the model's
 
 
 def test_rules_are_those_of_the_registry():
-    assert [rule.name for rule in rules.every_rule()] == [entry.rule.name for entry in catalogue.CHAINS.values()]
+    assert [rule.name for rule in rules.every_rule()] == [entry.rule.name for entry in catalogue.RULES.values()]
 
 
 def test_half_a_pair_is_refused():

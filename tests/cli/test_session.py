@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-import jaxspec
-from jaxspec import drafters, model
+from jaxspec import model
 from jaxspec.analysis import cost
-from jaxspec.cli import prices
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])
@@ -16,8 +14,8 @@ def test_rounds_are_reported_whole(mode, report):
         assert [t for step in rounds for t in step["tokens"]] == tokens
         assert len(rounds) == count + 1
         for step in rounds[1:]:
-            kept = min(step["accepted"], len(step["tokens"]))
-            assert step["tokens"][:kept] == step["draft"][:kept]
+            accepted = min(step["accepted"], len(step["tokens"]))
+            assert step["tokens"][:accepted] == step["draft"][:accepted]
 
 
 def test_a_samples_text_depends_on_the_seed_alone(report):
@@ -35,25 +33,28 @@ def test_text_ends_before_a_stop_string(report, run):
     assert whole not in run("--stop", stop)
 
 
-def test_estimated_goes_by_what_passes_cost_here(report, monkeypatch):
+def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
     found = {}
     for price in (1.0, 50.0):
         priced = [cost.Cost(n, 1, np.ones(1), np.full(1, price), np.full(1, 0.01)) for n in (1, 3)]
-        monkeypatch.setattr(cost, "measure_all", lambda *given, priced=priced, **options: priced)
-        found[price] = report("--policy", "estimated")
+        monkeypatch.setattr(cost, "measure_all", lambda job, gammas, priced=priced, **options: priced)
+        found[price] = report("--policy", "adaptive")
     assert found[1.0]["texts"] == found[50.0]["texts"]
     assert sum(found[1.0]["stats"]["drafted"]) > 4 * sum(found[50.0]["stats"]["drafted"])
 
 
 @pytest.mark.slow
-def test_costs_are_measured_for_estimated(report, monkeypatch):
+def test_costs_are_measured_for_adaptive(report, monkeypatch):
     asked = []
     measure_all = cost.measure_all
-    monkeypatch.setattr(
-        cost, "measure_all", lambda *given, **options: asked.append(options) or measure_all(*given, **options)
-    )
-    assert report("--policy", "estimated", "-t", "1")["texts"]
-    assert [(tuple(one["gammas"]), one["sampled"]) for one in asked] == [((1, 3), True)]
+
+    def measured(job, gammas, **options):
+        asked.append((tuple(gammas), float(job.request.sampling_params.temperature[0])))
+        return measure_all(job, gammas, **options)
+
+    monkeypatch.setattr(cost, "measure_all", measured)
+    assert report("--policy", "adaptive", "-t", "1")["texts"]
+    assert asked == [((1, 3), 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -66,31 +67,10 @@ def test_costs_are_measured_for_estimated(report, monkeypatch):
     ],
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
-    asked = []
+    asked, passes = [], []
     monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(prices, "of_policy", lambda _, *who, **given: asked.append(who[:2]) or {"v": np.ones(4)})
-    shown = run("--policy", "estimated", *options)
-    assert asked == [("debian-t5-base", target), ("debian-t5-small", draft), ("debian-t5-small", draft)]
+    monkeypatch.setattr(cost, "policy_costs", lambda job, repeats: passes.append(job) or {"v": np.ones(4)})
+    shown = run("--policy", "adaptive", *options)
+    assert asked == [("debian-t5-base", target), ("debian-t5-small", draft)]
+    assert [job.drafter.models for job in passes] == [(zoo["debian-t5-small"],)]
     assert (f"in {draft} ·" in shown) == (draft != target)
-
-
-def test_what_a_search_costs_is_told_from_one_guess_on(zoo, monkeypatch):
-    """A pass over any draft costs 1.5, a pass of what guesses, or searches, 0.25."""
-    one, prompt = np.ones(1), jaxspec.Prompt(np.array([[5, 6]]), np.array([2]))
-    asked = []
-
-    def measured(target, drafter, prompts, *, gammas, sampled, **options):
-        asked.append(sampled)
-        return [cost.Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
-
-    monkeypatch.setattr(cost, "measure_all", measured)
-    target, small = zoo["debian-t5-base"], zoo["debian-t5-small"]
-    for drafter, name, c, v in [
-        (drafters.lookup(), "lookup", 0.0, [1.0, 1.75, 1.75, 1.75]),
-        (small, "debian-t5-small", 0.25, [1.0, 1.5, 1.5, 1.5]),
-    ]:
-        found = prices.of_policy(drafter, name, "float32", target, prompt, gamma=3, sampled=True)
-        assert found["c"] == c and found["v"].tolist() == v
-    assert asked == [True, False, True]  # a search draws nothing
-    both = drafters.first_of(drafters.lookup(), small)
-    assert prices.of_search(both, target, prompt, gamma=3, sampled=True) == 0

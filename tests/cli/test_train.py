@@ -131,14 +131,15 @@ def target(project):
 def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     result = call("pairs.toml")
     assert result.exit_code == 0, result.output
-    assert "trained/pairs: " in result.stdout and "contexts: 9 of 1 tokens; the first guess is right for 90.0%" in (
-        result.stdout.replace("\n", " ")
+    assert (
+        "trained/pairs: " in result.stdout
+        and "contexts: 9 of 1 tokens; the first draft token is right for 90.0%" in (result.stdout.replace("\n", " "))
     )
     loaded, base = model.load("trained/pairs"), model.load("trained/target")
     out = jaxspec.generate(base, "the old", drafter=loaded, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
-    guess, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
-    assert int(guess.logits.argmax()) == WORDS.index("old")
+    draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
+    assert int(draft_token.logits.argmax()) == WORDS.index("old")
     about = orbax.read_manifest("trained/pairs").about
     assert (about["target"], about["order"], about["texts"], about["tokens"]) == ("trained/target", 2, 4, 40)
     assert "is there already" in refused("pairs.toml")
@@ -214,11 +215,11 @@ def test_preparing_fetches_builds_and_trains_tokenizers(preparing):
     assert "1,234 rows" in result.stdout and "56 rows" in result.stdout
 
 
-def test_tokenizers_that_are_there_are_kept(preparing):
+def test_tokenizers_that_are_there_are_not_made_again(preparing):
     assert call("--prepare-data", "--lists", "mine").exit_code == 0
     result = call("--prepare-data", "--lists", "mine")
     assert preparing == ["build data", "edits data", "tokenizers", "build data", "edits data"]
-    assert "are kept" in result.stdout
+    assert "are not made again" in result.stdout
 
 
 def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):

@@ -1,4 +1,4 @@
-"""`jaxspec verify`: what is right passes, what lies is found, and the exit code says so."""
+"""`jaxspec verify`: what is right passes, what is wrong is found, and the exit code tells."""
 
 import json
 
@@ -7,16 +7,16 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import accept, model
-from jaxspec.accept import Rule, catalogue
+from jaxspec.accept import catalogue
 from jaxspec.accept.catalogue import Entry
-from jaxspec.analysis import numerics
-from jaxspec.cli import evidence
+from jaxspec.analysis import jobs, numerics, pair_tests
 from jaxspec.cli.main import app
+from jaxspec.cli.prompts import heldout_for
+from jaxspec.decode.request import prepare
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small")
 FEW = ("--count", "3", "--new-tokens", "8", "--sampled", "2", "--draws", "256")
-ITERATED = ["iterated, 2 samples", "iterated, 3 samples", "iterated, 2 drafters", "iterated, top 2"]
 
 
 def verify(*options):
@@ -31,24 +31,25 @@ def pair(zoo, monkeypatch):
 
 @pytest.fixture
 def only(monkeypatch):
-    """A catalogue of these rules, and of no steps."""
+    """A catalogue of these rules."""
 
     def only(**entries):
-        monkeypatch.setattr(catalogue, "CHAINS", entries)
-        monkeypatch.setattr(catalogue, "STEPS", {})
+        monkeypatch.setattr(catalogue, "RULES", entries)
 
     return only
 
 
 @pytest.mark.slow
-def test_every_rule_of_the_catalogue_is_what_it_says(pair):
+def test_every_rule_of_the_catalogue_is_what_it_promises(pair):
     """The command on the whole catalogue: by enumeration, and on a pair."""
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    names = [entry.rule.name for entry in catalogue.CHAINS.values()]
-    assert [row["rule"] for row in found["rules"]] == [*names, *ITERATED]
+    names = [entry.rule.name for entry in catalogue.RULES.values()]
+    assert [row["rule"] for row in found["rules"]] == names
     assert all(row["as_stated"] for row in found["rules"])
+    judged = {row["rule"] for row in found["rules"] if "tree" in row["total_variation"]}
+    assert judged == {entry.rule.name for entry in catalogue.RULES.values() if entry.rule.trees}
     for row in found["rules"]:
         worst = max(row["total_variation"].values())
         assert (worst < 1e-5) == row["exact"] and (row["above_bound"] is None) == row["exact"]
@@ -56,9 +57,9 @@ def test_every_rule_of_the_catalogue_is_what_it_says(pair):
 
     samples = found["pair"]["samples"]
     tests = samples["tests"]
-    ways = ["plain decoding", *names, "iterated, 2 samples"]
+    every = ["plain decoding", *names]
     asked = [(t["prompt"], t["temperature"], t["rule"]) for t in tests]
-    assert asked == [(prompt, t, way) for prompt in (0, 1) for t in (0.7, 1.0) for way in ways]
+    assert asked == [(prompt, t, way) for prompt in (0, 1) for t in (0.7, 1.0) for way in every]
     assert all(t["as_stated"] and t["pvalue"] <= t["corrected"] <= 1 and t["draws"] == 256 for t in tests)
     assert all(t["test"] == ("chi-square" if t["exact"] else "bound") for t in tests)
     assert (samples["prompts"], samples["draws"], samples["confidence"]) == (2, 256, 0.95)
@@ -68,12 +69,12 @@ def test_every_rule_of_the_catalogue_is_what_it_says(pair):
     assert found["pair"]["as_stated"]
     assert found["pair"]["numerics"].keys() == {"float32", "bfloat16"}
     assert found["pair"]["numerics"]["float32"] == {
-        "prompts": 3, "same": 3, "first": None, "largest_top_two_margin": None, "parted": [],
+        "prompts": 3, "same": 3, "first": None, "largest_top_two_margin": None, "mismatches": [],
     }  # fmt: skip
 
 
-def test_a_rule_and_a_step_are_what_they_say(only):
-    only(block=catalogue.CHAINS["block"])
+def test_a_rule_is_what_it_promises(only):
+    only(block=catalogue.RULES["block"])
     result = verify()
     assert result.exit_code == 0, result.output
     assert "as stated" in next(line for line in result.stdout.splitlines() if "block" in line)
@@ -81,7 +82,7 @@ def test_a_rule_and_a_step_are_what_they_say(only):
 
 def test_a_liar_is_found(pair, only, wrong_rule):
     """By enumeration, and by samples; an honest rule beside it is not accused."""
-    only(rejection=catalogue.CHAINS["rejection"], liar=Entry(Rule(wrong_rule, "liar", exact=True)))
+    only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -97,7 +98,7 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     def hardly_above_p(log_p):
         return jnp.minimum(1.01 * jnp.exp(log_p), 1.0)
 
-    only(lenient=catalogue.CHAINS["lenient"], broken=Entry(accept.lenient(0.1), hardly_above_p))
+    only(lenient=catalogue.RULES["lenient"], broken=Entry(accept.lenient(0.1), hardly_above_p))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -112,25 +113,30 @@ def test_an_inexact_rule_must_state_a_bound(only):
     assert result.exit_code == 2 and "lenient(0.5) is inexact and states no bound" in result.stderr
 
 
-def test_a_step_that_lies_is_found(only, monkeypatch):
-    def first(keys, position, proposals, target):
-        return accept.Choice(0 * proposals.length, proposals.tokens[:, 0])
+def test_a_rule_that_is_wrong_about_trees_is_found(only):
+    """It judges chains rightly, and of siblings accepts the first."""
 
-    only()
-    monkeypatch.setattr(catalogue, "STEPS", {"first": first})
-    result = verify("--json")
+    def verify(keys, position, draft, target):
+        verdict = accept.rejection().verify(keys, position, draft, target)
+        if draft.parent is None:
+            return verdict
+        one = jnp.ones_like(verdict.num_accepted)
+        return verdict._replace(num_accepted=one, path=jnp.zeros_like(verdict.path))
+
+    only(wrong=Entry(accept.rejection()._replace(verify=verify)))
+    result = CliRunner().invoke(app, [*SMALL, "--json"])
     assert result.exit_code == 1
-    rows = json.loads(result.stdout)["rules"]
-    assert [row["rule"].partition(",")[0] for row in rows] == ["first"] * 4
-    assert not any(row["as_stated"] for row in rows)
+    (row,) = json.loads(result.stdout)["rules"]
+    assert max(row["total_variation"][kind] for kind in ("model", "fixed")) < 1e-5
+    assert row["total_variation"]["tree"] > 1e-2
 
 
 def test_the_numerics_table(pair, only, monkeypatch):
-    """Where texts part is news in float32, and only shown in bfloat16."""
+    """Where texts differ is an error in float32, and only shown in bfloat16."""
     only()
-    parted = [numerics.Divergence(2, 3, 1, 2, 0.5, 0.25), numerics.Divergence(0, 6, 1, 2, 0.75, 0.75)]
-    answers = iter([[], parted, parted, []])
-    monkeypatch.setattr(numerics, "divergences", lambda *_, **__: next(answers))
+    some = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]
+    answers = iter([[], some, some, []])
+    monkeypatch.setattr(numerics, "mismatches", lambda job: next(answers))
     result = verify(*PAIR, *FEW)
     assert result.exit_code == 0, result.output
     rows = {
@@ -145,10 +151,11 @@ def test_the_numerics_table(pair, only, monkeypatch):
 
 
 def test_the_shortest_prompts_are_taken(zoo):
-    prompts = evidence.prompts_of(zoo["debian-t5-base"], 6)
-    some = evidence.shortest(prompts, 2)
-    assert sorted(prompts.length.tolist())[:2] == some.length.tolist()
-    assert some.tokens.shape[1] <= prompts.tokens.shape[1]
+    target = zoo["debian-t5-base"]
+    job = prepare(target, heldout_for(target, 6))
+    some = pair_tests.shortest(job, 2)
+    assert sorted(job.prompt.length.tolist())[:2] == some.prompt.length.tolist()
+    assert jobs.run(some).tokens.shape[0] == 2
 
 
 @pytest.mark.parametrize("half", [["--target", "a"], ["--draft", "a"]])

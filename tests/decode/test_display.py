@@ -57,7 +57,7 @@ def test_a_page_shows_texts_counts_and_rounds(out, read):
     for row in range(2):
         assert out.texts[row].replace("\0", "␀") in reader.said
         assert f"9 tokens, {out.stats.rounds[row]} pass" in reader.said
-        assert f"{out.stats.accepted[row]} of {out.stats.drafted[row]} guesses kept" in reader.said
+        assert f"{out.stats.accepted[row]} of {out.stats.drafted[row]} draft tokens accepted" in reader.said
     assert reader.tags.count("details") == 2
     assert "\0" not in reader.said and "Inexact" not in reader.said and "more row" not in reader.said
 
@@ -70,12 +70,12 @@ def test_the_trace_of_a_page_is_the_one_of_the_arrays(out):
 def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids(read):
     out = jaxspec.generate(TARGET, PROMPT, max_new_tokens=4)
     reader = read(out._repr_html_())
-    assert "details" not in reader.tags and "guess" not in reader.said
+    assert "details" not in reader.tags and "draft token" not in reader.said
     assert " ".join(map(str, out.tokens[0].tolist())) in reader.said
     assert out.records()[0]["text"] is None and out.to_dict()["rows"][0]["trace"][0]["draft"] == []
 
 
-def test_an_inexact_rule_is_said_to_be_one():
+def test_an_inexact_rule_is_marked():
     rule = jaxspec.accept.typical()
     out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=4, accept=rule)
     assert out._repr_html_().count("<b>Inexact</b>") == 1 and out.to_dict()["exact"] is False
@@ -89,7 +89,7 @@ def test_a_long_batch_makes_a_small_page(read):
     counts = np.full(rows, rounds)
     stats = jaxspec.base.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
     tokens = np.ones((rows, 2 * rounds + 1), np.int32)
-    trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones)
+    trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones, ones)
     long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True)
     markup = long._repr_html_()
     assert len(markup) < 200_000
@@ -134,16 +134,17 @@ def test_a_trace_without_a_tokenizer_shows_ids(read):
 
 
 def test_a_trace_is_still_its_arrays_and_a_copy_of_them_is_shown_as_such(out):
-    draft, length, accepted, kept = out.trace
-    assert out.trace._fields == ("draft", "draft_length", "num_accepted", "kept")
-    assert (draft is out.trace.draft) and length.shape == accepted.shape == kept.shape
+    draft, *counts, parent, path = out.trace
+    assert out.trace._fields == jaxspec.base.RoundInfo._fields
+    assert (draft is out.trace.draft) and {x.shape for x in counts} == {draft.shape[:2]}
+    assert parent is None and path is None  # of chains
     assert jax.tree.map(np.asarray, out.trace)._repr_html_() is None
 
 
 def test_a_long_trace_makes_a_small_page(read):
     rows, rounds = 1000, 1000
     ones = np.ones((rows, rounds), np.int32)
-    arrays = loop.Trace(np.ones((rows, rounds, 1), np.int32), ones, ones, 2 * ones)
+    arrays = loop.Trace(np.ones((rows, rounds, 1), np.int32), ones, ones, 2 * ones, ones)
     tokens, lengths = np.ones((rows, 2 * rounds + 1), np.int32), np.full(rows, 2 * rounds + 1)
     markup = display.ShownTrace.of(arrays, tokens, lengths, None)._repr_html_()
     assert markup is not None and len(markup) < 200_000

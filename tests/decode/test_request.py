@@ -112,11 +112,11 @@ def test_different_tokenizers_are_named_by_their_first_difference():
 
 def test_encoder_decoder_needs_its_kind():
     other = table_model(jax.random.key(1), 6, encoder=True)._replace(tokenizer=tokenizer())
-    said = "the target is decoder-only and the drafter an encoder-decoder: both must be of one kind"
-    with pytest.raises(ValueError, match=said):
+    message = "the target is decoder-only and the drafter an encoder-decoder: both must be of one kind"
+    with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET._replace(name=""), "the cat", drafter=other._replace(name=""))
-    said = r"the target \(big\) is decoder-only and the drafter \(small\) an encoder-decoder"
-    with pytest.raises(ValueError, match=said):
+    message = r"the target \(big\) is decoder-only and the drafter \(small\) an encoder-decoder"
+    with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small"))
 
 
@@ -153,17 +153,19 @@ def test_an_unknown_option_is_refused():
         jaxspec.generate(TARGET, ONE, temprature=1.0)
 
 
-def test_programs_hold_only_the_stages_that_were_asked_for():
-    def stages(**options):
-        controls = request.prepare(TARGET, ONE, key=jax.random.key(0), **options).request.controls
-        return {name for name, value in controls._asdict().items() if value is not None}
+def test_programs_hold_only_the_processors_that_were_asked_for():
+    def processors(**options):
+        sampling_params = request.prepare(TARGET, ONE, key=jax.random.key(0), **options).request.sampling_params
+        return {name for name, value in sampling_params._asdict().items() if value is not None}
 
-    always = {"temperature", "top_k", "top_p"}
-    assert stages() == stages(temperature=1.0) == always
-    assert stages(min_p=0.1) == always | {"min_p"}
-    assert stages(banned=[1]) == stages(logit_bias={1: 2.0}) == always | {"bias"}
-    assert stages(repetition_penalty=1.0) == always | {"repetition"}
-    assert stages(presence_penalty=0.0) == stages(frequency_penalty=0.0) == always | {"presence", "frequency"}
+    always = {"temperature"}
+    assert processors() == processors(temperature=1.0) == always
+    assert processors(min_p=0.1) == always | {"min_p"}
+    assert processors(banned=[1]) == processors(logit_bias={1: 2.0}) == always | {"bias"}
+    assert processors(repetition_penalty=1.0) == always | {"repetition"}
+    assert processors(presence_penalty=0.0) == always | {"presence"}
+    assert processors(frequency_penalty=0.0) == always | {"frequency"}
+    assert processors(top_k=3, top_p=0.5, temperature=1.0) == always | {"top_k", "top_p"}
 
 
 def test_biases_and_bans_are_one_array():
@@ -172,7 +174,7 @@ def test_biases_and_bans_are_one_array():
     for given, expected in [({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2), (bias[0], [bias[0]] * 2), (bias, bias)]:
         expected = np.array(expected, np.float32)
         expected[:, 3] = -np.inf
-        got = request.prepare(TARGET, two, logit_bias=given, banned=[3]).request.controls.bias
+        got = request.prepare(TARGET, two, logit_bias=given, banned=[3]).request.sampling_params.bias
         np.testing.assert_array_equal(got, expected)
 
 
@@ -180,8 +182,9 @@ def test_the_drafters_temperature_is_its_own_where_the_target_samples():
     two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
     options = dict(drafter=DRAFT, key=jax.random.key(0), draft_temperature=0.25)
     asked = request.prepare(TARGET, two, temperature=[0.0, 1.0], **options).request
-    assert asked.controls.temperature.tolist() == [0, 1] and asked.draft_controls.temperature.tolist() == [0, 0.25]
-    assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_controls is None
+    assert asked.sampling_params.temperature.tolist() == [0, 1]
+    assert asked.draft_sampling_params.temperature.tolist() == [0, 0.25]
+    assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_sampling_params is None
 
 
 def test_unknown_sizes_without_tokenizers_raise():

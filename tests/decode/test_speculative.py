@@ -1,5 +1,7 @@
 """The decoders over models that are cheap to run: greedy equality, batches, ends, statistics, compilation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, drafters, noise, policies, warp
-from jaxspec.base import Draft, Drafter, Prompt, Request, Weights
+from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Weights
 from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
 from jaxspec.testing import table_model, table_model_from
 
@@ -28,6 +31,12 @@ def prompt(rows=PROMPTS, width=8, fill=0):
 
 def tokens_of(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+def jaxpr_of(job):
+    """The program of a whole generation."""
+    run = functools.partial(loop.generation, job.decoder, max_new_tokens=job.max_new_tokens)
+    return jax.make_jaxpr(run)(job.weights, job.prompt, job.request)
 
 
 # --- greedy ----------------------------------------------------------------------------------------------------------
@@ -57,7 +66,7 @@ def test_limits_per_row():
 
 
 def test_every_token_in_turn_as_the_end_token():
-    """An end inside an accepted block: cut behind the first, drop the rest and the bonus, freeze the row."""
+    """An end inside an accepted block: cut after the first, drop the rest and the bonus, freeze the row."""
     plain = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=20))
     for ends in [[t] for t in range(VOCAB)] + [[2, 5], [0, 1, 6]]:
         fast = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=5, max_new_tokens=20, eos_ids=ends)
@@ -98,8 +107,8 @@ def penalised(model, row, frequency, new, read=()):
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
-def test_each_guess_is_penalised_for_its_own_prefix(gamma):
-    """Greedy: as plain decoding, and as numpy. The target, drafting for itself, counts its guesses too."""
+def test_each_draft_token_is_penalised_for_its_own_prefix(gamma):
+    """Greedy: as plain decoding, and as numpy. The target, drafting for itself, counts its draft tokens too."""
     expected = [penalised(TARGET, *pair, 21) for pair in zip(PROMPTS, PENALTIES["frequency_penalty"], strict=True)]
     assert tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=21, **PENALTIES)) == expected
     for drafter in (BLEND, TARGET):
@@ -116,24 +125,17 @@ def test_an_encoder_decoders_prompt_is_not_penalised():
 
 
 def test_a_program_without_penalties_counts_nothing():
-    def program(*stages):
-        decoder = jaxspec.speculative(
-            TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.chain(*stages, to=warp.greedy()), 3
-        )
-        one = jnp.ones(4)
-        controls = warp.Controls(one, jnp.full(4, VOCAB), one, repetition=one, presence=one, frequency=one)
-        keys, weights = noise.row_keys(jax.random.key(0), 4), Weights(TARGET.params, DRAFT.params)
-        request = Request(controls, jnp.full(4, 16), jnp.array([-1]))
-        return str(jax.make_jaxpr(lambda *a: loop.run(decoder, *a, 16))(keys, weights, prompt(), request))
+    def program(**options):
+        return str(jaxpr_of(prepare(TARGET, prompt(), drafter=DRAFT, gamma=3, max_new_tokens=16, **options)))
 
     assert "scatter-add" not in program()
-    counting = program(warp.repetition_penalty, warp.presence_and_frequency_penalties)
+    counting = program(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     assert "scatter-add" in counting and not any(word in counting for word in ("exp ", "sort["))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_ban_of_all_that_the_target_says_is_an_error(temperature):
-    """Of the second row only: it always says 2 behind a 1."""
+def test_a_ban_of_all_that_the_target_allows_is_an_error(temperature):
+    """Of the second row only: the target allows nothing but 2 after a 1."""
     target = table_model_from(TARGET.params.at[:, 1].set(-jnp.inf).at[:, 1, 2].set(0.0).at[..., 1].set(-jnp.inf))
     options = dict(drafter=DRAFT, gamma=2, max_new_tokens=12, temperature=temperature, key=jax.random.key(0))
     assert jaxspec.generate(target, prompt(), banned=[3], **options).lengths.tolist() == [12] * 4
@@ -151,30 +153,31 @@ def small_networks():
     yield jaxspec.Model(t5.language_model(encdec), t5.init(encdec, jax.random.key(0)))
 
 
+@pytest.mark.parametrize("branching", [None, (2, 1, 1)], ids=["chain", "tree"])
 @pytest.mark.parametrize("model", list(small_networks()), ids=["gpt", "t5"])
-def test_cache_holds_the_committed_tokens_but_the_last(model):
+def test_cache_holds_the_committed_tokens_but_the_last(model, branching):
     """After every round, whatever it accepted, the cache is that of a fresh pass over committed[:-1]."""
     leaves, tree = jax.tree.flatten(model.params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     near = [x + 0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    decoder = jaxspec.speculative(model.lm, drafters.model(model.lm), accept.rejection(), warp.sampling(), 3)
-    weights = Weights(model.params, jax.tree.unflatten(tree, near))
-    controls = warp.Controls(jnp.full(4, 0.7), jnp.full(4, VOCAB), jnp.ones(4))
-    request = Request(controls, jnp.full(4, 40), jnp.array([-1]))
-    keys = noise.row_keys(jax.random.key(0), 4)
+    near = model._replace(params=jax.tree.unflatten(tree, near))
+    drafter = near if branching is None else drafters.tree(near, branching)
+    options = dict(drafter=drafter, gamma=3, max_new_tokens=40, temperature=0.7, key=jax.random.key(0))
+    job = prepare(model, prompt(), **options)
 
     @jax.jit
     def fresh(tokens):
-        """Prefill, then everything behind the prompt in one pass; what lies past a row's length is garbage."""
-        _, cache = model.lm.prefill(model.params, prompt(), 60)
+        """Prefill, then everything after the prompt in one pass; what lies past a row's length is garbage."""
+        _, cache = model.lm.prefill(model.params, job.prompt, 80)
         return model.lm.extend(model.params, cache, tokens)[1]
 
-    state, accepted = loop.start(decoder, keys, weights, prompt(), request, 40), set()
-    for _ in range(6):
-        state, info = loop.advance(decoder, keys, weights, state)
-        accepted |= set(np.asarray(info.num_accepted).tolist())
+    accepted = set()
+    for number, (state, info) in enumerate(loop.rounds(job)):
+        if number == 7:
+            break
+        accepted |= set() if info is None else set(np.asarray(info.num_accepted).tolist())
         new = buffers.window(state.tokens, state.start, 40)
-        ours, theirs = (c if hasattr(c, "keys") else c.decoder for c in (state.cache, fresh(new)))
+        ours, theirs = (c if hasattr(c, "keys") else c.decoder for c in (state.caches.target, fresh(new)))
         assert ours.length.tolist() == (state.length - 1).tolist()
         for a, b in zip(ours.keys + ours.values, theirs.keys + theirs.values, strict=True):
             for row, held in enumerate(ours.length.tolist()):
@@ -185,7 +188,7 @@ def test_cache_holds_the_committed_tokens_but_the_last(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", list(small_networks()), ids=["gpt", "t5"])
 def test_drafter_equal_to_target_is_always_accepted(model):
-    """Fails when the drafter's cache lacks the last accepted token: its next guesses would come from a hole."""
+    """Fails when the drafter's cache lacks the last accepted token: the next ones would be drawn after a hole."""
     out = jaxspec.generate(model, prompt(), drafter=model, gamma=3, max_new_tokens=33)
     assert out.stats.acceptance_rate.tolist() == [1.0] * 4
     assert out.stats.rounds.tolist() == [8] * 4  # 1 + 8 × 4 tokens
@@ -199,28 +202,31 @@ def test_draft_logits_equal_a_fresh_pass():
     """After a full acceptance the drafter is two behind; what it then drafts from equals a recomputation."""
     config = gpt.GPTConfig(VOCAB, 16, 32, 1, 2, max_positions=64)
     lm, params = gpt.language_model(config), gpt.init(config, jax.random.key(3))
-    drafter = drafters.model(lm)
-    context = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
-    state = drafter.init(params, Prompt(context.tokens[:, :2], jnp.array([2])), 20, None)
-    _, cache = lm.extend(params, state.cache, context.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
+    drafter, *_ = drafters.model(jaxspec.Model(lm, params))
+    row = Prompt(jnp.array([[1, 2, 3, 4, 5, 6, 0, 0, 0, 0]]), jnp.array([6]))
+    weights = Weights(None, params)
+    state = drafter.init(weights, Prompt(row.tokens[:, :2], jnp.array([2])), 20, None)
+    _, cache = lm.extend(params, state.cache, row.tokens[:, 2:4])  # fed up to 4, committed up to 6: two behind
     state = state._replace(cache=cache)
-    keys = noise.row_keys(jax.random.key(0), 1)
-    controls = warp.Controls(jnp.ones(1), jnp.full(1, VOCAB), jnp.ones(1))
-    to_law = lambda logits, *prefix: warp.sampling()(controls, logits)  # noqa: E731
-    draft, _ = drafter.propose(keys, params, state, context, 3, to_law)
-    row = jnp.concatenate([context.tokens[:, :6], draft.tokens], axis=1)
+
+    def to_distribution(logits, *prefix):
+        return warp.sampling()(warp.SamplingParams(jnp.ones(1)), logits)
+
+    context = DraftContext(noise.row_keys(jax.random.key(0), 1), row, jnp.array([3]), 3, False, to_distribution)
+    draft, _ = drafter.propose(weights, Caches(None, state), context)
+    row = jnp.concatenate([row.tokens[:, :6], draft.tokens], axis=1)
     full = jax.nn.log_softmax(gpt.GPT(config).apply({"params": params}, row))
     np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
 
 
-def test_guesses_that_are_no_tokens_of_the_target_are_not_fed():
+def test_draft_tokens_that_are_no_tokens_of_the_target_are_not_fed():
     """A datastore or a tokenizer with more ids: the network would answer with NaN."""
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        tokens = jnp.broadcast_to(jnp.array([[1, 10**6, 2]], jnp.int32), (context.length.shape[0], 3))
-        return Draft(tokens, None, jnp.full_like(context.length, 3)), state
+    def propose(weights, caches, context):
+        tokens = jnp.broadcast_to(jnp.array([[1, 10**6, 2]], jnp.int32), (context.limit.shape[0], 3))
+        return Draft(tokens, jnp.full_like(context.limit, 3)), caches
 
-    strange = Drafter(lambda *_: (), propose, lambda params, state, *_: state)
+    strange = Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
     for options in ({}, dict(temperature=1.0, key=jax.random.key(0))):
         options = dict(max_new_tokens=9) | options
         out = jaxspec.generate(TARGET, prompt(), drafter=strange, gamma=3, accept=accept.coupled(), **options)
@@ -244,7 +250,7 @@ OTHERS = [
     accept.block(),
     accept.coupled(),
     accept.exact_match(),
-    accept.rejection_sampling(),
+    accept.classical_rejection(),
     accept.lenient(0.5),
     accept.typical(),
 ]
@@ -295,12 +301,14 @@ def test_statistics_add_up(gamma):
     )  # fmt: skip
     stats, trace = out.stats, out.trace
     assert stats.emitted.tolist() == out.lengths.tolist()
-    assert (1 + trace.kept.sum(1)).tolist() == out.lengths.tolist()
+    assert (1 + trace.num_committed.sum(1)).tolist() == out.lengths.tolist()
     assert trace.draft_length.sum(1).tolist() == stats.drafted.tolist()
-    left = np.array(limits)[:, None] - 1 - np.cumsum(trace.kept, axis=1) + trace.kept  # when the round began
-    assert (trace.draft_length == np.where(trace.kept > 0, np.minimum(gamma, left - 1), 0)).all()
-    assert (trace.kept > 0).sum(1).tolist() == stats.rounds.tolist()  # finished rows count no rounds
-    assert np.minimum(trace.num_accepted, trace.kept).sum(1).tolist() == stats.accepted.tolist()
+    committed = trace.num_committed
+    left = np.array(limits)[:, None] - 1 - np.cumsum(committed, axis=1) + committed  # when the round began
+    assert (trace.draft_length == np.where(committed > 0, np.minimum(gamma, left - 1), 0)).all()
+    assert (committed > 0).sum(1).tolist() == stats.rounds.tolist()  # finished rows count no rounds
+    assert np.minimum(trace.num_accepted, committed).sum(1).tolist() == stats.accepted.tolist()
+    assert (trace.num_tested == np.minimum(trace.num_accepted + 1, trace.draft_length)).all()
     assert np.isfinite(stats.acceptance_rate).all() and np.isfinite(stats.tokens_per_round).all()
     assert stats.tokens_per_round[0] == 0  # one token, from prefill: no round
 
@@ -311,7 +319,7 @@ def test_a_policy_that_leaves_gamma_as_it_is_changes_nothing(rule):
     options = dict(drafter=BLEND, gamma=4, accept=rule, max_new_tokens=[2, 5, 9, 12], temperature=[0.0, 1.0, 1.0, 1.0])
     options["key"] = jax.random.key(1)
     without = jaxspec.generate(TARGET, prompt(), **options)
-    policy = jaxspec.generate(TARGET, prompt(), policy=policies.fixed(4), **options)
+    policy = jaxspec.generate(TARGET, prompt(), policy=policies.constant(4), **options)
     assert without.tokens.tolist() == policy.tokens.tolist()
     for ours, theirs in zip(without.stats, policy.stats, strict=True):
         assert ours.tolist() == theirs.tolist()
@@ -327,23 +335,23 @@ def test_a_limit_does_not_lower_the_acceptance_rate():
 
 
 def test_trace_replays_the_text():
-    """Every round of every row: the kept guesses, then the correction or the bonus."""
+    """Every round of every row: the accepted draft tokens, then the correction or the bonus."""
     out = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=4, max_new_tokens=20)
     for row in range(4):
         at = 1
-        for draft, length, accepted, kept in zip(*(part[row] for part in out.trace), strict=True):
-            new = out.tokens[row, at : at + kept]
-            n = min(accepted, kept)
+        for draft, length, accepted, committed, tested in zip(*(part[row] for part in out.trace[:5]), strict=True):
+            new = out.tokens[row, at : at + committed]
+            n = min(accepted, committed)
             assert new[:n].tolist() == draft[:n].tolist()
-            if kept > accepted and accepted < length:
+            if committed > accepted and accepted < length:
                 assert new[accepted] != draft[accepted]  # greedy: a correction differs from what it corrects
-            at += kept
+                assert tested == accepted + 1
+            at += committed
         assert at == out.lengths[row]
 
 
-def test_a_generation_says_whether_its_text_has_the_targets_law():
-    def unknown(keys, position, draft, target):
-        return accept.rejection()(keys, position, draft, target)
+def test_a_generation_says_whether_its_text_has_the_targets_distribution():
+    unknown = Rule(accept.rejection().verify, "of one's own", exact=False)
 
     def exact(gamma, rule):
         return jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=gamma, accept=rule, max_new_tokens=2).exact
@@ -376,20 +384,16 @@ def test_a_second_call_in_the_bucket_traces_and_compiles_nothing():
         )  # fmt: skip
 
     run([[1, 2], [3]], 0, 1.0, 0.9, 10)
-    programs, traces = loop.run._cache_size(), calls["traces"]
+    programs, traces = loop.generation._cache_size(), calls["traces"]
     assert traces > 0
     run([[4, 4, 4, 1], [2, 2]], 5, 0.3, 0.5, 14, 0.8, [1, 3], {2: 0.5, 4: -1.0})
     run([[2], [1, 0, 1]], 6, [0.0, 2.0], [0.2, 1.0], [3, 16])
-    assert (loop.run._cache_size(), calls["traces"]) == (programs, traces)
+    assert (loop.generation._cache_size(), calls["traces"]) == (programs, traces)
 
 
 def test_a_generation_is_one_program():
     """Prefill, all rounds and the statistics are in one jaxpr, with one loop over rounds."""
-    decoder = jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), 3)
-    request = Request(None, jnp.full(4, 16), jnp.array([-1]))
-    keys = noise.row_keys(jax.random.key(0), 4)
-    weights = Weights(TARGET.params, DRAFT.params)
-    jaxpr = jax.make_jaxpr(lambda *a: loop.run(decoder, *a, 16))(keys, weights, prompt(), request)
+    jaxpr = jaxpr_of(prepare(TARGET, prompt(), drafter=DRAFT, gamma=3, max_new_tokens=16))
     inner = jaxpr.jaxpr.eqns[-1]
     assert len(jaxpr.jaxpr.eqns) == 1
     loops = [e for e in inner.params["jaxpr"].jaxpr.eqns if e.primitive.name == "while"]
@@ -417,8 +421,8 @@ def test_non_finite_logits_are_one_clear_error():
         list(jaxspec.stream(broken, prompt([[3, 3]]), max_new_tokens=20))
 
 
-def test_non_finite_logits_behind_a_rejected_guess_do_not_matter():
-    """The target never says 2 (its logit is -inf), but the drafter guesses it, and what follows it is NaN."""
+def test_non_finite_logits_after_a_rejected_draft_token_do_not_matter():
+    """The target never generates 2 (its logit is -inf), but the drafter drafts it, and what follows it is NaN."""
     table = jnp.zeros((3, 3)).at[:, 2].set(-jnp.inf).at[2].set(jnp.nan)
     target, draft = table_model_from(table), table_model_from(jnp.zeros((3, 3)).at[:, 2].set(9.0))
     options = dict(max_new_tokens=8, temperature=1.0, key=jax.random.key(0))
@@ -426,8 +430,8 @@ def test_non_finite_logits_behind_a_rejected_guess_do_not_matter():
     assert out.lengths.tolist() == [8] and out.tokens.max() < 2
 
 
-def test_a_drafter_may_bring_its_own_parameters():
-    drafter = drafters.model(BLEND.lm)._replace(params=BLEND.params)
+def test_a_model_is_the_drafter_that_samples_from_it():
+    drafter = drafters.model(BLEND)
     ours = jaxspec.generate(TARGET, prompt(), drafter=drafter, gamma=3, max_new_tokens=12)
     theirs = jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=3, max_new_tokens=12)
     assert tokens_of(ours) == tokens_of(theirs)
@@ -441,7 +445,8 @@ def test_a_broken_drafter_does_no_harm():
 
 
 def test_speculative_is_plain_at_gamma_zero():
-    decoder = jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), 0)
+    drafter = drafters.model(DRAFT).functions
+    decoder = jaxspec.speculative(TARGET.lm, drafter, accept.rejection(), warp.greedy(), 0)
     assert decoder is jaxspec.autoregressive(TARGET.lm, warp.greedy())
     with pytest.raises(ValueError, match="gamma is -1"):
-        jaxspec.speculative(TARGET.lm, drafters.model(DRAFT.lm), accept.rejection(), warp.greedy(), -1)
+        jaxspec.speculative(TARGET.lm, drafter, accept.rejection(), warp.greedy(), -1)

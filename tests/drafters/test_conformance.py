@@ -10,10 +10,18 @@ import pytest
 
 import jaxspec
 from jaxspec import datastore, drafters, policies
-from jaxspec.base import Prompt, Weights
+from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import as_drafter
-from jaxspec.testing import certify, decoder_law, plain_law, table_model, total_variation
-from jaxspec.warp import Controls, sampling
+from jaxspec.testing import (
+    certify,
+    decoder_distribution,
+    plain_distribution,
+    table_model,
+    total_variation,
+    with_sampler,
+)
+from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
@@ -24,39 +32,45 @@ STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
 MODEL = table_model(jax.random.key(2), 3, sharpness=1.5)
 DRAFTERS = {
     "a model": as_drafter(MODEL),
-    "its argmax": drafters.argmax(MODEL),
+    "its argmax": drafters.greedy(MODEL),
     "unigram": as_drafter(drafters.unigram(TEXTS, TARGET)),
     "n-gram samples": as_drafter(TABLES),
-    "n-gram argmax": drafters.argmax(TABLES),
-    "abstaining samples": drafters.abstaining(TRIGRAM),
-    "abstaining argmax": drafters.argmax(drafters.abstaining(TRIGRAM)),
-    "random": drafters.random(),
-    "lookup": drafters.lookup(2),
+    "n-gram argmax": drafters.greedy(TABLES),
+    "samples without back-off": drafters.without_backoff(TRIGRAM),
+    "argmax without back-off": drafters.greedy(drafters.without_backoff(TRIGRAM)),
+    "uniform": drafters.uniform(),
+    "prompt_lookup": drafters.prompt_lookup(2),
     "retrieval": drafters.retrieval(STORE, longest=3, shortest=2),
     "online_ngram": drafters.online_ngram(3, top=2, slots=7),
-    "first_of": drafters.first_of(drafters.lookup(2, 2), drafters.abstaining(TRIGRAM), MODEL),
+    "fallback": drafters.fallback(drafters.prompt_lookup(2, 2), drafters.without_backoff(TRIGRAM), MODEL),
+    "a tree": drafters.tree(MODEL, (2, 1)),
+    "a tree of n-grams": drafters.tree(TABLES, (1, 2), draw="mixed"),
 }
-ABSTAINING = {name for name, drafter in DRAFTERS.items() if drafter.abstains}
+MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
-    "fixed": policies.fixed(1),
+    "constant": policies.constant(1),
     "heuristic": policies.heuristic(start=1, grow=1),
     "confidence": policies.confidence(0.45),
     "entropy": policies.entropy(1, 2, 0.5),
-    "estimated": policies.estimated(0.1, 0.1, pause=1),
+    "adaptive": policies.adaptive(0.1, 0.1, pause=1),
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
-SELDOM = ("a model", "its argmax", "unigram")  # others stand for these
-QUICK = {("a model", name) for name in POLICIES} | {("lookup", "estimated"), ("first_of", "estimated")}
+SELDOM = ("a model", "its argmax", "unigram", "a tree of n-grams")  # others stand for these
+TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
+STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
+PAIRS = [(name, policy) for name in DRAFTERS for policy in POLICIES if not (name in TREES and policy in STOPPING)]
+QUICK = {("a model", name) for name in POLICIES}
+QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")}
 
 
 def _slow(really):
     return pytest.mark.slow if really else ()
 
 
-PLAIN = Controls(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 CASES = {
     "plain": PLAIN,
-    "warped": Controls(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
+    "warped": SamplingParams(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
     "temperature 0": PLAIN._replace(temperature=jnp.zeros(1)),
 }
 EVERYTHING = sampling(3, True)
@@ -64,26 +78,24 @@ PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_slow(name in SELDOM)) for name in DRAFTERS])
-def test_the_law_of_the_text_is_the_targets(name):
-    off = {
-        case: certify(TARGET, drafter=DRAFTERS[name], gamma=2, warp=EVERYTHING, controls=controls, prompt=PROMPT)
-        for case, controls in CASES.items()
-    }
+def test_the_distribution_of_the_text_is_the_targets(name):
+    options = dict(drafter=DRAFTERS[name], gamma=2, sampler=EVERYTHING, prompt=PROMPT)
+    off = {case: certify(TARGET, sampling_params=params, **options) for case, params in CASES.items()}
     assert max(off.values()) < EXACT, off
 
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [pytest.param(name, policy, marks=_slow((name, policy) not in QUICK)) for name in DRAFTERS for policy in POLICIES],
+    [pytest.param(name, policy, marks=_slow((name, policy) not in QUICK)) for name, policy in PAIRS],
 )
-def test_so_it_is_with_every_policy(name, policy):
+def test_the_distribution_of_the_text_is_the_targets_with_every_policy(name, policy):
     """Nothing that a policy remembers is taken for granted: every path is followed by itself."""
-    given = dict(warp=EVERYTHING, controls=PLAIN, prompt=PROMPT, policy=POLICIES[policy], steps=3)
+    given = dict(sampler=EVERYTHING, sampling_params=PLAIN, prompt=PROMPT, policy=POLICIES[policy], steps=3)
     assert certify(TARGET, drafter=DRAFTERS[name], gamma=2, **given) < EXACT
 
 
 @pytest.mark.parametrize(
-    "name", ["lookup", *(pytest.param(x, marks=_slow(True)) for x in ("retrieval", "online_ngram"))]
+    "name", ["prompt_lookup", *(pytest.param(x, marks=_slow(True)) for x in ("retrieval", "online_ngram"))]
 )
 def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
     target = table_model(jax.random.key(1), 3, order=1, encoder=True)
@@ -93,9 +105,9 @@ def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
 
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():
     """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
-    decoder = jaxspec.speculative(TARGET.lm, DRAFTERS["online_ngram"], jaxspec.accept.rejection(), EVERYTHING, 2)
-    law = decoder_law(decoder, Weights(TARGET.params), PROMPT, PLAIN, steps=4, merge=False)
-    assert total_variation(law, plain_law(TARGET, PROMPT, EVERYTHING, PLAIN, 4)) < EXACT
+    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS["online_ngram"], gamma=2), EVERYTHING, PLAIN)
+    distribution = decoder_distribution(job, steps=4, merge=False)
+    assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, PLAIN, 4)) < EXACT
 
 
 # --- rows among other rows
@@ -105,12 +117,13 @@ WRITTEN = [[1, 2, 3, 1, 2, 3, 4, 5], [4, 5, 0, 4, 5], [0, 0, 1, 2]]
 BIG_TABLES = drafters.ngram(WRITTEN, BIG, order=3)
 BIG_MODEL = table_model(jax.random.key(6), 6, sharpness=2.0)
 AMONG = {
-    **{name: DRAFTERS[name] for name in ("random", "lookup", "online_ngram")},
+    **{name: DRAFTERS[name] for name in ("uniform", "prompt_lookup", "online_ngram")},
     "n-gram samples": BIG_TABLES,
-    "n-gram argmax": drafters.argmax(BIG_TABLES),
-    "abstaining samples": drafters.abstaining(BIG_TABLES),
-    "first_of": drafters.first_of(drafters.lookup(3, 3), drafters.abstaining(BIG_TABLES), BIG_MODEL),
+    "n-gram argmax": drafters.greedy(BIG_TABLES),
+    "samples without back-off": drafters.without_backoff(BIG_TABLES),
+    "fallback": drafters.fallback(drafters.prompt_lookup(3, 3), drafters.without_backoff(BIG_TABLES), BIG_MODEL),
     "retrieval": drafters.retrieval(datastore.build([[*row, *row] for row in WRITTEN], vocab_size=6)),
+    "a tree": drafters.tree(BIG_MODEL, (2, 2, 1)),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
 
@@ -144,14 +157,14 @@ def test_rows_depend_on_no_other_row(name, greedy):
             assert texts.setdefault(row, text) == text
     assert texts[1][0] == greedy
     assert any(drafted > 0 for _, _, drafted in texts.values())
-    if name in ABSTAINING:
+    if name in MAY_BE_EMPTY:
         assert any(drafted < 3 * rounds for _, rounds, drafted in texts.values())
 
 
-# --- what nobody trained
+# --- without training
 
 
-@pytest.mark.parametrize(("drafter", "most"), [(drafters.lookup(), 29), (drafters.online_ngram(), 24)])
+@pytest.mark.parametrize(("drafter", "most"), [(drafters.prompt_lookup(), 29), (drafters.online_ngram(), 24)])
 def test_text_that_repeats_itself_takes_fewer_rounds(drafter, most):
     target = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles
     prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))

@@ -11,8 +11,8 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.base import Prompt
-from jaxspec.drafters import tables as ngram
 from jaxspec.drafters.ngram import count
+from jaxspec.drafters.ngram_model import language_model
 from jaxspec.testing import table_model
 
 RANDOM = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
     config, tables = count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
     expected = by_dictionary(ROWS, order, followers, least)
     assert config.contexts == tuple(sum(len(c) == n for c in expected) for n in range(1, order))
-    lm, row = ngram.language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
+    lm, row = language_model(config), [0, 1, 0, 0, 6, 1, 2, 0, 0]  # 6 was never seen
     prompt = Prompt(jnp.array([row[:1]]), jnp.array([1]))
     first, cache = lm.prefill(tables, prompt, len(row))
     rest, cache = lm.extend(tables, cache, jnp.array([row[1:]]))
@@ -55,7 +55,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
 
 def test_a_row_that_was_rewound_reads_only_what_it_holds():
     config, tables = count(ROWS, vocab_size=VOCAB, order=3)
-    lm = ngram.language_model(config)
+    lm = language_model(config)
     _, cache = lm.prefill(tables, Prompt(jnp.array([[0, 1]]), jnp.array([2])), 8)
     _, wrong = lm.extend(tables, cache, jnp.array([[5, 5]]))
     again, _ = lm.extend(tables, lm.rewind(wrong, jnp.array([2])), jnp.array([[2]]))
@@ -65,24 +65,24 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
 
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
-    assert config.contexts == (2,)  # behind 0 and behind 3; what ends a text has no followers
-    first, _ = ngram.language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), 4)
+    assert config.contexts == (2,)  # after 0 and after 3; what ends a text has no followers
+    first, _ = language_model(config).prefill(tables, Prompt(jnp.array([[5, 5]]), jnp.array([2])), 4)
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
 
 
-def test_more_context_guesses_better():
+def test_a_longer_context_drafts_better():
     """Texts of a table model: its bigram is right more often than its unigram, and the text stays the same."""
     target = table_model(jax.random.key(5), 6, sharpness=3.0)
     prompts = Prompt(jnp.tile(jnp.array([[1, 2]]), (8, 1)), jnp.full(8, 2))
     plain = jaxspec.generate(target, prompts, temperature=1.0, key=jax.random.key(0), max_new_tokens=60)
     texts = [row[:n].tolist() for row, n in zip(plain.tokens, plain.lengths, strict=True)]
-    kept = []
+    accepted = []
     for order in (1, 3):
         drafter = drafters.ngram(texts, target, order=order)
         out = jaxspec.generate(target, prompts, drafter=drafter, gamma=3, max_new_tokens=40)
         np.testing.assert_array_equal(out.tokens, jaxspec.generate(target, prompts, max_new_tokens=40).tokens)
-        kept.append(float(np.sum(out.stats.accepted)))
-    assert kept[1] > 1.5 * kept[0]
+        accepted.append(float(np.sum(out.stats.accepted)))
+    assert accepted[1] > 1.5 * accepted[0]
 
 
 def test_texts_are_read_with_the_targets_tokenizer():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters
-from jaxspec.base import Forward, Prompt, Verdict
+from jaxspec.base import Caches, DraftContext, Forward, Prompt, Verdict
 from jaxspec.drafters.online_ngram import _slot
 
 VOCAB, WIDTH, GAMMA = 12, 20, 4
-FOUR = drafters.online_ngram(4, top=2, slots=1000)
+FOUR = drafters.online_ngram(4, top=2, slots=1000).functions
 
 
 def rows(*lists):
@@ -22,7 +22,7 @@ def rows(*lists):
     return Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in lists]))
 
 
-def said(*best):
+def answers(*best):
     """A pass of the target that finds these tokens best at each position, the first of each list the very best."""
     scores = np.zeros((len(best), GAMMA + 1, VOCAB), np.float32)
     for i, row in enumerate(best):
@@ -37,28 +37,29 @@ def begun(row, drafter=FOUR):
 
 
 @functools.partial(jax.jit, static_argnames="drafter")
-def propose(state, context, drafter):
-    return drafter.propose(None, None, state, context, GAMMA, None)
+def propose(state, row, drafter):
+    context = DraftContext(None, row, None, GAMMA, False, None)
+    return drafter.propose(None, Caches(None, state), context)
 
 
-def drafted(state, context, drafter=FOUR):
-    draft, _ = propose(state, context, drafter)
+def drafted(state, row, drafter=FOUR):
+    draft, _ = propose(state, row, drafter)
     return [row[:n].tolist() for row, n in zip(draft.tokens, draft.length, strict=True)]
 
 
 def first(state, *row):
-    """The first guess behind a row, None if there is none."""
-    (guess,) = drafted(state, rows(row))
-    return guess[0] if guess else None
+    """The first draft token after a row, None if there is none."""
+    (draft_token,) = drafted(state, rows(row))
+    return draft_token[0] if draft_token else None
 
 
 @jax.jit
-def committed(state, context, accepted, forward):
-    return FOUR.commit(None, state, context, Verdict(accepted, None), forward)
+def committed(state, row, accepted, forward):
+    return FOUR.commit(None, Caches(None, state), row, Verdict(accepted, None, None), forward).draft
 
 
 def after(state, row, new, accepted, forward):
-    """The state after a round in which `accepted` guesses were kept, and `row` grew by the `new` tokens."""
+    """The state after a round in which so many draft tokens were accepted, and `row` grew by the `new` tokens."""
     grown = rows(*[r[:n].tolist() + x for r, n, x in zip(row.tokens, row.length, new, strict=True)])
     return committed(state, grown, jnp.array(accepted), forward), grown
 
@@ -85,8 +86,8 @@ def test_a_draft_ends_where_nothing_is_known():
 
 
 def test_what_is_verified_is_entered_and_what_was_rejected_is_not():
-    """Guesses x y z, of which x is kept: the target's words behind the last token and behind x count."""
-    state, _ = after(begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], said([[5], [6], [7], [8]]))
+    """Draft tokens x y z, of which x is accepted: the target's tokens after the last one and after x count."""
+    state, _ = after(begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], answers([[5], [6], [7], [8]]))
     known = {last: first(state, 0, last) for last in range(1, 9)}
     assert known == {1: 2, 2: 5, 5: 6, **dict.fromkeys((3, 4, 6, 7, 8))}
 
@@ -94,17 +95,17 @@ def test_what_is_verified_is_entered_and_what_was_rejected_is_not():
 def test_how_rounds_fall_does_not_matter():
     """The same tokens in one round, and in a round each, with a context that comes twice."""
     text, ranks = [3, 4, 3, 4, 9], [[3, 1], [4, 2], [3, 5], [6, 4], [7, 9]]
-    whole, _ = after(begun(rows([1, 2])), rows([1, 2]), [text], [4], said(ranks))
+    whole, _ = after(begun(rows([1, 2])), rows([1, 2]), [text], [4], answers(ranks))
     state, row = begun(rows([1, 2])), rows([1, 2])
     for token, best in zip(text, ranks, strict=True):
-        state, row = after(state, row, [[token]], [0], said([best]))
+        state, row = after(state, row, [[token]], [0], answers([best]))
     np.testing.assert_array_equal(whole, state)
     assert first(state, 8, 3) == 6  # the later of two entries
 
 
 def test_a_collision_is_detected():
     """All contexts share one slot: the last one is known, and no other is taken for it."""
-    drafter = drafters.online_ngram(2, slots=1)
+    drafter = drafters.online_ngram(2, slots=1).functions
     state = begun(rows([1, 2, 3, 4]), drafter)
     assert [drafted(state, rows([t]), drafter)[0] for t in (1, 2, 3, 4)] == [[], [], [4], []]
 
@@ -117,10 +118,10 @@ def test_slots_are_used_evenly():
 
 
 def test_second_choices_count():
-    """Behind 1 2 3 the target wavered between 5 and 6; behind 2 3 and behind 3 it has said 6 since."""
-    state, row = after(begun(rows([1, 2])), rows([1, 2]), [[3, 5]], [1], said([[3, 0], [5, 6]]))
+    """After 1 2 3 the target wavered between 5 and 6; after 2 3 and after 3 it has generated 6 since."""
+    state, row = after(begun(rows([1, 2])), rows([1, 2]), [[3, 5]], [1], answers([[3, 0], [5, 6]]))
     assert first(state, 1, 2, 3) == 5
-    state, row = after(state, row, [[4, 2, 3, 6]], [3], said([[4, 0], [2, 0], [3, 0], [6, 0]]))
+    state, row = after(state, row, [[4, 2, 3, 6]], [3], answers([[4, 0], [2, 0], [3, 0], [6, 0]]))
     assert first(state, 1, 2, 3) == 6
     assert first(state, 4, 2, 3) == 6
 
@@ -128,15 +129,15 @@ def test_second_choices_count():
 def test_rows_learn_for_themselves():
     row = rows([1, 2, 1], [1, 3, 1])
     state = begun(row)
-    assert [guess[0] for guess in drafted(state, row)] == [2, 3]
-    state, row = after(state, row, [[2], [4]], [0, 0], said([[2]], [[4]]))
-    assert [guess[0] for guess in drafted(state, rows([1], [1]))] == [2, 4]
+    assert [draft_token[0] for draft_token in drafted(state, row)] == [2, 3]
+    state, row = after(state, row, [[2], [4]], [0, 0], answers([[2]], [[4]]))
+    assert [draft_token[0] for draft_token in drafted(state, rows([1], [1]))] == [2, 4]
 
 
 def test_one_scatter_enters_a_round():
     """Which is why no two of its entries may have one slot."""
     state = begun(rows([1, 2]))
-    args = state, rows([1, 2, 3]), jnp.array([0]), said([[3], [4]])
+    args = state, rows([1, 2, 3]), jnp.array([0]), answers([[3], [4]])
     assert str(jax.make_jaxpr(committed)(*args)).count("= scatter[") == 1
 
 

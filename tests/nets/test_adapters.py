@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec import cache as kv
 from jaxspec.nets import adapters
 
 VOCAB = 11
@@ -104,3 +105,86 @@ def test_wrong_logits_shape_is_named():
 
 def _none(batch, capacity):
     return jnp.zeros((batch,))
+
+
+def test_a_tree_is_refused_by_a_model_of_chains():
+    lm, params = with_cache(0)[:2]
+    assert lm.select is None and lm.feature_size == 0
+    _, cache = lm.prefill(params, PROMPT, 8)
+    with pytest.raises(ValueError, match=r"takes chains, not token trees: make it with .*select=\.\.\."):
+        lm.extend(params, cache, PROMPT.tokens, jnp.array([[-1, 0, 0], [-1, 0, 1]]))
+    with pytest.raises(ValueError, match="got select without empty_cache"):
+        adapters.from_function(full_attention, VOCAB, select=lambda cache, start, path: cache)
+
+
+@pytest.mark.parametrize(
+    ("empty", "message"),
+    [
+        (lambda batch, capacity: {"k": jnp.zeros((capacity, batch, 8))}, r"the cache\['k'\] has the shape \[8, 2, 8\]"),
+        (lambda batch, capacity: jnp.zeros(()), r"the cache has the shape \[\]: expected \[batch, \.\.\.\] = \[2, "),
+    ],
+)
+def test_a_cache_without_the_batch_first_is_named(empty, message):
+    lm = adapters.from_function(cached_attention, VOCAB, empty_cache=empty)
+    with pytest.raises(ValueError, match=message):
+        lm.prefill(attention_params(0), PROMPT, 8)
+
+
+def test_a_cache_that_loses_its_batch_is_named():
+    def apply(params, cache, tokens, positions):
+        return params[tokens], cache[0]
+
+    lm = adapters.from_function(apply, VOCAB, empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity)))
+    with pytest.raises(ValueError, match=r"the cache has the shape \[8\]: expected \[batch"):
+        lm.prefill(jnp.zeros((VOCAB, VOCAB)), PROMPT, 8)
+
+
+class LinenTrees(nn.Module):
+    """A module that takes trees: it attends to whatever `jaxspec.cache.mask` allows."""
+
+    @nn.compact
+    def __call__(self, cache, tokens, positions, *, length, parent):
+        x = nn.Embed(VOCAB, 8)(tokens) + nn.Embed(16, 8)(positions)
+        at = length[:, None] + jnp.arange(tokens.shape[1])[None]  # not the positions, which siblings share
+        cache = cache.at[jnp.arange(tokens.shape[0])[:, None], at].set(x)
+        mask = kv.mask(length, tokens.shape[1], cache.shape[1], parent)
+        scores = jnp.where(mask, jnp.einsum("btd,bsd->bts", nn.Dense(8)(x), cache), -1e9)
+        return nn.Dense(VOCAB)(x + jnp.einsum("bts,bsd->btd", jax.nn.softmax(scores), cache)), cache
+
+
+class NNXTrees(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.embed, self.head = nnx.Embed(VOCAB, 8, rngs=rngs), nnx.Linear(8, VOCAB, rngs=rngs)
+
+    def __call__(self, cache, tokens, positions, *, length, parent):
+        x = self.embed(tokens)
+        at = length[:, None] + jnp.arange(tokens.shape[1])[None]
+        cache = cache.at[jnp.arange(tokens.shape[0])[:, None], at].set(x)
+        seen = kv.mask(length, tokens.shape[1], cache.shape[1], parent).astype(x.dtype)
+        return self.head(jnp.einsum("bts,bsd->btd", seen, cache)), cache
+
+
+def move(cache, start, path):
+    moved = jnp.take_along_axis(cache, (start[:, None] + path)[..., None], axis=1)
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(cache, moved, start)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_a_module_that_takes_trees(kind):
+    """Two siblings, the second of which is committed (a plain function is in test_trees.py)."""
+    options = dict(empty_cache=lambda batch, capacity: jnp.zeros((batch, capacity, 8)), select=move)
+    if kind == "nnx":
+        lm, params = adapters.from_nnx(NNXTrees(nnx.Rngs(0)), VOCAB, **options)
+    else:
+        module, length = LinenTrees(), jnp.zeros(2, jnp.int32)
+        lm = adapters.from_linen(module, VOCAB, **options)
+        given = dict(length=length, parent=None)
+        params = module.init(jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **given)["params"]
+    _, cache = lm.prefill(params, PROMPT, 12)
+    nodes, parent = jnp.array([[7, 8, 9], [3, 2, 1]]), jnp.array([[-1, 0, 0]] * 2)
+    tree, grown = lm.extend(params, cache, nodes, parent)
+    chain, expected = lm.extend(params, cache, nodes[:, jnp.array([0, 2])])
+    np.testing.assert_allclose(tree.logits[:, 2], chain.logits[:, 1], atol=1e-5)
+    kept = lm.rewind(lm.select(grown, cache.length, jnp.array([[0, 2]] * 2)), cache.length + 2)
+    got, after = (lm.extend(params, one, jnp.array([[4], [5]]))[0].logits for one in (kept, expected))
+    np.testing.assert_allclose(got, after, atol=1e-5)

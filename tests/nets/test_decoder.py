@@ -1,4 +1,4 @@
-"""The decoder with all of its options: its cache against its own full pass, trees, windows, refusals."""
+"""The decoder with all of its options: its cache against its own full pass, windows, refusals (trees: test_trees)."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Prompt, Tree
+from jaxspec.base import Prompt
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import DecoderConfig
 
@@ -44,7 +44,7 @@ def params_of(config, seed=0):
 
 
 def test_cache_equals_full_pass(config, compiled):
-    """Fed in ragged pieces, after a rewind too, every position says what the full pass says."""
+    """Fed in ragged pieces, after a rewind too, every position has the logits of the full pass."""
     lm, params = compiled(decoder.language_model(config)), params_of(config)
     full = jax.jit(decoder.Decoder(config).apply)({"params": params}, TOKENS)
     forward, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 3])), capacity=10)
@@ -55,26 +55,8 @@ def test_cache_equals_full_pass(config, compiled):
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:10], full[1, 3:7]]), atol=2e-5)
 
 
-def test_tree_equals_its_paths(config, compiled):
-    """Siblings share a position, for windows and biases too; the kept path's cache is a chain's."""
-    lm, params = compiled(decoder.language_model(config)), params_of(config)
-    _, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 2])), capacity=16)
-    # root - a - c, and root - b - d, laid out root a b c d
-    ancestors = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], bool)
-    nodes = jnp.array([[30, 31, 32, 33, 34], [40, 41, 42, 43, 44]])
-    forward, grown = lm.extend(params, cache, nodes, Tree(jnp.array([0, 1, 1, 2, 2]), ancestors))
-    for path in ([0, 1, 3], [0, 2, 4]):
-        chain, chain_cache = lm.extend(params, cache, nodes[:, jnp.array(path)])
-        np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
-    slots = cache.length[:, None] + jnp.array(path)[None]
-    kept = lm.rewind(grown, cache.length + 3, slots)
-    after, _ = lm.extend(params, kept, TOKENS[:, 7:10])
-    expected, _ = lm.extend(params, chain_cache, TOKENS[:, 7:10])
-    np.testing.assert_allclose(after.logits, expected.logits, atol=2e-5)
-
-
 def test_garbage_outside_what_is_seen_has_no_effect(compiled):
-    """NaN keys behind the length, and before a window where every layer has one."""
+    """NaN keys after the length, and before a window where every layer has one."""
     config = dataclasses.replace(LOCAL, local=(True,))
     lm, params = compiled(decoder.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, Prompt(TOKENS[:, :5], jnp.array([5, 5])), capacity=8)

@@ -1,4 +1,4 @@
-"""The GPT against transformers' GPT-2, and its cache against its own full pass."""
+"""The GPT against transformers' GPT-2, and its cache against its own full pass (trees: test_trees.py)."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.base import Prompt, Tree
+from jaxspec.base import Prompt
 from jaxspec.nets import gpt
 from jaxspec.weights import huggingface
 
@@ -35,17 +35,6 @@ def test_cache_equals_full_pass(compiled):
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:9], full[1, 4:7]]), atol=2e-5)
 
 
-def test_tree_equals_its_paths(compiled):
-    lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
-    _, cache = lm.prefill(params, Prompt(TOKENS[:, :4], jnp.array([4, 2])), capacity=10)
-    tree = Tree(jnp.array([0, 1, 1]), jnp.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
-    nodes = jnp.array([[7, 8, 9], [10, 11, 12]])
-    forward, _ = lm.extend(params, cache, nodes, tree)
-    for path in ([0, 1], [0, 2]):
-        chain, _ = lm.extend(params, cache, nodes[:, jnp.array(path)])
-        np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
-
-
 def test_bfloat16_gives_float32_logits(compiled):
     config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
     forward, cache = compiled(gpt.language_model(config)).prefill(
@@ -68,8 +57,8 @@ def test_the_papers_sizes(name, count, published):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_parity_with_transformers(tmp_path, tied):
-    """Our GPT is GPT-2: float32 logits with the same weights, which are written as they were read."""
+def test_parity_with_transformers(tmp_path, tied, compiled):
+    """Our GPT is GPT-2: float32 logits and taps with the same weights, which are written as they were read."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peer = transformers.GPT2LMHeadModel(
@@ -92,8 +81,12 @@ def test_parity_with_transformers(tmp_path, tied):
     assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied)
     ours = jax.jit(gpt.GPT(loaded.config).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
-        theirs = peer(torch.tensor(np.array(TOKENS))).logits.numpy()
+        said = peer(torch.tensor(np.array(TOKENS)), output_hidden_states=True)
+    theirs, hidden = said.logits.numpy(), said.hidden_states[1].numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+    lm = compiled(gpt.language_model(loaded.config, taps=(0,)))
+    forward, _ = lm.prefill(loaded.params, Prompt(TOKENS, jnp.array([9, 9])), capacity=12)
+    np.testing.assert_allclose(forward.taps, hidden, atol=2e-5 * np.abs(hidden).max())
     again = jaxspec.load(huggingface.save(loaded, tmp_path / "again"))
     assert again.config == loaded.config
     jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)

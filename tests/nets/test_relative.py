@@ -19,9 +19,9 @@ FIRST = {  # (buckets, max_distance, bidirectional): the smallest distance of ea
 
 @pytest.mark.parametrize(("shape", "first"), FIRST.items(), ids=str)
 def test_buckets_are_those_of_t5(shape, first):
-    behind = np.searchsorted(first, np.maximum(-DISTANCES, 0), side="right") - 1
+    after = np.searchsorted(first, np.maximum(-DISTANCES, 0), side="right") - 1
     ahead = len(first) + np.searchsorted(first, DISTANCES, side="right") - 1
-    expected = np.where(DISTANCES > 0, ahead, behind) if shape[2] else behind
+    expected = np.where(DISTANCES > 0, ahead, after) if shape[2] else after
     given = jnp.array(DISTANCES.reshape(1, -1))
     np.testing.assert_array_equal(relative_bucket(given, *shape), expected[None])
 

@@ -1,11 +1,11 @@
-"""T5 against transformers' PyTorch implementation, and its cache against its own full pass."""
+"""T5 against transformers' PyTorch implementation, and its cache against its own full pass (trees: test_trees.py)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Prompt, Tree
+from jaxspec.base import Prompt
 from jaxspec.nets import t5
 
 V11 = t5.T5Config(61, dim=32, ff_dim=48, heads=4, head_dim=8, encoder_layers=2, decoder_layers=3)
@@ -24,7 +24,7 @@ def params_of(config, seed=0):
 
 
 def test_cache_equals_full_pass(config, compiled):
-    """Fed in ragged pieces through the cache, every position says what the full pass says."""
+    """Fed in ragged pieces through the cache, every position has the logits of the full pass."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     full = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
     forward, cache = lm.prefill(params, PROMPT, capacity=9)
@@ -46,7 +46,7 @@ def test_padding_of_the_prompt_has_no_effect(config, compiled):
     np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
 
 
-def test_garbage_behind_the_length_is_masked(config, compiled):
+def test_garbage_after_the_length_is_masked(config, compiled):
     """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
     _, cache = lm.prefill(params, PROMPT, capacity=4)
@@ -60,26 +60,6 @@ def test_garbage_behind_the_length_is_masked(config, compiled):
     )
     forward, _ = lm.extend(params, poisoned, TOKENS[:, 1:4])
     np.testing.assert_array_equal(forward.logits, clean.logits)
-
-
-def test_tree_equals_its_paths(config, compiled):
-    """Two branches fed in one pass: each node says what its own path says; the kept path's cache is a chain's."""
-    lm, params = compiled(t5.language_model(config)), params_of(config)
-    _, cache = lm.prefill(params, PROMPT, capacity=12)
-    _, cache = lm.extend(params, cache, TOKENS[:, 1:2])
-    # root - a - c, and root - b - d, laid out root a b c d
-    ancestors = jnp.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], bool)
-    tree = Tree(jnp.array([0, 1, 1, 2, 2]), ancestors)
-    nodes = jnp.array([[30, 31, 32, 33, 34], [40, 41, 42, 43, 44]])
-    forward, grown = lm.extend(params, cache, nodes, tree)
-    for path in ([0, 1, 3], [0, 2, 4]):
-        chain, chain_cache = lm.extend(params, cache, nodes[:, jnp.array(path)])
-        np.testing.assert_allclose(forward.logits[:, jnp.array(path)], chain.logits, atol=2e-5)
-    slots = jnp.broadcast_to(2 + jnp.array(path)[None], (2, 3))
-    kept = lm.rewind(grown, jnp.array([5, 5]), slots)
-    after, _ = lm.extend(params, kept, TOKENS[:, 5:7])
-    expected, _ = lm.extend(params, chain_cache, TOKENS[:, 5:7])
-    np.testing.assert_allclose(after.logits, expected.logits, atol=2e-5)
 
 
 def test_bfloat16_gives_float32_logits(compiled):
@@ -110,8 +90,8 @@ def test_published_sizes(name, count):
 
 
 @pytest.mark.slow
-def test_parity_with_transformers(config):
-    """Float32 logits of transformers' T5 with the same weights, for both versions."""
+def test_parity_with_transformers(config, compiled):
+    """Float32 logits and taps of transformers' T5 with the same weights, for both versions."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peer = transformers.T5ForConditionalGeneration(
@@ -136,12 +116,23 @@ def test_parity_with_transformers(config):
     ours = jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, TOKENS)
     real = np.arange(6)[None] < np.asarray(PROMPT.length)[:, None]
     with torch.no_grad():
-        theirs = peer(
+        said = peer(
             input_ids=torch.tensor(np.array(PROMPT.tokens)),
             attention_mask=torch.tensor(real.astype(np.int64)),
             decoder_input_ids=torch.tensor(np.array(TOKENS)),
-        ).logits.numpy()
+            output_hidden_states=True,
+        )
+    theirs = said.logits.numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+
+    lm = compiled(t5.language_model(config, taps=(0, 1)))
+    _, cache = lm.prefill(params, PROMPT, capacity=8)
+    forward, _ = lm.extend(params, cache, TOKENS[:, 1:])
+    *_, last = hidden = [x.numpy()[:, 1:] for x in said.decoder_hidden_states]
+    expected = np.concatenate(hidden[1:3], axis=-1)  # after layer l, but for the last: after the final norm
+    got = forward.taps if config.decoder_layers > 2 else forward.taps[..., : config.dim]
+    np.testing.assert_allclose(got, expected[..., : got.shape[-1]], atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(forward.features, last, atol=2e-5 * np.abs(last).max())
 
 
 def from_peer(weights, config):

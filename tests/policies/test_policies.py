@@ -1,4 +1,4 @@
-"""Draft-length policies: they change what a text costs, never what it says."""
+"""Draft-length policies: they change what a text costs, never the text."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, drafters, policies
-from jaxspec.base import Draft, Law, Policy, Prompt, Verdict
-from jaxspec.decode import loop, request, speculative
-from jaxspec.drafters import lookup
-from jaxspec.testing import certify, table_model, table_model_from
-from jaxspec.warp import Controls, greedy, sampling
+from jaxspec.base import Distribution, Draft, Policy, Prompt, Verdict
+from jaxspec.decode import loop, request
+from jaxspec.drafters import prompt_lookup
+from jaxspec.testing import certify, table_model, table_model_from, with_sampler
+from jaxspec.warp import SamplingParams, greedy, sampling
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
 GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
 PROMPT = Prompt(jnp.array([[1, 0, 2, 0], [5, 0, 0, 0], [3, 3, 6, 1]]), jnp.array([3, 1, 4]))
 POLICIES = {
-    "fixed": policies.fixed(2),
+    "constant": policies.constant(2),
     "heuristic": policies.heuristic(start=2),
     "confidence": policies.confidence(0.35),
     "entropy": policies.entropy(1, 4, 0.5),
-    "estimated": policies.estimated(0.1, 0.1, pause=2),
+    "adaptive": policies.adaptive(0.1, 0.1, pause=2),
 }
 FEW = Prompt(jnp.array([[0]]), jnp.array([1]))  # a prompt, where nothing else matters
 THREE, OTHER = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 
 
 def every(period: int) -> Policy:
-    """gamma guesses in every `period`-th round, none in between."""
+    """gamma draft tokens in every `period`-th round, none in between."""
     return Policy(
         lambda params, prompt: jnp.zeros_like(prompt.length),
         lambda params, state, gamma: jnp.where((state + 1) % period == 0, gamma, 0),
-        lambda params, state, draft, verdict, kept: state + 1,
+        lambda params, state, draft, verdict, num_committed: state + 1,
     )
 
 
@@ -48,21 +48,21 @@ def decode(policy, drafter=GOOD, prompt=PROMPT, gamma=4, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_law_of_the_text_with_another_rule(name):
+def test_the_distribution_of_the_text_with_another_rule(name):
     """tests/drafters/test_conformance.py has the rejection rule, and every drafter."""
     assert certify(THREE, drafter=OTHER, accept=accept.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
 
 
-def test_a_policy_that_leaves_out_guesses_for_their_own_value_is_caught():
+def test_a_policy_that_leaves_out_draft_tokens_for_their_own_value_is_caught():
     """The mistake of the list of traps: the certificate sees it."""
-    honest = drafters.model(OTHER.lm)
+    honest = drafters.model(OTHER)
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        draft, state = honest.propose(keys, params, state, context, gamma, to_law, budget)
-        return draft._replace(length=jnp.where(draft.tokens[:, 0] == 1, 0, draft.length)), state
+    def propose(weights, caches, context):
+        draft, caches = honest.functions.propose(weights, caches, context)
+        return draft._replace(length=jnp.where(draft.tokens[:, 0] == 1, 0, draft.length)), caches
 
-    biased = honest._replace(propose=propose)
-    assert certify(THREE, drafter=biased, draft_params=OTHER.params, gamma=1, steps=2) > 1e-2
+    biased = honest._replace(functions=honest.functions._replace(propose=propose))
+    assert certify(THREE, drafter=biased, gamma=1, steps=2) > 1e-2
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -97,9 +97,9 @@ def test_rows_do_not_depend_on_mates(name):
 def test_the_draft_really_stops():
     prompt, seen = Prompt(PROMPT.tokens[:1], PROMPT.length[:1]), []
 
-    def extend(params, cache, tokens, tree=None):
+    def extend(params, cache, tokens, parent=None):
         jax.debug.callback(lambda: seen.append(tokens.shape[1]))
-        return GOOD.lm.extend(params, cache, tokens, tree)
+        return GOOD.lm.extend(params, cache, tokens, parent)
 
     watched = GOOD._replace(lm=GOOD.lm._replace(extend=extend))
 
@@ -110,59 +110,67 @@ def test_the_draft_really_stops():
         jax.effects_barrier()
         return seen, out
 
-    for guesses in (0, 1, 3):
-        calls, out = passes(policies.fixed(guesses))
-        assert len(calls) == int(out.stats.drafted[0])  # a pass a guess, and none where there is none
-        assert out.trace.draft_length.max() == guesses
+    for draft_tokens in (0, 1, 3):
+        calls, out = passes(policies.constant(draft_tokens))
+        assert len(calls) == int(out.stats.drafted[0])  # a pass for each draft token, and no other
+        assert out.trace.draft_length.max() == draft_tokens
     calls, out = passes(policies.confidence(0.3))
     lengths = out.trace.draft_length[0, : out.stats.rounds[0]]
     assert len(calls) == int(out.stats.drafted[0]) and set(lengths.tolist()) >= {1, 2, 3}
 
 
-def test_no_guess_is_made_that_the_limit_would_cut():
-    out = decode(policies.fixed(4), TARGET, max_new_tokens=3)
+def test_no_draft_token_is_made_that_the_limit_would_cut():
+    out = decode(policies.constant(4), TARGET, max_new_tokens=3)
     assert out.stats.drafted.tolist() == [1] * 3 and out.stats.emitted.tolist() == [3] * 3
 
 
-def test_what_was_committed_without_a_draft_is_read_before_the_next():
+@pytest.mark.parametrize("drafter", [TARGET, drafters.tree(TARGET, (1, 1, 1))], ids=["chain", "tree"])
+def test_what_was_committed_without_a_draft_is_read_before_the_next(drafter):
     """With the target as drafter a hole in its cache would show as a rejection."""
     for temperature in (0.0, 1.0):
-        out = decode(every(6), TARGET, gamma=2, max_new_tokens=40, temperature=temperature, key=jax.random.key(0))
+        out = decode(every(6), drafter, gamma=2, max_new_tokens=40, temperature=temperature, key=jax.random.key(0))
         assert out.stats.drafted.min() >= 8
         assert out.stats.accepted.tolist() == out.stats.drafted.tolist()
 
 
 @pytest.mark.slow
-def test_what_was_committed_without_a_draft_is_read_by_a_network_too():
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
+    """Whose logits depend on every entry of its cache; that of a tree is left alone in rounds without one."""
     from jaxspec.nets import gpt
 
     config = gpt.GPTConfig(7, 16, 32, 1, 2, max_positions=64)
-    model = jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(3)))
+    params = jax.tree.map(lambda x: 3 * x, gpt.init(config, jax.random.key(3)))
+    model = jaxspec.Model(gpt.language_model(config), params)
+    drafter = drafters.tree(model, (1, 1, 1)) if tree else model
+    options = dict(drafter=drafter, gamma=2, policy=every(6), max_new_tokens=40)
     plain = jaxspec.generate(model, PROMPT, max_new_tokens=40)
-    out = jaxspec.generate(model, PROMPT, drafter=model, gamma=2, policy=every(6), max_new_tokens=40)
+    out = jaxspec.generate(model, PROMPT, **options)
     assert out.tokens.tolist() == plain.tokens.tolist()
     assert out.stats.drafted.min() >= 8 and out.stats.accepted.tolist() == out.stats.drafted.tolist()
+    out = jaxspec.generate(model, PROMPT, temperature=1.0, key=jax.random.key(4), **options)
+    assert out.stats.acceptance_rate.min() > 0.99  # p and q differ in the last bits, by shape
 
 
 @pytest.mark.parametrize(
     ("first", "other"),
     [
-        (policies.fixed(2), policies.fixed([0, 1, 3])),
+        (policies.constant(2), policies.constant([0, 1, 3])),
         (policies.heuristic(start=2), policies.heuristic([1, 2, 3], grow=1.5, shrink=[0, 1, 2])),
         (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
-        (policies.estimated(0.1, 0.1, pause=2), policies.estimated([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
+        (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
         (policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int))),
-        (policies.estimated(0.1, 0.1), policies.estimated(0.1, [1.0, 1.4, 2.0])),
-        (policies.estimated(0.1, [1.0, 1.4, 2.0]), policies.estimated(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
+        (policies.adaptive(0.1, 0.1), policies.adaptive(0.1, [1.0, 1.4, 2.0])),
+        (policies.adaptive(0.1, [1.0, 1.4, 2.0]), policies.adaptive(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
     ],
     ids=[*POLICIES, "oracle", "a list for a number", "a longer list"],
 )
 def test_another_value_compiles_nothing(first, other):
     one = decode(first)
-    before = loop.run._cache_size()
+    before = loop.generation._cache_size()
     two = decode(other)
-    assert loop.run._cache_size() == before
+    assert loop.generation._cache_size() == before
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.trace.draft_length.tolist() != two.trace.draft_length.tolist()
 
@@ -171,11 +179,11 @@ def test_another_value_compiles_nothing(first, other):
 
 
 def test_heuristic_grows_and_shrinks_within_its_bounds():
-    """Guesses of a round, kept ones, and the guesses of the next: gamma is 6, 2 are added or 1.4 taken away."""
-    policy = policies.heuristic(start=2, grow=2, shrink=1.4)
-    memory, limit = policy.init(policy.params, FEW), 2
+    """Draft tokens of a round, accepted ones, draft tokens of the next: gamma is 6, 2 are added or 1.4 taken away."""
+    policy, params, _ = policies.heuristic(start=2, grow=2, shrink=1.4)
+    memory, limit = policy.init(params, FEW), 2
     rounds = [
-        (2, 2, 4),  # all kept: 2 + 2
+        (2, 2, 4),  # all accepted: 2 + 2
         (4, 3, 3),  # one was not: 2.6
         (3, 0, 1),  # 1.2
         (1, 0, 1),  # never below 1,
@@ -183,14 +191,15 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
         (3, 3, 5),
         (5, 5, 6),  # never above gamma,
         (6, 5, 5),  # from where it shrinks: 4.6
-        (0, 0, 5),  # a round without a guess says nothing
-        (2, 2, 6),  # a draft that was cut short, or ended by itself, and was kept
+        (0, 0, 5),  # nothing is learnt of a round without a draft token
+        (2, 2, 6),  # a draft that was cut short, or ended by itself, and was accepted
     ]
-    for guesses, kept, then in rounds:
-        assert guesses <= limit
-        draft = Draft(jnp.zeros((1, 6), jnp.int32), None, jnp.array([guesses]))
-        memory = policy.update(policy.params, memory, draft, Verdict(jnp.array([kept]), None), jnp.array([kept + 1]))
-        limit = int(policy.limit(policy.params, memory, 6)[0])
+    for draft_tokens, accepted, then in rounds:
+        assert draft_tokens <= limit
+        draft = Draft(jnp.zeros((1, 6), jnp.int32), jnp.array([draft_tokens]))
+        verdict = Verdict(jnp.array([accepted]), None, jnp.array([min(accepted + 1, draft_tokens)]))
+        memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
+        limit = int(policy.max_draft(params, memory, 6)[0])
         assert limit == then
 
 
@@ -211,59 +220,60 @@ ENTROPIES = {  # of four tokens, in units of log 4
         (0.0, 9, [(0.0, 9), (1.0, 2), (0.5, 9)]),  # gamma is the most in any case
     ],
 )
-def test_entropy_sets_the_number_of_guesses(beta, gamma, rounds):
-    """2 + 16 (1 - h), where h is the smoothed entropy; the guesses of a draft that nothing else ends."""
-    policy = policies.entropy(least=2, most=18, beta=[beta])
-    memory = policy.init(policy.params, FEW)
+def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
+    """2 + 16 (1 - h), where h is the smoothed entropy; the draft tokens of a draft that nothing else ends."""
+    policy, params, _ = policies.entropy(least=2, most=18, beta=[beta])
+    memory = policy.init(params, FEW)
     for entropy, expected in rounds:
-        signals = jnp.full((1, gamma), jnp.nan)  # of a look-up's guesses, which have no law
+        confidences = jnp.full((1, gamma), jnp.nan)  # of a look-up's draft tokens, which have no distribution
         if entropy is not None:
-            signal = policy.signal(Law(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
-            np.testing.assert_allclose(signal, entropy, atol=1e-6)
-            signals = signals.at[:, 0].set(signal)
-            limit, guesses = int(policy.limit(policy.params, memory, gamma)), 1
-            while guesses < limit and bool(policy.go_on(policy.params, memory, guesses - 1, signals)[0]):
-                guesses += 1
-            assert guesses == expected
-        draft = Draft(jnp.zeros((1, gamma), jnp.int32), None, jnp.array([1]), signals)
-        memory = policy.update(policy.params, memory, draft, None, None)
+            confidence = policy.confidence(Distribution(log_probs=jnp.log(jnp.array([[ENTROPIES[entropy]]]))))
+            np.testing.assert_allclose(confidence, entropy, atol=1e-6)
+            confidences = confidences.at[:, 0].set(confidence)
+            limit, draft_tokens = int(policy.max_draft(params, memory, gamma)), 1
+            while draft_tokens < limit and policy.should_continue(params, memory, draft_tokens - 1, confidences)[0]:
+                draft_tokens += 1
+            assert draft_tokens == expected
+        draft = Draft(jnp.zeros((1, gamma), jnp.int32), jnp.array([1]), aux={"confidence": confidences})
+        memory = policy.update(params, memory, draft, None, None)
 
 
-def test_estimated_leaves_a_hopeless_drafter_alone():
-    """After a few rejections it makes one guess at a time, and waits twice as long for the next."""
+def test_adaptive_leaves_a_hopeless_drafter_alone():
+    """After a few rejections it makes one draft token at a time, and waits twice as long for the next."""
     wrong = table_model_from(-TARGET.params)
-    out = decode(policies.estimated(0.3, 0.1, pause=3), wrong, max_new_tokens=200)
-    for made, kept in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
-        guesses, ahead = made[:199], np.flatnonzero(made[:199])
-        assert guesses[6:].max() == 1 and kept.sum() == 0
+    out = decode(policies.adaptive(0.3, 0.1, pause=3), wrong, max_new_tokens=200)
+    for made, accepted in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
+        draft_tokens, ahead = made[:199], np.flatnonzero(made[:199])
+        assert draft_tokens[6:].max() == 1 and accepted.sum() == 0
         assert np.diff(ahead)[-5:].tolist() == [13, 25, 49, 49, 49]  # the longest pause is 16 times the first
 
 
-def test_estimated_tries_again_soon_where_guesses_have_been_kept():
-    """The pause is as short as at first once a guess has been kept."""
-    policy = policies.estimated(0.3, 0.1, pause=3)
-    memory = policy.init(policy.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
-    none, one = (Draft(jnp.zeros((1, 1), jnp.int32), None, jnp.array([n])) for n in (0, 1))
+def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
+    """The pause is as short as at first once a draft token has been accepted."""
+    policy, params, _ = policies.adaptive(0.3, 0.1, pause=3)
+    memory = policy.init(params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
+    none, one = (Draft(jnp.zeros((1, 1), jnp.int32), jnp.array([n])) for n in (0, 1))
     pauses = []
-    for draft, kept in ((one, 0), (none, 0), (one, 0), (none, 0), (one, 0), (none, 0), (one, 1)):
-        verdict = Verdict(jnp.array([kept]), jnp.array([0]))
-        memory = policy.update(policy.params, memory, draft, verdict, jnp.array([kept + 1]))
+    for draft, accepted in ((one, 0), (none, 0), (one, 0), (none, 0), (one, 0), (none, 0), (one, 1)):
+        verdict = Verdict(jnp.array([accepted]), jnp.array([0]), draft.length)
+        memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
         pauses.append(int(memory.pause[0]))
     assert pauses == [3, 3, 6, 6, 12, 12, 3]
 
 
-def test_laws_are_made_where_the_pass_has_read():
+def test_distributions_are_made_where_the_pass_has_read():
     """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a round."""
     made = []
 
-    def recorded(controls, logits, prefix=None):
+    def recorded(sampling_params, logits, prefix=None):
         jax.debug.callback(lambda: made.append(logits.shape[1]))
-        return sampling()(controls, logits, prefix)
+        return sampling()(sampling_params, logits, prefix)
 
-    options = dict(drafter=lookup(), gamma=4, policy=policies.fixed(2), temperature=1.0, key=jax.random.key(3))
+    options = dict(
+        drafter=prompt_lookup(), gamma=4, policy=policies.constant(2), temperature=1.0, key=jax.random.key(3)
+    )
     job = request.prepare(TARGET, PROMPT, max_new_tokens=60, **options)
-    decoder = speculative(TARGET.lm, lookup(), accept.rejection(), recorded, 4, options["policy"]._replace(params=()))
-    out = loop.run(*job._replace(decoder=decoder))
+    out = loop.run(with_sampler(job, recorded, job.request.sampling_params))
     jax.effects_barrier()
     longest = np.asarray(out.trace.draft_length)[:, : int(out.stats.rounds.max())].max(axis=0)
     assert set(longest) == {0, 1, 2}
@@ -273,53 +283,53 @@ def test_laws_are_made_where_the_pass_has_read():
 
 
 @pytest.mark.parametrize("knows", ["too much", "nothing"])
-def test_estimated_leaves_a_hopeless_look_up_alone(knows):
-    """One that is always wrong is tried now and then; for one that has no guess passes are over one token, too."""
-    right = lookup(longest=2)
+def test_adaptive_leaves_a_hopeless_look_up_alone(knows):
+    """One that is always wrong is tried now and then; for one without draft tokens passes are over one token, too."""
+    right = prompt_lookup(longest=2).functions
 
-    def propose(keys, params, state, context, gamma, to_law, budget=None):
-        draft, state = right.propose(keys, params, state, context, gamma, to_law, budget)
+    def propose(weights, caches, context):
+        draft, caches = right.propose(weights, caches, context)
         length = draft.length if knows == "too much" else jnp.zeros_like(draft.length)
-        return draft._replace(tokens=(draft.tokens + 1) % 7, length=length), state
+        return draft._replace(tokens=(draft.tokens + 1) % 7, length=length), caches
 
     widths = []
 
-    def extend(params, cache, tokens, tree=None):
+    def extend(params, cache, tokens, parent=None):
         jax.debug.callback(lambda: widths.append(tokens.shape[1]))
-        return TARGET.lm.extend(params, cache, tokens, tree)
+        return TARGET.lm.extend(params, cache, tokens, parent)
 
     target = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
-    policy = policies.estimated(0.0, 0.3, pause=7)  # the guesses cost nothing, their part of a pass does
+    policy = policies.adaptive(0.0, 0.3, pause=7)  # the draft tokens cost nothing, their part of a pass does
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=100)
     out = jaxspec.generate(
         target, PROMPT, drafter=right._replace(propose=propose), gamma=4, policy=policy, max_new_tokens=100
     )
     jax.effects_barrier()
     assert out.tokens.tolist() == plain.tokens.tolist()
-    guesses = out.trace.draft_length[:, : int(out.stats.rounds.max())]
-    assert widths == [next(width for width in (1, 2, 4, 5) if width > n) for n in guesses.max(axis=0)]
-    late = guesses[:, 20:].sum(axis=1)
+    draft_tokens = out.trace.draft_length[:, : int(out.stats.rounds.max())]
+    assert widths == [next(width for width in (1, 2, 4, 5) if width > n) for n in draft_tokens.max(axis=0)]
+    late = draft_tokens[:, 20:].sum(axis=1)
     assert (late == 0).all() if knows == "nothing" else (late <= 10).all() and late.sum() > 0
 
 
-def test_estimated_comes_back_to_a_look_up_that_knows_again():
+def test_adaptive_comes_back_to_a_look_up_that_knows_again():
     """What was believed to be hopeless is tried, found right, and then used in full."""
-    policy = policies.estimated(0.0, 0.3, alpha=0.0, weight=2.0, pause=3)
-    out = decode(policy, lookup(), max_new_tokens=100)
-    guesses = out.trace.draft_length
-    assert (guesses[:, 0] == 0).all() and guesses.max() == 4
+    policy = policies.adaptive(0.0, 0.3, alpha=0.0, weight=2.0, pause=3)
+    out = decode(policy, prompt_lookup(), max_new_tokens=100)
+    draft_tokens = out.trace.draft_length
+    assert (draft_tokens[:, 0] == 0).all() and draft_tokens.max() == 4
     assert (out.stats.rounds < 60).all()
 
 
-def test_estimated_drafts_far_where_all_is_accepted():
-    out = decode(policies.estimated(0.05, 0.05), TARGET, gamma=8, max_new_tokens=100)
+def test_adaptive_drafts_far_where_all_is_accepted():
+    out = decode(policies.adaptive(0.05, 0.05), TARGET, gamma=8, max_new_tokens=100)
     assert out.trace.draft_length[:, 4].tolist() == [8] * 3
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_best_length_is_that_of_theory(alpha):
     from jaxspec.analysis import theory
-    from jaxspec.policies.estimated import best_length
+    from jaxspec.policies.adaptive import best_length
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
         found = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([[extra]]), 12)
@@ -327,59 +337,59 @@ def test_best_length_is_that_of_theory(alpha):
         assert np.isclose(speed[int(found[0])], max(speed), rtol=1e-5)
 
 
-def test_estimated_fills_the_pass_that_it_pays_for():
+def test_adaptive_fills_the_pass_that_it_pays_for():
     """Four tokens cost what two do, five cost twice that."""
     v = [1.0, 1.3, 1.3, 1.3, 2.6, 2.6, 2.6, 2.6, 2.6]
-    out = decode(policies.estimated(0.02, v, alpha=0.6, weight=1e6, forget=0), GOOD, gamma=8)
+    out = decode(policies.adaptive(0.02, v, alpha=0.6, weight=1e6, forget=0), GOOD, gamma=8)
     assert out.trace.draft_length[:, 0].tolist() == [3] * 3
 
 
 @pytest.mark.parametrize(
-    ("v", "alpha", "gamma", "guesses"),
+    ("v", "alpha", "gamma", "draft_tokens"),
     [
-        ([1.0, 1.3, 1.3], 0.5, 8, 2),  # 1.75 / 1.3 tokens a pass; a third guess costs 0.15: 1.875 / 1.45
+        ([1.0, 1.3, 1.3], 0.5, 8, 2),  # 1.75 / 1.3 tokens a pass; a third draft token costs 0.15: 1.875 / 1.45
         ([1.0, *[2.0] * 64], 0.9, 200, 64),  # beyond any width
         ([1.0, *[2.0] * 80], 0.9, 200, 80),
         (np.linspace(1.0, 2.0, 9), 1.0, 200, 200),
     ],
 )
-def test_guesses_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, guesses):
-    policy = policies.estimated(0.0, v, alpha=alpha, weight=1e6)
-    assert policy.limit(policy.params, policy.init(policy.params, FEW), gamma).tolist() == [guesses]
+def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, draft_tokens):
+    policy, params, _ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
+    assert policy.max_draft(params, policy.init(params, FEW), gamma).tolist() == [draft_tokens]
 
 
-def test_oracle_makes_no_guess_in_vain():
-    from jaxspec.analysis.policies import runs
+def test_oracle_makes_no_draft_token_in_vain():
+    from jaxspec.analysis.acceptance import accepted_after
 
-    kept = runs(TARGET, GOOD, PROMPT, max_new_tokens=17)
-    out = decode(policies.oracle(kept), gamma=16)
+    accepted = accepted_after(request.prepare(TARGET, PROMPT, drafter=GOOD, max_new_tokens=17))
+    out = decode(policies.oracle(accepted), gamma=16)
     assert out.stats.accepted.tolist() == out.stats.drafted.tolist() and out.stats.drafted.sum() > 0
-    most = decode(policies.fixed(16), gamma=16)
+    most = decode(policies.constant(16), gamma=16)
     assert out.stats.rounds.tolist() == most.stats.rounds.tolist() and out.stats.drafted[0] < most.stats.drafted[0]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: policies.fixed(-1), "guesses is -1: expected a finite number of at least 0"),
-        (lambda: policies.fixed(1.5), "guesses is 1.5"),
+        (lambda: policies.constant(-1), "draft_tokens is -1: expected a finite number of at least 0"),
+        (lambda: policies.constant(1.5), "draft_tokens is 1.5"),
         (lambda: policies.confidence(1.2), "threshold is 1.2: expected a number from 0 to 1"),
         (lambda: policies.entropy(0), "least is 0"),
-        (lambda: policies.estimated(c=-0.1), "c is -0.1"),
-        (lambda: policies.estimated(v=[1.0, 1.2, 1.1]), "do not fall"),
-        (lambda: policies.estimated(v=[1.2, 1.3]), "begin with 1"),
-        (lambda: policies.estimated(alpha=float("nan")), "alpha is nan"),
-        (lambda: policies.estimated(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
-        (lambda: policies.estimated(c=[0.1, 1e39]), "expected a finite number of at least 0"),
-        (lambda: policies.estimated(v=float("inf")), "v is inf"),
-        (lambda: policies.estimated(v=[1.0, float("inf")]), "v is"),
+        (lambda: policies.adaptive(c=-0.1), "c is -0.1"),
+        (lambda: policies.adaptive(v=[1.0, 1.2, 1.1]), "do not fall"),
+        (lambda: policies.adaptive(v=[1.2, 1.3]), "begin with 1"),
+        (lambda: policies.adaptive(alpha=float("nan")), "alpha is nan"),
+        (lambda: policies.adaptive(weight=float("inf")), "weight is inf: expected a finite number of at least 0.001"),
+        (lambda: policies.adaptive(c=[0.1, 1e39]), "expected a finite number of at least 0"),
+        (lambda: policies.adaptive(v=float("inf")), "v is inf"),
+        (lambda: policies.adaptive(v=[1.0, float("inf")]), "v is"),
         (lambda: policies.heuristic(grow=float("inf")), "grow is inf"),
         (lambda: policies.heuristic(start=0), "start is 0"),
         (lambda: policies.oracle(np.ones(3)), "expected counts"),
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
-        (lambda: decode(policies.fixed(1), None), "a policy and no drafter"),
-        (lambda: decode(policies.fixed([1, 2])), "2 rows, but there are 3 prompts"),
-        (lambda: decode("fixed"), "policy is a str"),
+        (lambda: decode(policies.constant(1), None), "a policy and no drafter"),
+        (lambda: decode(policies.constant([1, 2])), "2 rows, but there are 3 prompts"),
+        (lambda: decode("constant"), "policy is a str"),
     ],
 )
 def test_errors(make, message):
@@ -387,19 +397,30 @@ def test_errors(make, message):
         make()
 
 
-def test_a_law_without_probabilities_is_refused():
-    law = greedy()(None, jnp.zeros((1, 1, 3)))
-    with pytest.raises(ValueError, match=r"greedy\(soft=True\)"):
-        POLICIES["confidence"].signal(law)
+def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
+    with pytest.raises(ValueError, match=r"reads logits, and the sampler gives none: set Distribution\.logits"):
+        POLICIES["confidence"].functions.confidence(Distribution(tokens=jnp.zeros((1, 1), jnp.int32)))
 
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
-def test_a_law_at_temperature_0_is_read_alike_in_any_company(name):
-    """As it was at temperature 1; and another row's law as it is."""
+def test_a_distribution_at_temperature_0_is_read_alike_in_any_company(name):
+    """As it was at temperature 1; and another row's distribution as it is."""
     logits = jax.random.normal(jax.random.key(3), (3, 1, 7))
-    controls = Controls(jnp.array([0.0, 1.0, 0.5]), jnp.full(3, 7), jnp.ones(3))
-    signal = POLICIES[name].signal
-    mixed, alone = signal(sampling(soft=True)(controls, logits)), signal(greedy(soft=True)(None, logits))
+    sampling_params = SamplingParams(jnp.array([0.0, 1.0, 0.5]))
+    confidence, distribution = POLICIES[name].functions.confidence, sampling()(sampling_params, logits)
+    mixed, alone = confidence(distribution), confidence(greedy()(None, logits))
     assert mixed[0] == alone[0]
-    np.testing.assert_allclose(mixed[1:], signal(sampling()(controls, logits))[1:], rtol=1e-5)
+    np.testing.assert_allclose(mixed[1:], confidence(distribution._replace(greedy=None))[1:], rtol=1e-5)
     np.testing.assert_allclose(mixed[1], alone[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", [policies.adaptive(1.0, 0.1, pause=2), policies.heuristic(start=1, grow=2)])
+def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
+    """Policies count depth: what a tree's padding and siblings are does not look like draft tokens to them."""
+    from jaxspec.drafters import tree
+
+    options = dict(policy=policy, max_new_tokens=40)
+    chain = jaxspec.generate(TARGET, PROMPT, drafter=GOOD, gamma=3, **options)
+    branch = jaxspec.generate(TARGET, PROMPT, drafter=tree(GOOD, (1, 1, 1)), **options)
+    assert chain.trace.draft_length.tolist() == branch.trace.draft_length.tolist()
+    assert chain.stats.accepted.tolist() == branch.stats.accepted.tolist()

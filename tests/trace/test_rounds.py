@@ -25,6 +25,22 @@ def test_a_round_is_split_by_what_became_of_its_tokens(step, expected):
     assert trace.judge(step) == expected
 
 
+@pytest.mark.parametrize(
+    ("new", "path", "expected"),
+    [
+        ([5, 8, 9], [1, 3], Judged([5, 8], [6], [9])),  # of the last node's children none was accepted
+        ([5, 9], [1], Judged([5], [8, 2], [9])),
+        ([9], [], Judged([], [4, 5], [9])),
+        ([5, 8, 6, 9], [1, 3, 5], Judged([5, 8, 6], [], [9])),  # down to a leaf
+        ([5], [1, 3], Judged([5], [], [])),  # cut at an end token or the limit
+    ],
+)
+def test_a_tree_is_split_by_its_path(new, path, expected):
+    """4 and 5 follow the last token, 8 and 2 follow 5, 7 and 6 were cut off or follow the 8."""
+    step = Round([1], new, [4, 5, 7, 8, 2, 6], len(path), parent=[0, 0, -1, 2, 2, 4], path=path)
+    assert trace.judge(step) == expected
+
+
 def test_tokens_are_spelt_in_context(spelling):
     assert trace.spell(spelling, [*b"Ab"], [*b"c", spelling.end]) == ["c", "<end>"]
     assert trace.spell(spelling, [], []) == []

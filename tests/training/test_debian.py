@@ -152,6 +152,35 @@ def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
             assert {row[field] for row in train}.isdisjoint(row[field] for row in heldout)
 
 
+def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(debian, "heldout_stems", lambda packages: frozenset({"rrr"} & set(packages)))
+
+    def index(name: str, *packages: tuple[str, str, str]) -> None:
+        (tmp_path / name).mkdir()
+        for language, column in (("en", 1), ("de", 2)):
+            text = "".join(
+                f"Package: {p[0]}\nDescription-md5: {p[0]}{len(p[1])}\nDescription-{language}: {p[column]}\n\n"
+                for p in packages
+            )
+            (tmp_path / name / f"m_i18n_Translation-{language}").write_text(text, encoding="utf-8")
+
+    names = [chr(97 + i) * 3 for i in range(26)]
+    index("own", *((name, f"the program {name} is a tool", f"das Programm {name} ist ein Werkzeug") for name in names))
+    index(
+        "others",
+        ("aaa", "the program aaa is a newer tool", "das Programm aaa ist ein neueres Werkzeug"),
+        ("rrr-data", "the program rrr with its data", "das Programm rrr mit seinen Daten"),
+        ("aaa-doc", "The program rrr is a tool.", "Das Programm rrr ist ein Werkzeug."),  # renamed, with a stop
+    )
+    debian.build(tmp_path / "own", tmp_path)
+    assert {r["package"] for r in jsonl.read_jsonl(tmp_path / "t5.heldout.jsonl")} == {"rrr"}
+    counts = debian.build_releases(tmp_path / "own", tmp_path / "others", tmp_path)
+    rows = list(jsonl.read_jsonl(tmp_path / "t5-releases.train.jsonl"))
+    before = list(jsonl.read_jsonl(tmp_path / "t5.train.jsonl"))
+    assert counts == {"t5-releases.train.jsonl": len(rows)} and all(row in rows for row in before)
+    assert [row["output"] for row in rows if row not in before] == ["das Programm aaa ist ein neueres Werkzeug"]
+
+
 def test_a_heldout_example_with_any_part_seen_in_training_is_dropped():
     kept, seen = "a paragraph of its own", "a paragraph of many packages"
     examples = [
@@ -225,6 +254,17 @@ def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(tmp_path: Path
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [path.name for path in debian_index.fetch(lists, ["en"])] == ["m_i18n_Translation-en.lz4"]
     assert (tmp_path / "args").read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
+
+
+def test_fetch_asks_for_other_releases_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    apt_get = tmp_path / "apt-get"
+    apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {tmp_path}/m_i18n_Translation-en.lz4\n')
+    apt_get.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    debian_index.fetch(tmp_path, ["en"], releases=["trixie", "sid"])
+    sources = tmp_path / "sources.list"
+    assert f"-o Dir::Etc::sourcelist={sources} -o Dir::Etc::sourceparts=-" in (tmp_path / "args").read_text()
+    assert [line.split()[-2:] for line in sources.read_text().splitlines()] == [["trixie", "main"], ["sid", "main"]]
 
 
 def test_prompts_are_varied_and_continue_character_for_character(built: Path, tmp_path: Path):

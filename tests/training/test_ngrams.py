@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.base import Prompt
 from jaxspec.drafters.ngram import count
-from jaxspec.drafters.tables import language_model
+from jaxspec.drafters.ngram_model import language_model
 from jaxspec.training import ngrams
 
 RANDOM = np.random.default_rng(0)
@@ -24,9 +24,9 @@ def test_hits_are_where_the_largest_logit_is(order, start):
         fed = jnp.asarray([*first, *row.tolist()])[None]
         _, cache = lm.prefill(tables, Prompt(fed, jnp.array([1])), fed.shape[1])
         forward, _ = lm.extend(tables, lm.rewind(cache, jnp.array([0])), fed)
-        guesses = np.asarray(forward.logits)[0].argmax(axis=-1)[: len(row) - 1 + len(first)]
-        right += int((guesses == row[1 - len(first) :]).sum())
-        if start is None:  # a row's first token is guessed from nothing
+        draft_tokens = np.asarray(forward.logits)[0].argmax(axis=-1)[: len(row) - 1 + len(first)]
+        right += int((draft_tokens == row[1 - len(first) :]).sum())
+        if start is None:  # a row's first token is drafted from nothing
             right += int(row[0] == tables.levels[0].follower[0, 0])
     assert ngrams.hits(config, tables, HELD) == pytest.approx(right / 13)
 

@@ -13,6 +13,7 @@ from jaxspec.nets import gpt, t5
 from jaxspec.recipes import Train
 from jaxspec.training import data, distil, loop, losses, optimizer
 from jaxspec.training import run as run_recipe
+from jaxspec.training.divergences import DIVERGENCES
 
 CONFIG = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
 ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
@@ -104,7 +105,7 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
         file.write('{"source": [1, 2], "tar')  # killed while it wrote
     asked = []
     answer = distil._answer
-    monkeypatch.setattr(distil, "_answer", lambda t, sources, n: asked.extend(sources) or answer(t, sources, n))
+    monkeypatch.setattr(distil, "_answer", lambda t, some, n, heat: asked.extend(some) or answer(t, some, n, heat))
     more = distil.answers(teacher, examples, path, 6, progress=False)
     assert set(asked) == {tuple(e.source.tolist()) for e in examples[3:]}
     again = distil.answers(teacher, examples, path, 6, progress=False)
@@ -117,17 +118,51 @@ def test_answers_are_the_teachers_own_and_made_once(tmp_path, monkeypatch):
         distil.answers(other, examples, path, 6, progress=False)
 
 
+def test_sampled_answers_are_the_same_in_every_run(tmp_path):
+    teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
+    greedy, *sampled = (
+        [e.target.tolist() for e in distil.answers(teacher, pairs(5), tmp_path / name, 6, False, temperature)]
+        for name, temperature in (("0", 0.0), ("1", 1.0), ("2", 1.0))
+    )
+    assert sampled[0] == sampled[1] != greedy
+
+
+def test_divergences():
+    """Two outcomes, by hand; and none from a distribution to itself."""
+    log_p, log_q, real = (
+        jnp.array([[x]]) for x in (jnp.log(jnp.array([0.8, 0.2])), jnp.log(jnp.array([0.5, 0.5])), 1.0)
+    )
+    kl = 0.8 * np.log(0.8 / 0.5) + 0.2 * np.log(0.2 / 0.5)
+    m = 0.65, 0.35
+    expected = {
+        "kl": kl,
+        "reverse_kl": 0.5 * np.log(0.5 / 0.8) + 0.5 * np.log(0.5 / 0.2),
+        "jensen_shannon": 0.5 * (0.8 * np.log(0.8 / m[0]) + 0.2 * np.log(0.2 / m[1]))
+        + 0.5 * (0.5 * np.log(0.5 / m[0]) + 0.5 * np.log(0.5 / m[1])),
+        "total_variation": 0.3,
+        "minus_log_alpha": -np.log(0.7),
+        "blend": np.exp(-2.1) * kl + (1 - np.exp(-2.1)) * 0.3,
+    }
+    assert set(expected) == set(DIVERGENCES) == set(recipes.DIVERGENCES)
+    for name, divergence in DIVERGENCES.items():
+        np.testing.assert_allclose(divergence(log_p, log_q, real), [[expected[name]]], rtol=1e-5)
+        np.testing.assert_allclose(divergence(log_p, log_p, real), [[0.0]], atol=1e-6)
+
+
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
     made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", "", ((8, 6),)), Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
-    _, learnt = run_recipe.teach(made, recipes.Distil("teacher", 1.0, (3, 0)), tasks, tmp_path, progress=False)
+    _, learnt = run_recipe.teach(made, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
     assert {task: len(some) for task, some in learnt.items()} == {"one": 3, "two": 0}
     assert all(len(e.target) == 6 for e in learnt["one"])  # never ends: its answers are as long as they may be
+    some = recipes.Distil("teacher", 1.0, answers=(3, 0), temperatures=(0.0, 1.0), texts=2)
+    _, learnt = run_recipe.teach(made, some, tasks, tmp_path, progress=False)
+    assert {task: len(some) for task, some in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
     assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
     with pytest.raises(ValueError, match=r"distil.answers is \[3\]: expected a number for each of \['one', 'two'\]"):
-        run_recipe.teach(made, recipes.Distil("teacher", 1.0, (3,)), tasks, tmp_path, progress=False)
+        run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
 
 
 def test_a_language_models_rows_are_one_token_wider(tmp_path):
@@ -185,6 +220,20 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
         gpt.init(CONFIG, jax.random.key(0)), data.collate(texts(), data.Bucket(0, 9, 23))
     )
     assert held < float(first[0] / first[1])  # it learnt something
+
+
+def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
+    params, recipe = gpt.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, warmup=1, decay=0.0)
+    batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
+    loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
+    options = dict(heldout_loss=loss, steps=3, evaluate_every=3, save_every=3, log=lambda _: None, progress=False)
+    averaged, held = loop.fit(params, loss, rule, batches, batches, tmp_path, average=0.15, **options)
+    state, expected = loop.TrainState(jnp.zeros((), jnp.int32), params, rule.init(params)), params
+    for step, decay in enumerate((0.1, 0.15, 0.15)):  # the first step's is limited
+        state, _ = loop.make_step(loss, rule)(state, batches.at(step))
+        expected = jax.tree.map(lambda a, b, d=decay: d * a + (1 - d) * b, expected, state.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), averaged, expected)
+    assert held == pytest.approx(loop.evaluate(jax.jit(loss), expected, batches.once()), rel=1e-4)
 
 
 def test_a_diverging_run_says_so(tmp_path, promotion):

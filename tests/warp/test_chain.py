@@ -9,19 +9,26 @@ import pytest
 
 from jaxspec import warp
 from jaxspec.base import Prefix, Prompt
-from jaxspec.warp import Controls, chain, greedy, sampling
+from jaxspec.warp import SamplingParams, chain, greedy, sampling
 
 VOCAB, BATCH, STEP = 9, 3, 4
 LOGITS = 2 * jax.random.normal(jax.random.key(0), (BATCH, STEP, VOCAB))
 TOKENS = np.array([[3, 1, 4, 1, 8, 8], [5, 0, 99, 0, 5, 5], [2, 7, 1, 7, 7, -1]])
 LENGTH, START = np.array([4, 2, 5]), np.array([2, 1, 4])
-GUESSES = np.array([[1, 6, 1], [5, 5, 5], [0, 8, 3]])  # known and new tokens, once or more often
-CHAIN = np.tri(STEP, STEP - 1, -1, bool)
-TREE = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 0, 1]], bool)  # the root, two children, a child of the first
+DRAFT_TOKENS = np.array([[1, 6, 1], [5, 5, 5], [0, 8, 3]])  # known and new tokens, once or more often
+CHAIN = np.tri(STEP, STEP - 1, -1, bool)[None]
+TREE = np.array(  # a tree a row: two children and a child of the first; three children; a chain
+    [
+        [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 0, 1]],
+        [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]],
+        [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]],
+    ],
+    bool,
+)
 WHOLE = chain(
     warp.logit_bias, warp.repetition_penalty, warp.presence_and_frequency_penalties, to=sampling(VOCAB, True, True)
 )
-OFF = Controls(
+OFF = SamplingParams(
     temperature=jnp.ones(BATCH),
     top_k=jnp.full(BATCH, VOCAB),
     top_p=jnp.ones(BATCH),
@@ -49,33 +56,33 @@ SETTINGS = {
 
 
 def prefix(seen=CHAIN):
-    return Prefix(*jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, GUESSES, seen)))
+    return Prefix(*jax.tree.map(jnp.asarray, (Prompt(TOKENS, LENGTH), START, DRAFT_TOKENS, seen)))
 
 
 @jax.jit
-def whole(controls, prefix):
-    return WHOLE(controls, LOGITS, prefix).log_probs
+def whole(sampling_params, prefix):
+    return WHOLE(sampling_params, LOGITS, prefix).log_probs
 
 
 def before(row, position, seen=CHAIN):
-    """The tokens that precede a position: all of them, and those behind the prompt."""
-    tokens = TOKENS[row, : LENGTH[row]].tolist() + GUESSES[row][seen[position]].tolist()
+    """The tokens that precede a position: all of them, and those after the prompt."""
+    tokens = TOKENS[row, : LENGTH[row]].tolist() + DRAFT_TOKENS[row][seen[row % len(seen), position]].tolist()
     return tokens, tokens[START[row] :]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_agrees_with_transformers(name):
-    """The same tokens are kept, with the same probabilities, each position behind its own prefix."""
+    """The same tokens are kept, with the same probabilities, each position after its own prefix."""
     torch = pytest.importorskip("torch")
     hf = pytest.importorskip("transformers.generation.logits_process")
-    controls = SETTINGS[name]
+    sampling_params = SETTINGS[name]
     for seen in (CHAIN, TREE):
-        ours = np.asarray(whole(controls, prefix(seen)))
+        ours = np.asarray(whole(sampling_params, prefix(seen)))
         for row, position in np.ndindex(BATCH, STEP):
-            own = jax.tree.map(lambda x, row=row: np.asarray(x[row]), controls)
+            own = jax.tree.map(lambda x, row=row: np.asarray(x[row]), sampling_params)
             bias = {(i,): float(x) for i, x in enumerate(own.bias) if x}
-            stages = [hf.SequenceBiasLogitsProcessor(bias)] if bias else []
-            stages += [
+            processors = [hf.SequenceBiasLogitsProcessor(bias)] if bias else []
+            processors += [
                 hf.RepetitionPenaltyLogitsProcessor(float(own.repetition)),
                 hf.TemperatureLogitsWarper(float(own.temperature)),
                 hf.TopKLogitsWarper(int(own.top_k)),
@@ -83,7 +90,7 @@ def test_agrees_with_transformers(name):
                 hf.MinPLogitsWarper(float(own.min_p)),
             ]
             ids = torch.tensor([before(row, position, seen)[0]])
-            scores = hf.LogitsProcessorList(stages)(ids, torch.tensor(np.asarray(LOGITS[row, position])[None]))
+            scores = hf.LogitsProcessorList(processors)(ids, torch.tensor(np.asarray(LOGITS[row, position])[None]))
             expected = torch.log_softmax(scores, -1)[0].numpy()
             np.testing.assert_array_equal(np.isneginf(ours[row, position]), np.isneginf(expected))
             np.testing.assert_allclose(np.exp(ours[row, position]), np.exp(expected), atol=1e-6)
@@ -92,34 +99,34 @@ def test_agrees_with_transformers(name):
 @pytest.mark.parametrize("seen", [CHAIN, TREE], ids=["chain", "tree"])
 def test_presence_and_frequency_count_what_was_generated(seen):
     presence, frequency = np.array([0.5, -0.3, 2.0]), np.array([0.25, 0.7, -0.4])
-    controls = OFF._replace(presence=jnp.asarray(presence), frequency=jnp.asarray(frequency))
-    ours = np.exp(whole(controls, prefix(seen)))
+    sampling_params = OFF._replace(presence=jnp.asarray(presence), frequency=jnp.asarray(frequency))
+    ours = np.exp(whole(sampling_params, prefix(seen)))
     for row, position in np.ndindex(BATCH, STEP):
         count = np.bincount(before(row, position, seen)[1], minlength=VOCAB)
         logits = np.asarray(LOGITS[row, position]) - presence[row] * (count > 0) - frequency[row] * count
         np.testing.assert_allclose(ours[row, position], np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
 
 
-def test_without_guesses_every_position_sees_the_row():
-    controls = SETTINGS["repetition"]
-    alone = jax.jit(WHOLE)(controls, LOGITS[:, :1], prefix()._replace(guesses=None, seen=None)).log_probs
-    np.testing.assert_allclose(alone[:, 0], whole(controls, prefix())[:, 0], atol=1e-6)
+def test_without_draft_tokens_every_position_sees_the_row():
+    sampling_params = SETTINGS["repetition"]
+    alone = jax.jit(WHOLE)(sampling_params, LOGITS[:, :1], prefix()._replace(draft_tokens=None, seen=None)).log_probs
+    np.testing.assert_allclose(alone[:, 0], whole(sampling_params, prefix())[:, 0], atol=1e-6)
 
 
-def test_stages_run_in_order_and_may_be_anybodys():
-    def double(controls, logits, prefix):
+def test_processors_run_in_order_and_may_be_of_ones_own():
+    def double(sampling_params, logits, prefix):
         return 2 * logits
 
-    def shift(controls, logits, prefix):
-        return logits + controls.bias[:, None, :]
+    def shift(sampling_params, logits, prefix):
+        return logits + sampling_params.bias[:, None, :]
 
-    controls = OFF._replace(bias=BIAS)
-    for stages, expected in [
+    sampling_params = OFF._replace(bias=BIAS)
+    for processors, expected in [
         ((double, shift), 2 * LOGITS + BIAS[:, None]),
         ((shift, double), 2 * (LOGITS + BIAS[:, None])),
     ]:
-        law = chain(*stages, to=sampling())(controls, LOGITS, None)
-        np.testing.assert_allclose(law.log_probs, jax.nn.log_softmax(expected), atol=1e-6)
+        distribution = chain(*processors, to=sampling())(sampling_params, LOGITS, None)
+        np.testing.assert_allclose(distribution.log_probs, jax.nn.log_softmax(expected), atol=1e-6)
     assert chain(double, to=greedy()) is chain(double, to=greedy()) and chain(to=greedy()) is greedy()
 
 
@@ -129,8 +136,8 @@ def test_a_penalty_without_a_prefix_is_refused():
 
 
 def test_a_greedy_chain_has_no_softmax_no_sort_and_no_counts_per_position():
-    stages = (warp.logit_bias, warp.repetition_penalty, warp.presence_and_frequency_penalties)
-    program = str(jax.make_jaxpr(lambda p: chain(*stages, to=greedy())(OFF, LOGITS, p))(prefix()))
+    processors = (warp.logit_bias, warp.repetition_penalty, warp.presence_and_frequency_penalties)
+    program = str(jax.make_jaxpr(lambda p: chain(*processors, to=greedy())(OFF, LOGITS, p))(prefix()))
     assert not any(word in program for word in ("exp ", "log ", "sort[", "top_k"))
     assert f"i32[{BATCH},{VOCAB}]" in program
     added = [line for line in program.splitlines() if "scatter-add" in line or "cumsum" in line]

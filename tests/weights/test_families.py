@@ -147,7 +147,7 @@ def weights(shapes: dict[str, list[int]], seed: int = 0) -> dict[str, np.ndarray
 
 
 def near(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """Tensors of a drafter for `weights`: some of its guesses are right."""
+    """Tensors of a drafter for `weights`: some of its draft tokens are right."""
     others = weights(shapes, seed=1)
     return {name: x + 0.15 * others[name] for name, x in weights(shapes).items()}
 
@@ -303,15 +303,15 @@ def test_a_bfloat16_folder_of_transformers(case, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path):
-    """Speculation of either, on the same two models: guesses are kept and refused, and the text is one."""
+    """Speculation of either, on the same two models: draft tokens are kept and refused, and the text is one."""
     torch = pytest.importorskip("torch")
     peers = [peer_of(case, tmp_path / draw.__name__, draw, **ASSISTED[case])[0] for draw in (weights, near)]
     target, draft = (jaxspec.load(tmp_path / draw.__name__) for draw in (weights, near))
     prompt = Prompt(jnp.array(TOKENS), jnp.full(2, TOKENS.shape[1]))
     ours = jaxspec.generate(target, prompt, drafter=draft, gamma=3, max_new_tokens=GREEDY)
     assert 0 < ours.stats.accepted.sum() < ours.stats.drafted.sum()
-    guesses = peers[1].generation_config
-    guesses.num_assistant_tokens, guesses.assistant_confidence_threshold = 3, 0.0
+    draft_tokens = peers[1].generation_config
+    draft_tokens.num_assistant_tokens, draft_tokens.assistant_confidence_threshold = 3, 0.0
     for row, tokens in zip(torch.tensor(TOKENS), ours.tokens, strict=True):
         theirs = peers[0].generate(row[None], assistant_model=peers[1], max_new_tokens=GREEDY, do_sample=False)
         np.testing.assert_array_equal(theirs[0, 1 if case in SEQ2SEQ else len(row) :].numpy(), tokens)

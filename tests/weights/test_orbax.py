@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxspec import folders
-from jaxspec.drafters import tables
+from jaxspec.drafters import ngram_model
 from jaxspec.drafters.ngram import count
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
@@ -108,7 +108,7 @@ def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):
     assert jax.tree.structure(got) == jax.tree.structure(counted) and equal(got, counted)
     assert all(x.dtype == jnp.int32 for x in jax.tree.leaves(got))
     assert got_config == config and manifest.family == "ngram"
-    assert equal(jax.tree.map(jnp.zeros_like, counted), tables.init(config, jax.random.key(0)))
+    assert equal(jax.tree.map(jnp.zeros_like, counted), ngram_model.init(config, jax.random.key(0)))
 
 
 def test_what_was_restored_is_saved_as_itself(tokenizer, tmp_path):

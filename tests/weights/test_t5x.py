@@ -602,6 +602,8 @@ def test_a_config_json_goes_before_what_shapes_say(run):
     expected = t5x_logits(arrays_of(network), network, INPUTS, OUTPUTS)
     got = logits(model, INPUTS, OUTPUTS)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    (run / "config.json").write_text(json.dumps(table | {"tie_word_embeddings": True}))  # as transformers 5 has it
+    assert jaxspec.load(run).config == model.config
     (run / "config.json").write_text(json.dumps(table | {"num_decoder_layers": 2}))
     with pytest.raises(CheckpointError, match=r"of the T5 of .*config\.json:\n  unexpected \(\d+\): decoder/layers_2/"):
         jaxspec.load(run)

@@ -1,19 +1,20 @@
 """Pictures: pure functions from numbers to a matplotlib Figure. They need the extra: jaxspec-decoding[figures].
 
-`theory` draws the paper's Figures 2, 3 and 4 and the speed-up over alpha and gamma; `sampling`, how two laws make a
-third, and how fast samples show it; `trace`, Figure 5: what a generation spends its time on. `style` is their look.
+`theory` draws the paper's Figures 2, 3 and 4 and the speed-up over alpha and gamma; `sampling`, how two distributions
+make a third, and how fast samples show it; `trace`, Figure 5: what a generation spends its time on. `style` is their
+look.
 """
 
-from jaxspec.analysis.figures.sampling import decomposition, law_distance
+from jaxspec.analysis.figures.sampling import decomposition, distribution_distance
 from jaxspec.analysis.figures.style import save
 from jaxspec.analysis.figures.theory import expected_tokens, landscape, optimal_gamma, trade_off
 from jaxspec.analysis.figures.trace import trace_diagram
 
 __all__ = [
     "decomposition",
+    "distribution_distance",
     "expected_tokens",
     "landscape",
-    "law_distance",
     "optimal_gamma",
     "save",
     "trace_diagram",

@@ -1,4 +1,4 @@
-"""How two laws make a third: what is kept of a guess, what replaces it, and the law of many rounds."""
+"""How two distributions make a third: what is accepted of a draft, what replaces it, and what many rounds add up to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 16) -> Figure:
     """Token by token: accepted mass min(p, q), and the residual's on top of it, which together are p (appendix A.1).
 
-    Where the drafter says a token too often, what is rejected of q stands above, hatched; the same mass, in sum, comes
-    back as residual elsewhere.
+    Where the drafter proposes a token too often, what is rejected of q stands above, hatched; the same mass, in sum,
+    comes back as residual elsewhere.
 
     Args:
-        p, q: laws of target and drafter at one position [vocabulary].
+        p, q: distributions of target and drafter at one position [vocabulary].
         names: of the tokens.
         most: how many tokens to show: of more, those with the largest of p and q, the target's likeliest first.
 
@@ -40,33 +40,33 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     p, q, at = p[shown], q[shown], np.arange(len(shown))
     accepted = np.minimum(p, q)
     figure, axes = canvas(max(5.0, 0.5 * len(shown) + 1.5), 4.8)
-    axes.bar(at, accepted, color=GREEN, label="accepted guesses: min(p, q)")
+    axes.bar(at, accepted, color=GREEN, label="accepted draft tokens: min(p, q)")
     axes.bar(at, p - accepted, bottom=accepted, color=BLUE, label="residual: p − min(p, q)")
     over = q > p
     hatched: dict[str, Any] = dict(facecolor="none", edgecolor=RED, hatch="////", linewidth=0.8)
-    axes.bar(at[over], (q - p)[over], bottom=p[over], label="rejected guesses: q − min(p, q)", **hatched)
-    axes.hlines(p, at - 0.4, at + 0.4, color="black", linewidth=2, label="the target's law p: the sum of both")
+    axes.bar(at[over], (q - p)[over], bottom=p[over], label="rejected draft tokens: q − min(p, q)", **hatched)
+    axes.hlines(p, at - 0.4, at + 0.4, color="black", linewidth=2, label="the target's distribution p: the sum of both")
     axes.set_xticks(at, [names[int(i)] for i in shown], rotation=45, ha="right", rotation_mode="anchor")
     axes.set(ylabel="probability", ylim=(0, 1.15 * max(p.max(), q.max())))
-    axes.set_title(f"a guess is accepted with probability β = Σ min(p, q) = {share:.2f}", fontsize=10)
+    axes.set_title(f"a draft token is accepted with probability β = Σ min(p, q) = {share:.2f}", fontsize=10)
     figure.legend(loc="outside lower center", frameon=False)  # any place inside may be full
     return figure
 
 
-def law_distance(
+def distribution_distance(
     counts: Sequence[int] | np.ndarray,
     distances: Mapping[str, Float[np.ndarray, " counts"]],
     floor: Float[np.ndarray, " counts"],
 ) -> Figure:
-    """The L1 distance between the empirical law of what was emitted and the target's, as rounds add up.
+    """The L1 distance between the empirical distribution of what was emitted and the target's, as rounds add up.
 
     Args:
         counts: numbers of rounds.
-        distances: by name of a way to sample, one distance for each count; see `empirical.l1_distance`.
-        floor: what samples of the target's law itself have on average; see `empirical.noise_distance`.
+        distances: by name of a rule, one distance for each count; see `empirical.l1_distance`.
+        floor: what samples of the target's distribution itself have on average; see `empirical.noise_distance`.
 
     Example:
-        >>> figure = law_distance([10, 1000], {"rejection": np.array([0.3, 0.03])}, np.array([0.25, 0.025]))
+        >>> figure = distribution_distance([10, 1000], {"rejection": np.array([0.3, 0.03])}, np.array([0.25, 0.025]))
         >>> figure.axes[0].get_xscale(), figure.axes[0].get_yscale()
         ('log', 'log')
     """
@@ -75,6 +75,6 @@ def law_distance(
     styles = zip((GREEN, RED, PURPLE, ORANGE, BLUE), "os^Dv", strict=True)
     for (name, distance), (colour, marker) in zip(distances.items(), styles, strict=False):
         axes.plot(counts, distance, color=colour, marker=marker, markersize=4, linewidth=1, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's law")
+    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="L1 distance to the target's distribution")
     axes.legend(frameon=False)
     return figure

@@ -28,7 +28,7 @@ def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
     """An empty figure with one pair of axes; no global state, no window, whatever the backend.
 
     Raises:
-        ImportError: matplotlib is absent; the message says how to get it.
+        ImportError: matplotlib is absent; the message tells how to get it.
     """
     try:
         from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ RANGE = (1 / 12, 12)  # of its colours: the same speed has the same one in every
 
 
 class Mark(NamedTuple):
-    """A pair that was measured: what to say of it, in a few words, and where it is."""
+    """A pair that was measured: its label, and where it is."""
 
     name: str
     alpha: float
@@ -109,7 +109,7 @@ def landscape(
         v: the verify pass as a function of gamma, or a number.
         marks: pairs to show.
         most: the largest gamma shown.
-        title: above it; c, unless told.
+        title: above it; by default c.
 
     Example:
         >>> figure = landscape(0.05, marks=[Mark("ours", 0.75, 5)], most=8)
@@ -145,7 +145,7 @@ def landscape(
         box = dict(boxstyle="round,pad=0.25", facecolor="white", edgecolor="none")
         options: dict[str, Any] = dict(xytext=(where, 0), textcoords="offset points", va="center", ha=side, bbox=box)
         axes.annotate(mark.name, (mark.alpha, mark.gamma), fontsize=8, zorder=6, **options)
-    axes.set(xlim=(0, 1), ylim=(0.5, most + 0.5), xlabel=ALPHA, ylabel="guesses a round γ")
+    axes.set(xlim=(0, 1), ylim=(0.5, most + 0.5), xlabel=ALPHA, ylabel="draft tokens a round γ")
     axes.set_title(title or f"c = {c:.3g}", fontsize=10)
     axes.legend(loc="upper left", framealpha=1)
     return figure

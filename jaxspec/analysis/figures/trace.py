@@ -1,4 +1,4 @@
-"""Figure 5: a generation as blocks on a line, one line for each way to decode (Leviathan et al., arXiv 2211.17192)."""
+"""Figure 5: a generation as blocks on a line, one line for each decoder (Leviathan et al., arXiv 2211.17192)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def trace_diagram(rows: Mapping[str, Sequence[Span]]) -> Figure:
     """Blocks of time, from left to right: prefills, passes of the drafter, passes of the target.
 
     Args:
-        rows: by name of a way to decode, from the top; see `timeline.record`.
+        rows: by name of a decoder, from the top; see `timeline.record`.
 
     Example:
         >>> spans = [Span("target prefill", 0.0, 2.0), Span("target", 2.0, 1.0)]

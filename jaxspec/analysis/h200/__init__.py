@@ -1,4 +1,4 @@
-"""What one large accelerator is asked: the paper's speed-ups at the paper's sizes, and a pair trained on the spot.
+"""An experiment for one large accelerator: the paper's speed-ups at the paper's sizes, and a pair trained on the spot.
 
     python -m jaxspec.analysis.h200 --out h200.json
     python -m jaxspec.analysis.h200 --stages models --shape t5-v1_1-small --new-tokens 8 --seeds 1 --repeats 1
@@ -11,7 +11,7 @@ where an earlier one was ended, and a stage that fails or crashes takes no other
 caches, head) over the bandwidth of a large copy on the same device. Models of random weights agree on nothing, so
 acceptance is simulated at the paper's rates (`analysis.simulated`: the text is nonsense, the time is not), and
 speed-ups are set beside the paper's, which were measured on a TPU v4, and beside Theorem 3.8 with c and v as measured.
-`profile` says why where c is large. `loading` writes T5-XXL as a sharded folder and measures the memory that a fresh
+`profile` shows why where c is large. `loading` writes T5-XXL as a sharded folder and measures the memory that a fresh
 process takes to load it. `training` trains the GPT pair and measures its real acceptance and speed.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 and 4.

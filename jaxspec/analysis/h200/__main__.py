@@ -25,7 +25,7 @@ they should take on an H200 with nothing compiled:
 
 Other ways to compile are tried from outside, each with an --out and a --work of its own, by XLA_FLAGS in the
 environment: --xla_gpu_enable_command_buffer=+WHILE (whole loops as CUDA graphs), --xla_gpu_enable_command_buffer= (no
-graphs), --xla_gpu_enable_latency_hiding_scheduler=true. Each result says under which flags it was found.
+graphs), --xla_gpu_enable_latency_hiding_scheduler=true. Each result has the flags under which it was found.
 """
 
 
@@ -39,20 +39,20 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of the training data.")] = Path("data"),
     recipes: Annotated[str, typer.Option(help="A GPT's recipe and its drafter's.")] = "debian-gpt-97m,debian-gpt-6m",
     train_minutes: Annotated[float, typer.Option(help="For the training of both, about.")] = 8.0,
-    shape: Annotated[str, typer.Option(help="The target's published shape.")] = decoding.Ask().shape,
-    draft_shape: Annotated[str, typer.Option(help="The drafter's.")] = decoding.Ask().draft_shape,
+    shape: Annotated[str, typer.Option(help="The target's published shape.")] = decoding.Settings().shape,
+    draft_shape: Annotated[str, typer.Option(help="The drafter's.")] = decoding.Settings().draft_shape,
     dtype: Annotated[str, typer.Option(help="bfloat16, float32, or int8 matrices in float32.")] = "bfloat16",
-    new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = decoding.Ask().new_tokens,
-    seeds: Annotated[int, typer.Option(help="Generations of a timed turn.", min=1)] = decoding.Ask().seeds,
-    repeats: Annotated[int, typer.Option(help="Timed turns.", min=1)] = decoding.Ask().repeats,
-    copy_mb: Annotated[int, typer.Option(help="Size of the copy.", min=1)] = decoding.Ask().copy_mb,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=2)] = decoding.Settings().new_tokens,
+    seeds: Annotated[int, typer.Option(help="Generations of a timed run.", min=1)] = decoding.Settings().seeds,
+    repeats: Annotated[int, typer.Option(help="Timed runs.", min=1)] = decoding.Settings().repeats,
+    copy_mb: Annotated[int, typer.Option(help="Size of the copy.", min=1)] = decoding.Settings().copy_mb,
 ) -> None:
-    """What `--help` says."""
+    """Its `--help` is HELP."""
     wanted = stages.chosen(names)
     target, _, draft = recipes.partition(",")
     until = time.time() + 60 * minutes
-    models = decoding.Ask(shape, draft_shape, dtype, new_tokens, seeds, repeats, copy_mb)
-    pair = training.Ask(str(recipe_file(target)), str(recipe_file(draft)), train_minutes, dtype, repeats=repeats)
+    models = decoding.Settings(shape, draft_shape, dtype, new_tokens, seeds, repeats, copy_mb)
+    pair = training.Settings(str(recipe_file(target)), str(recipe_file(draft)), train_minutes, dtype, repeats=repeats)
     # Read by the processes that the stages run in.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((work / "programs").resolve()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

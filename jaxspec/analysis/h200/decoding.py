@@ -16,20 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.analysis import cost, shapes
-from jaxspec.analysis.estimate import spread
+from jaxspec.analysis import cost, jobs, shapes
 from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
+from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.timing import interleave, run_all
 from jaxspec.base import Model, Prompt
-from jaxspec.decode import loop, request
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Job, prepare
 from jaxspec.weights import int8
 
 SOURCE = 64  # tokens of the prompt
 KINDS = {0.0: "greedy", 1.0: "sampled"}  # how a temperature is called in the names of stages
 
 
-class Setting(NamedTuple):
+class PaperRow(NamedTuple):
     """A row of the paper's Tables 2 and 4: T5-XXL with T5-small.
 
     Attributes:
@@ -52,22 +52,22 @@ class Setting(NamedTuple):
 
 
 TABLE_2 = (
-    Setting("translation", 0.0, 7, 0.75, 3.4, 3.2),
-    Setting("translation", 1.0, 7, 0.62, 2.6, 2.3),
-    Setting("summarization", 0.0, 5, 0.65, 3.1, 2.4),
-    Setting("summarization", 1.0, 5, 0.53, 2.3, 1.9),
+    PaperRow("translation", 0.0, 7, 0.75, 3.4, 3.2),
+    PaperRow("translation", 1.0, 7, 0.62, 2.6, 2.3),
+    PaperRow("summarization", 0.0, 5, 0.65, 3.1, 2.4),
+    PaperRow("summarization", 1.0, 5, 0.53, 2.3, 1.9),
 )
 
 
-class Ask(NamedTuple):
+class Settings(NamedTuple):
     """What to measure.
 
     Attributes:
         shape, draft_shape: published sizes of target and drafter.
         dtype: "bfloat16", "float32", or "int8" matrices in float32.
         new_tokens: tokens to generate.
-        seeds: generations of a timed turn, each with verdicts of its own.
-        repeats: timed turns of each way, of which the medians count.
+        seeds: generations of a timed run, each with verdicts of its own.
+        repeats: timed runs of each variant, of which the medians count.
         copy_mb: size of the copy that measures the bandwidth.
     """
 
@@ -97,24 +97,24 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
         state = copies(state, jnp.asarray(inner, jnp.int32)).block_until_ready()
 
     call()
-    return 2 * state.nbytes * inner / cost.take_turns([call], repeats)[0]
+    return 2 * state.nbytes * inner / interleave([call], repeats)[0]
 
 
 class Bench:
     """The two models, made when first needed, and what is measured on them."""
 
-    def __init__(self, ask: Ask):
-        self.ask = ask
+    def __init__(self, settings: Settings):
+        self.settings = settings
 
     @functools.cached_property
     def target(self) -> Model:
         """Random weights."""
-        return shapes.random_model(self.ask.shape, self.ask.dtype, seed=0)
+        return shapes.random_model(self.settings.shape, self.settings.dtype, seed=0)
 
     @functools.cached_property
     def draft(self) -> Model:
         """Random weights, too: it agrees with the target on nothing."""
-        return shapes.random_model(self.ask.draft_shape, self.ask.dtype, seed=1)
+        return shapes.random_model(self.settings.draft_shape, self.settings.dtype, seed=1)
 
     @functools.cached_property
     def prompt(self) -> Prompt:
@@ -123,31 +123,30 @@ class Bench:
 
     def copy(self) -> dict[str, Any]:
         """What a large copy reads and writes in a second."""
-        size = self.ask.copy_mb * 10**6
-        return {"bytes": size, "bytes_per_second": spread(copy_bandwidth(size, self.ask.repeats))}
+        size = self.settings.copy_mb * 10**6
+        return {"bytes": size, "bytes_per_second": median_min_max(copy_bandwidth(size, self.settings.repeats))}
 
     def plain(self) -> dict[str, Any]:
         """Greedy decoding without a drafter, and the bytes that each of its tokens needs."""
-        load = load_of(self.target.config, row=self.ask.new_tokens // 2, prompt=SOURCE)
+        load = load_of(self.target.config, row=self.settings.new_tokens // 2, prompt=SOURCE)
         load = load._replace(dtype=dtype_of(self.target))
-        jobs = self._jobs(0.0)[:1]
-        whole, first = cost.take_turns(_warm(jobs, [only_first(job) for job in jobs]), self.ask.repeats)
+        job = self._jobs(0.0)[0]
+        whole, first = interleave(_warm([job], [only_first(job)]), self.settings.repeats)
         draft = load_of(self.draft.config)._replace(dtype=dtype_of(self.draft))
         return {
             "target": _about(self.target),
             "draft": _about(self.draft),
             "bytes_per_token": load.weight_bytes + load.cache_bytes,
             "draft_bytes_per_token": draft.weight_bytes,
-            "token_ms": spread(1e3 * (whole - first) / (self.ask.new_tokens - 1)),
-            "first_token_ms": spread(1e3 * first),
+            "token_ms": median_min_max(1e3 * (whole - first) / (self.settings.new_tokens - 1)),
+            "first_token_ms": median_min_max(1e3 * first),
             "device_peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         }
 
     def passes(self, temperature: float) -> dict[str, Any]:
-        """c, and v at the gammas of the settings of a temperature, whose passes take turns; and the spread of each."""
-        gammas = sorted({setting.gamma for setting in TABLE_2 if setting.temperature == temperature})
-        timed: dict[str, Any] = dict(repeats=self.ask.repeats, max_new_tokens=self.ask.new_tokens)
-        found = cost.measure_all(self.target, self.draft, self.prompt, gammas=gammas, sampled=temperature > 0, **timed)
+        """c, and v at the gammas of a temperature's rows, whose passes are interleaved; median, min and max of each."""
+        gammas = sorted({row.gamma for row in TABLE_2 if row.temperature == temperature})
+        found = cost.measure_all(self._job(temperature, drafter=self.draft), gammas, repeats=self.settings.repeats)
         first = found[0]  # one-token passes are the same in all
         return {
             "c": first.c,
@@ -156,45 +155,50 @@ class Bench:
             "draft_ms": first.draft_ms,
             "verify_ms": {str(one.gamma): one.verify_ms for one in found},
             "spreads": {
-                "c": spread(first.c_each),
-                "v": {str(one.gamma): spread(one.v_each) for one in found},
-                "target_ms": spread(first.target),
-                "draft_ms": spread(first.draft),
-                "verify_ms": {str(one.gamma): spread(one.verify) for one in found},
+                "c": median_min_max(first.c_each),
+                "v": {str(one.gamma): median_min_max(one.v_each) for one in found},
+                "target_ms": median_min_max(first.target),
+                "draft_ms": median_min_max(first.draft),
+                "verify_ms": {str(one.gamma): median_min_max(one.verify) for one in found},
             },
         }
 
-    def speedup(self, setting: Setting) -> dict[str, Any]:
+    def speedup(self, row: PaperRow) -> dict[str, Any]:
         """Speculative decoding over plain, at a row of Table 2.
 
         Raises:
             FloatingPointError: random weights gave logits that are not finite.
         """
-        rule = random_verdicts_for_benchmarks(setting.alpha)
-        plain = self._jobs(setting.temperature)
-        ours = self._jobs(setting.temperature, drafter=self.draft, gamma=setting.gamma, accept=rule)
-        ways = [plain, ours, *([only_first(job) for job in jobs] for jobs in (plain, ours))]
-        calls = _warm(*ways)
-        outcomes = [jax.tree.map(np.asarray, loop.run(*job)) for job in ours]
-        if any(out.failed[0] or out.length[0] != self.ask.new_tokens for out in outcomes):
+        rule = random_verdicts_for_benchmarks(row.alpha)
+        plain = self._jobs(row.temperature)
+        ours = self._jobs(row.temperature, drafter=self.draft, gamma=row.gamma, accept=rule)
+        calls = _warm(plain, ours, *([only_first(job) for job in some] for some in (plain, ours)))
+        outcomes = [jobs.run(job) for job in ours]
+        if any(out.failed[0] or out.length[0] != self.settings.new_tokens for out in outcomes):
             raise FloatingPointError("random weights gave logits that are not finite: another shape or dtype may do")
         rounds = sum(int(out.stats.rounds[0]) for out in outcomes)
         accepted = sum(int(out.trace.num_accepted.sum()) for out in outcomes)
         rejected = sum(int((out.trace.num_accepted < out.trace.draft_length).sum()) for out in outcomes)
-        whole, our_whole, first, our_first = cost.take_turns(calls, self.ask.repeats)
+        whole, our_whole, first, our_first = interleave(calls, self.settings.repeats)
         return {
-            "speedup": spread(whole / our_whole),
-            "speedup_after_prefill": spread((whole - first) / (our_whole - our_first)),
+            "speedup": median_min_max(whole / our_whole),
+            "speedup_after_prefill": median_min_max((whole - first) / (our_whole - our_first)),
             "alpha_drawn": accepted / max(accepted + rejected, 1),
-            "passes_saved": self.ask.seeds * (self.ask.new_tokens - 1) / rounds,
-            "seconds": {"plain": spread(whole), "speculative": spread(our_whole)},
+            "passes_saved": self.settings.seeds * (self.settings.new_tokens - 1) / rounds,
+            "seconds": {"plain": median_min_max(whole), "speculative": median_min_max(our_whole)},
         }
+
+    def _job(self, temperature: float, **options: Any) -> Job:
+        """Exactly `new_tokens` tokens."""
+        job = prepare(
+            self.target, self.prompt, max_new_tokens=self.settings.new_tokens, key=jax.random.key(0), eos_ids=()
+        )
+        return job.replace(temperature=temperature, **options)
 
     def _jobs(self, temperature: float, **options: Any) -> list[Job]:
         """The same prompt once for each seed."""
-        options |= {"temperature": temperature, "max_new_tokens": self.ask.new_tokens, "eos_ids": ()}
-        keys = map(jax.random.key, range(self.ask.seeds))
-        return [request.prepare(self.target, self.prompt, key=key, **options) for key in keys]
+        job = self._job(temperature, **options)
+        return [job.replace(key=jax.random.key(seed)) for seed in range(self.settings.seeds)]
 
 
 def only_first(job: Job) -> Job:
@@ -207,9 +211,9 @@ def dtype_of(model: Model) -> str:
     return int8.dtype_of(model.params, model.config.dtype)
 
 
-def _warm(*ways: Sequence[Job]) -> list[functools.partial[None]]:
-    """A call for each way to decode, made once: what it runs is compiled."""
-    calls = [functools.partial(cost.run_all, jobs) for jobs in ways]
+def _warm(*variants: Sequence[Job]) -> list[functools.partial[None]]:
+    """A call for each variant, made once: what it runs is compiled."""
+    calls = [functools.partial(run_all, some) for some in variants]
     for call in calls:
         call()
     return calls

@@ -92,7 +92,7 @@ class Peak:
 
     Attributes:
         before, bytes: resident memory when the block began, and its peak inside.
-        how: what says so: the kernel's high-water mark, or samples of resident memory where it has none.
+        how: the source of the number: the kernel's high-water mark, or samples of resident memory where it has none.
 
     >>> import mmap
     >>> with Peak() as peak, mmap.mmap(-1, 1 << 26) as pages:  # which no free memory of this process can serve

@@ -2,7 +2,7 @@
 
 A pass of a small model over one token is a few hundred kernels of some microseconds. Its time is that of its weights,
 read once, plus what the kernels take beyond that, plus the gaps between them in which the device waits for the host.
-Each asks for something else, so these three are told apart. Where no trace can be had (containers may refuse it), the
+Each calls for another remedy, so the three are separated. Where no trace can be had (containers may refuse it), the
 instructions of the compiled loop are still counted.
 """
 
@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import buffers, noise
-from jaxspec.analysis import cost
-from jaxspec.base import Model, Prompt
+from jaxspec.analysis import cost, jobs
+from jaxspec.decode.request import Job
 
 INNER = 20  # passes of a profile
 LARGEST = 8  # kernels that are listed
@@ -38,26 +38,21 @@ class Kernel(NamedTuple):
     duration: float
 
 
-def passes(
-    model: Model, prompt: Prompt, new_tokens: int, *, sampled: bool, folder: Path | None = None
-) -> dict[str, Any]:
-    """What one-token passes of a model are made of.
+def passes(job: Job, folder: Path | None = None) -> dict[str, Any]:
+    """What one-token passes of a job's target are made of.
 
     Args:
-        model: whose passes.
-        prompt: one row.
-        new_tokens: sizes the cache.
-        sampled: whether each pass also draws a token.
-        folder: where the profiler's files go, for a viewer; nowhere unless given.
+        job: of one row; plain.
+        folder: where the profiler's files go, for a viewer; by default nowhere.
 
     Returns:
         As `summary`, of the kernels that ran; {"refused": why} where the profiler would not start, or saw nothing. And
         "instructions" of the compiled loop.
     """
-    room = buffers.room(buffers.bucket(new_tokens), 1)
+    headroom = buffers.headroom(job.max_new_tokens, 1)
     found: dict[str, Any] = {}
     try:
-        loop = cost.looping(model, prompt, room, INNER, sampled)(1)
+        loop = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
         with tempfile.TemporaryDirectory() as scratch:
             where = Path(scratch) if folder is None else folder
             with jax.profiler.trace(str(where)):
@@ -66,7 +61,7 @@ def passes(
             found = summary(kernels(jax.profiler.ProfileData.from_file(str(file))), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
         found = {"refused": f"{type(error).__name__}: {error}"}
-    return found | {"instructions": instructions(_program(model, prompt, room, sampled))}
+    return found | {"instructions": instructions(_program(job, headroom))}
 
 
 def kernels(profile: Any) -> list[Kernel]:
@@ -178,20 +173,20 @@ def instructions(program: str) -> int:
     return max(map(count, set(re.findall(r"body=%?([\w.-]+)", program))), default=0)
 
 
-def _program(model: Model, prompt: Prompt, room: int, sampled: bool) -> str:
+def _program(job: Job, headroom: int) -> str:
     """The loop over one-token passes, compiled."""
-    lm = model.lm
-    width = buffers.row_width(lm, prompt) + room
+    model, prompt, lm = job.target, job.prompt, job.target.lm
+    width = buffers.prefill_length(lm, prompt) + headroom
     _, cache = jax.eval_shape(lambda params: lm.prefill(params, prompt, width), model.params)
     rows = len(prompt.length)
-    keys = noise.row_keys(jax.random.key(0), rows) if sampled else None
+    keys = noise.row_keys(jax.random.key(0), rows) if jobs.is_sampled(job) else None
     length, tokens = jnp.ones_like(prompt.length), jnp.zeros((rows, 1), jnp.int32)
     loop = cost.passes.lower(lm, model.params, cache, length, tokens, jnp.asarray(INNER, jnp.int32), keys)
     return loop.compile().as_text() or ""
 
 
 def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -> str:
-    """What a drafter's profile says, and what would help.
+    """What a drafter's profile shows, and what would help.
 
     Args:
         found: of the drafter, as `passes` returns it.
@@ -200,8 +195,8 @@ def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -
         c: as it was timed.
 
     >>> found = {"kernels_per_pass": 200.0, "pass_us": 800.0, "busy_us": 320.0, "busy": 0.4, "instructions": 190}
-    >>> said = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
-    >>> "busy for 40%" in said, "0.10 of the target's" in said, "XLA_FLAGS" in said
+    >>> text = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
+    >>> "busy for 40%" in text, "0.10 of the target's" in text, "XLA_FLAGS" in text
     (True, True, True)
     """
     if "refused" in found:
@@ -216,7 +211,7 @@ def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -
     if found["busy"] < WAITING:
         return (
             f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {found['busy_us']:.0f} "
-            f"µs, {found['busy_us'] / target_us:.2f} of the target's. Plan: launch a round's guesses as one CUDA graph "
+            f"µs, {found['busy_us'] / target_us:.2f} of the target's. Plan: launch a round's draft as one CUDA graph "
             "(try XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE), then fewer kernels a layer: one product for "
             "queries, keys and values, one for gate and input; or a drafter of fewer, wider layers."
         )

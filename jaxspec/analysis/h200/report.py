@@ -16,7 +16,7 @@ WIDTH = 128  # columns that the table takes
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """A row for each setting of Table 2 that was measured, with what Theorem 3.8 says of it once c and v are known."""
+    """A row for each setting of Table 2 that was measured, with what Theorem 3.8 predicts once c and v are known."""
     found = []
     for setting in TABLE_2:
         speed, costs = results.get(setting.stage), results.get(f"passes-{KINDS[setting.temperature]}")
@@ -69,55 +69,55 @@ def table(found: list[dict[str, Any]]) -> Table:
 
 def notes(results: Results) -> list[str]:
     """The rest, in sentences: what was found, and which stages failed."""
-    said = [*_models(results), *_training(results), *_loading(results)]
-    return said + [f"{name} FAILED: {results.error(name)}" for name in NAMES if results.error(name)]
+    lines = [*_models(results), *_training(results), *_loading(results)]
+    return lines + [f"{name} FAILED: {results.error(name)}" for name in NAMES if results.error(name)]
 
 
 def _models(results: Results) -> list[str]:
     copied, plain, profile = (results.get(name) for name in ("copy", "plain", "profile"))
-    said = []
+    lines = []
     if plain is not None:
         about, each = plain["environment"], plain["token_ms"]
         names = f"{plain['target']['name']} and {plain['draft']['name']}, {plain['target']['dtype']}"
-        said.append(f"{names} · {environment.line(about)}")
-        said.append(f"Plain: {each['median']:.3f} ms a token ({each['min']:.3f}..{each['max']:.3f}).")
+        lines.append(f"{names} · {environment.line(about)}")
+        lines.append(f"Plain: {each['median']:.3f} ms a token ({each['min']:.3f}..{each['max']:.3f}).")
     if copied is not None and plain is not None:
         speed = copied["bytes_per_second"]["median"]
         floor = 1e3 * plain["bytes_per_token"] / speed
-        said[-1] = (
-            f"{said[-1][:-1]}; the floor is {floor:.3f} ms ({plain['bytes_per_token'] / 1e9:.2f} GB at "
+        lines[-1] = (
+            f"{lines[-1][:-1]}; the floor is {floor:.3f} ms ({plain['bytes_per_token'] / 1e9:.2f} GB at "
             f"{speed / 1e12:.2f} TB/s, a copy of {copied['bytes'] / 1e6:.0f} MB): "
             f"{100 * floor / plain['token_ms']['median']:.0f}% of the floor's speed is reached."
         )
     costs = [(kind, results.get(f"passes-{kind}")) for kind in KINDS.values()]
     for kind, found in costs:
         if found is not None and found["c"] > CHEAP:
-            said.append(
+            lines.append(
                 f"c is {found['c']:.3f} ({kind}), above the paper's {CHEAP}: the drafter's pass takes "
                 f"{found['draft_ms']:.3f} ms, the target's {found['target_ms']:.3f}."
             )
     if profile is not None:
-        said.append(profile.get("advice", "See the file for the profile."))
-    return said
+        lines.append(profile.get("advice", "See the file for the profile."))
+    return lines
 
 
 def _training(results: Results) -> list[str]:
-    said = []
+    lines = []
     for name in ("train-target", "train-draft"):
         if (found := results.get(name)) is not None:
             steps = f"{found['steps']} of the recipe's {found['steps_of_the_recipe']} steps"
-            said.append(
+            lines.append(
                 f"{found['recipe']}: {found['parameters'] / 1e6:.1f}M parameters, {steps} in {found['seconds']:.0f} s, "
                 f"held-out loss {found['heldout_loss']:.3f}."
             )
     if (found := results.get("measure")) is not None:
         for cell in found["cells"]:
             speed = (cell["speed_after_prefill"] or cell["speed"])["median"]
-            said.append(
+            lines.append(
                 f"T = {cell['temperature']:g}, γ = {cell['chosen_gamma']}: α {cell['alpha']:.3f}, c {cell['c']:.3f}, v "
                 f"{cell['v']:.2f}; {speed:.2f}× measured, {cell['predicted']:.2f}× predicted."
             )
-    return said
+    return lines
 
 
 def _loading(results: Results) -> list[str]:

@@ -36,10 +36,10 @@ class Results:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file} holds no results of this script: give another file") from error
 
-    def done(self, name: str, asked: Found) -> bool:
+    def done(self, name: str, settings: Found) -> bool:
         """Whether a stage has ended well, with these settings."""
         found = self._stages.get(name)
-        return found is not None and "error" not in found and found["asked"] == asked
+        return found is not None and "error" not in found and found["settings"] == settings
 
     def get(self, name: str) -> Found | None:
         """What a stage found; None if it has not ended well."""
@@ -50,9 +50,9 @@ class Results:
         """Why a stage failed, if it did."""
         return self._stages.get(name, {}).get("error")
 
-    def put(self, name: str, asked: Found, found: Found) -> None:
+    def put(self, name: str, settings: Found, found: Found) -> None:
         """Adds what a stage found, or {"error": why it failed}; it is on disk before this returns."""
-        self._stages[name] = {"asked": asked, **found}
+        self._stages[name] = {"settings": settings, **found}
         self._write()
 
     def drop(self, name: str) -> None:

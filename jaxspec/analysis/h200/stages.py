@@ -1,6 +1,6 @@
 """The stages: their order, what each is for, how long it should take, and running them in processes of their own.
 
-The most wanted numbers come first. Times are guesses for an H200 with nothing compiled; most of them is compiling.
+The most wanted numbers come first. Times are estimates for an H200 with nothing compiled; most of them is compiling.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxspec.analysis import environment
 from jaxspec.analysis.h200 import decoding, loading, profile, training
 from jaxspec.analysis.h200.decoding import KINDS, TABLE_2, Bench
 from jaxspec.analysis.h200.results import Found, Results
+from jaxspec.decode.request import prepare
 
-CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is asked for
+CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 MACHINE = ("device", "devices", "jax", "jaxlib", "cuda_plugin", "xla_flags")  # with others of these, results differ
 UNFINISHED = "it did not end: its process crashed or was killed"
 
@@ -29,7 +32,7 @@ class Stage(NamedTuple):
     """One part of the work.
 
     Attributes:
-        name: as it is asked for.
+        name: as on the command line.
         minutes: about how long it takes.
         about: what it measures.
         group: "models" (they share a process, and T5-XXL), "profile", "training" or "loading".
@@ -72,8 +75,8 @@ class Plan(NamedTuple):
         until: no stage begins that should not end by this time (of `time.time`).
     """
 
-    models: decoding.Ask
-    pair: training.Ask
+    models: decoding.Settings
+    pair: training.Settings
     data: Path
     work: Path
     out: Path
@@ -109,7 +112,7 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run(stages: Sequence[Stage], plan: Plan, apart: Callable[..., Any] = apart) -> None:
-    """Does what is not done yet, and keeps it in `plan.out`. A group has one process, and after a crash another.
+    """Does what is not done yet, and stores it in `plan.out`. A group has one process, and after a crash another.
 
     What was found on another device, by another jax or under other flags (`MACHINE`) is not done yet. The environment,
     as it is when this begins, goes with every result.
@@ -133,14 +136,14 @@ def run(stages: Sequence[Stage], plan: Plan, apart: Callable[..., Any] = apart) 
                 apart(_group, [stage.name for stage in left], plan, about)
                 break
             except RuntimeError as error:
-                _say(str(error))
+                _log(str(error))
                 results = Results(plan.out)
                 ended = [results.error(stage.name) == UNFINISHED for stage in left]
                 left = left[ended.index(True) + 1 :] if any(ended) else []
 
 
-def asked(stage: Stage, plan: Plan, about: Found) -> Found:
-    """On what a stage's result depends: the settings, and what it was measured with.
+def settings_of(stage: Stage, plan: Plan, about: Found) -> Found:
+    """What a stage's result depends on: the settings, and what it was measured with.
 
     Args:
         stage, plan: which settings.
@@ -156,11 +159,11 @@ def asked(stage: Stage, plan: Plan, about: Found) -> Found:
 
 def _due(stage: Stage, plan: Plan, about: Found) -> bool:
     """Whether a stage is not done yet, and there is time for it."""
-    if Results(plan.out).done(stage.name, asked(stage, plan, about)):
-        _say(f"{stage.name}: done before")
+    if Results(plan.out).done(stage.name, settings_of(stage, plan, about)):
+        _log(f"{stage.name}: done before")
         return False
     if time.time() + 60 * stage.minutes > plan.until:
-        _say(f"{stage.name}: left for another time, since it takes about {stage.minutes:g} minutes")
+        _log(f"{stage.name}: left for another time, since it takes about {stage.minutes:g} minutes")
         return False
     return True
 
@@ -169,8 +172,8 @@ def _do(stage: Stage, plan: Plan, about: Found, work: Callable[[], Found | None]
     """One stage, if there still is time for it; what it raises is a result, too."""
     if not _due(stage, plan, about):
         return
-    results, settings = Results(plan.out), asked(stage, plan, about)
-    _say(f"{stage.name}: {stage.about} ...")
+    results, settings = Results(plan.out), settings_of(stage, plan, about)
+    _log(f"{stage.name}: {stage.about} ...")
     results.put(stage.name, settings, {"error": UNFINISHED})  # so that a crash, or a kill, is on record
     start = time.perf_counter()
     try:
@@ -180,10 +183,10 @@ def _do(stage: Stage, plan: Plan, about: Found, work: Callable[[], Found | None]
         found = {"error": f"{type(error).__name__}: {error}"}
     if found is None:
         results.drop(stage.name)
-        return _say(f"{stage.name}: not needed")
+        return _log(f"{stage.name}: not needed")
     took = {"took": round(time.perf_counter() - start, 1)}
     results.put(stage.name, settings, {"environment": about} | found | took)  # `jaxspec measure` has its own
-    _say(f"{stage.name}: {'FAILED' if 'error' in found else 'done'} after {time.perf_counter() - start:.0f} s")
+    _log(f"{stage.name}: {'FAILED' if 'error' in found else 'done'} after {time.perf_counter() - start:.0f} s")
 
 
 def _group(names: Sequence[str], plan: Plan, about: Found) -> None:
@@ -195,9 +198,9 @@ def _group(names: Sequence[str], plan: Plan, about: Found) -> None:
 
 def _on_device(name: str, bench: Bench, plan: Plan) -> Found | None:
     kinds = {kind: temperature for temperature, kind in KINDS.items()}
-    settings = {setting.stage: setting for setting in TABLE_2}
-    if name in settings:
-        return bench.speedup(settings[name])
+    rows = {row.stage: row for row in TABLE_2}
+    if name in rows:
+        return bench.speedup(rows[name])
     if name.startswith("passes-"):
         return bench.passes(kinds[name.removeprefix("passes-")])
     if name == "profile":
@@ -216,8 +219,8 @@ def profiles(bench: Bench, plan: Plan) -> Found | None:
     found: Found = {"kind": kind}
     for side, model in (("draft", bench.draft), ("target", bench.target)):
         where = plan.work / "profile" / side
-        how: dict[str, Any] = dict(sampled=kind == "sampled", folder=where)
-        found[side] = profile.passes(model, bench.prompt, bench.ask.new_tokens, **how)
+        job = prepare(model, bench.prompt, max_new_tokens=bench.settings.new_tokens, key=jax.random.key(0))
+        found[side] = profile.passes(job.replace(temperature=float(kind == "sampled")), where)
     copied, plain = results.get("copy"), results.get("plain")
     if dear and copied and plain:
         floor = 1e6 * plain["draft_bytes_per_token"] / copied["bytes_per_second"]["median"]
@@ -241,5 +244,5 @@ def _in_processes(stage: Stage, plan: Plan, apart: Callable[..., Any]) -> Callab
     return work
 
 
-def _say(doing: str) -> None:
+def _log(doing: str) -> None:
     print(doing, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Training a pair on the spot, in a time that is given, and measuring its real acceptance and speed.
 
-Training and measuring are `jaxspec train` and `jaxspec measure`, as processes. Before, a few steps on random tokens say
-how long one takes; a recipe's steps are then cut to what fits, so that its schedule ends in time. A run that was ended
-goes on from its last state when it is asked for again.
+Training and measuring are `jaxspec train` and `jaxspec measure`, as processes. Before, a few steps on random tokens
+show how long one takes; a recipe's steps are then cut to what fits, so that its schedule ends in time. A run that was
+ended goes on from its last state when it is run again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from jaxspec.training.losses import cross_entropy
 from jaxspec.weights import orbax
 
 SHARE = 0.4  # of the minutes, for the steps of either; the rest goes to reading data, held-out losses and saving
-TIMED = 10  # steps that say how long one takes
+TIMED = 10  # steps, to learn how long one takes
 GAMMAS = "3,5,7"
 STEPS = "steps.json"  # beside a run's state: what was decided when it began
 
 Apart = Callable[..., Any]  # (function, arguments) -> its result, from a process of its own
 
 
-class Ask(NamedTuple):
+class Settings(NamedTuple):
     """What to train.
 
     Attributes:
@@ -58,11 +58,11 @@ class Ask(NamedTuple):
     repeats: int = 5
 
 
-def train(ask: Ask, which: str, folder: Path, work: Path, apart: Apart) -> dict[str, Any]:
+def train(settings: Settings, which: str, folder: Path, work: Path, apart: Apart) -> dict[str, Any]:
     """Trains one of the pair, "target" or "draft", for its share of the minutes.
 
     Args:
-        ask: the recipes.
+        settings: the recipes.
         which: of them.
         folder: of the data.
         work: holds the runs and what is trained, in `trained`, where the drafter's recipe looks for its teacher.
@@ -72,7 +72,7 @@ def train(ask: Ask, which: str, folder: Path, work: Path, apart: Apart) -> dict[
         FileNotFoundError: there is no recipe, or no data.
         RuntimeError: `jaxspec train` failed.
     """
-    file = Path(ask.target if which == "target" else ask.draft).resolve()
+    file = Path(settings.target if which == "target" else settings.draft).resolve()
     recipe = _recipe(file)
     for name in (recipe.data.train, recipe.data.heldout, recipe.data.tokenizer):
         if not (folder / name).exists():
@@ -81,14 +81,14 @@ def train(ask: Ask, which: str, folder: Path, work: Path, apart: Apart) -> dict[
     start, decided = time.perf_counter(), run / STEPS
     if not decided.is_file():
         each = apart(seconds_per_step, file, work)
-        steps = max(1, min(recipe.train.steps, int(60 * SHARE * ask.minutes / each)))
+        steps = max(1, min(recipe.train.steps, int(60 * SHARE * settings.minutes / each)))
         run.mkdir(parents=True, exist_ok=True)
         decided.write_text(json.dumps({"steps": steps, "seconds_per_step": each}), encoding="utf-8")
     known = json.loads(decided.read_text(encoding="utf-8"))
-    said = ""
+    log = ""
     if not out.exists():
         paths = ["--data", str(folder.resolve()), "--out", str(out.resolve()), "--work", str(run.resolve())]
-        said = _jaxspec(["train", str(file), "--steps", str(known["steps"]), *paths], work)
+        log = _jaxspec(["train", str(file), "--steps", str(known["steps"]), *paths], work)
     manifest = orbax.read_manifest(out)
     return {
         "recipe": recipe.name,
@@ -97,19 +97,24 @@ def train(ask: Ask, which: str, folder: Path, work: Path, apart: Apart) -> dict[
         **known,
         "heldout_loss": manifest.about["heldout_loss"],
         "seconds": time.perf_counter() - start,
-        "log": said.strip().splitlines(),
+        "log": log.strip().splitlines(),
     }
 
 
-def measure(ask: Ask, work: Path) -> dict[str, Any]:
+def measure(settings: Settings, work: Path) -> dict[str, Any]:
     """What `jaxspec measure` finds of the trained pair; what it had found before it was ended is not measured again.
 
     Raises:
         RuntimeError: it failed.
     """
-    pair = [work.resolve() / "trained" / _recipe(Path(file)).name for file in (ask.target, ask.draft)]
-    how = {"target": pair[0], "draft": pair[1], "task": "text", "gamma": GAMMAS, "dtype": ask.dtype}
-    how |= {"new-tokens": ask.new_tokens, "rows": ask.rows, "count": 4 * ask.rows, "repeats": ask.repeats}
+    pair = [work.resolve() / "trained" / _recipe(Path(file)).name for file in (settings.target, settings.draft)]
+    how = {"target": pair[0], "draft": pair[1], "task": "text", "gamma": GAMMAS, "dtype": settings.dtype}
+    how |= {
+        "new-tokens": settings.new_tokens,
+        "rows": settings.rows,
+        "count": 4 * settings.rows,
+        "repeats": settings.repeats,
+    }
     options = [part for name, value in how.items() for part in (f"--{name}", str(value))]
     return json.loads(
         _jaxspec(["measure", *options, "--resume", str(work.resolve() / "measured.jsonl"), "--json"], work)
@@ -155,5 +160,5 @@ def _jaxspec(arguments: Sequence[str], work: Path) -> str:
     command = [sys.executable, "-m", "jaxspec", *arguments]
     done = subprocess.run(command, cwd=work, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"jaxspec {arguments[0]} ended with {done.returncode}: what it says is above")
+        raise RuntimeError(f"jaxspec {arguments[0]} ended with {done.returncode}: its messages are above")
     return done.stdout

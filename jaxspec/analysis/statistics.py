@@ -1,0 +1,119 @@
+"""Numbers with their errors: ratios over independent texts, medians of repeats, binomials, many tests at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from scipy import special
+
+LEVEL = 0.95  # of confidence intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A ratio of totals over rows: texts are independent, the positions or rounds within one are not.
+
+    Attributes:
+        sums: what each row adds to the numerator [rows].
+        counts: what each row adds to the denominator [rows].
+        probability: whether what is estimated is one: its interval then lies in [0, 1].
+
+    >>> accepted = Ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 2, 5]), probability=True)
+    >>> round(accepted.value, 3), round(accepted.stderr, 3), [round(end, 3) for end in accepted.interval]
+    (0.727, 0.066, [0.445, 1.0])
+    """
+
+    sums: Float[np.ndarray, " rows"]
+    counts: Shaped[np.ndarray, " rows"]
+    probability: bool = False
+
+    @property
+    def value(self) -> float:
+        """Sum over sum: 8 of 11 is 0.727; NaN of nothing."""
+        total = float(self.counts.sum())
+        return float(self.sums.sum()) / total if total else float("nan")
+
+    @property
+    def stderr(self) -> float:
+        """Its standard error, by linearisation; NaN for a single row, which has no spread."""
+        rows, total = len(self.sums), float(self.counts.sum())
+        if rows < 2 or not total:
+            return float("nan")
+        off = self.sums - self.value * self.counts
+        return float(np.sqrt(rows / (rows - 1) * np.square(off).sum()) / total)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval, by Student's t: of three rows, 4.3 standard errors on either side of the value.
+
+        It takes the rows' spread to be like that of a normal distribution: of a few rows it is wide, and still
+        optimistic if most of them are alike.
+        """
+        reach = special.stdtrit(max(len(self.sums) - 1, 1), (1 + LEVEL) / 2) * self.stderr
+        ends = np.array([self.value - reach, self.value + reach])
+        low, high = np.clip(ends, 0.0, 1.0) if self.probability else ends
+        return float(low), float(high)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Value, error and interval, for JSON, which has no NaN: None where a single row, or none, gives no number.
+
+        >>> Ratio(np.array([3.0]), np.array([4])).to_dict()
+        {'value': 0.75, 'stderr': None, 'low': None, 'high': None}
+        """
+        low, high = self.interval
+        numbers = {"value": self.value, "stderr": self.stderr, "low": low, "high": high}
+        return {name: None if np.isnan(number) else number for name, number in numbers.items()}
+
+
+def with_error(value: float, stderr: float | None) -> str:
+    """A value and its standard error, if that is known.
+
+    >>> with_error(0.8125, 0.02), with_error(0.8125, None)
+    ('0.812 ± 0.020', '0.812')
+    """
+    return f"{value:.3f}" if stderr is None else f"{value:.3f} ± {stderr:.3f}"
+
+
+def median_min_max(values: np.ndarray) -> dict[str, float]:
+    """Median, least and largest.
+
+    >>> median_min_max(np.array([1.0, 4.0, 2.0]))
+    {'median': 2.0, 'min': 1.0, 'max': 4.0}
+    """
+    return {"median": float(np.median(values)), "min": float(np.min(values)), "max": float(np.max(values))}
+
+
+def binomial_interval(successes: int, trials: int, error: float) -> tuple[float, float]:
+    """The exact interval of Clopper and Pearson (1934): it misses the probability in at most `error` of all cases.
+
+    >>> [round(end, 3) for end in binomial_interval(8, 10, 0.05)]
+    [0.444, 0.975]
+    >>> binomial_interval(0, 10, 0.05)[0], binomial_interval(10, 10, 0.05)[1]
+    (0.0, 1.0)
+    """
+    from scipy import stats  # takes longer to import than jax
+
+    found = stats.binomtest(successes, trials).proportion_ci(1 - error, "exact")
+    return float(found.low), float(found.high)
+
+
+def holm_adjust(pvalues: Sequence[float]) -> list[float]:
+    """Holm's p-values: rejecting what is below a level errs, over all tests together, no more often than the level.
+
+    The smallest of m is multiplied by m, the next one by m - 1, and so on; none is below one before it. No test need be
+    independent of another.
+
+    >>> [round(p, 3) for p in holm_adjust([0.02, 0.001, 0.9])]
+    [0.04, 0.003, 0.9]
+
+    Reference: Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    order = np.argsort(pvalues, kind="stable")
+    count = len(order)
+    raised = np.asarray(pvalues, np.float64)[order] * (count - np.arange(count))
+    found = np.empty(count)
+    found[order] = np.minimum(np.maximum.accumulate(raised), 1.0)
+    return found.tolist()

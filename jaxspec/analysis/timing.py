@@ -1,0 +1,97 @@
+"""Timing calls and whole generations, interleaved: what else the machine does falls on all of them alike."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+
+from jaxspec.analysis.statistics import median_min_max
+from jaxspec.decode import loop
+from jaxspec.decode.request import Job
+
+
+def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """Seconds of each call [calls, repeats], interleaved: a, b, c, a, b, c, ...; each waits for its result."""
+    seconds = np.zeros((len(calls), repeats))
+    for repeat in range(repeats):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            seconds[index, repeat] = time.perf_counter() - start
+    return seconds
+
+
+def interleave_jobs(variants: Sequence[Sequence[Job]], repeats: int) -> np.ndarray:
+    """Seconds of several variants [variants, repeats], each of whole generations, as many as the others have.
+
+    The variants are interleaved generation by generation.
+    """
+    calls = [functools.partial(run_all, (job,)) for group in zip(*variants, strict=True) for job in group]
+    return interleave(calls, repeats).reshape(len(variants[0]), len(variants), repeats).sum(axis=0)
+
+
+def run_all(jobs: Iterable[Job]) -> None:
+    """Whole generations, one after the other, left on the device: what is timed."""
+    for job in jobs:
+        loop.run(job).tokens.block_until_ready()
+
+
+def start_all(jobs: Iterable[Job]) -> None:
+    """Of each, prefill and the first token, left on the device."""
+    for job in jobs:
+        next(loop.rounds(job))[0].tokens.block_until_ready()
+
+
+def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, dict[str, float]] | None]:
+    """Milliseconds per token to a reader of the stream: each round's time over the tokens it brought.
+
+    Args:
+        variants: each of whole generations, as many as the others have; interleaved, one by one.
+        repeats: of all of them.
+
+    Returns:
+        For each variant the 50th and 95th percentile ("p50", "p95") over all of its tokens, as median, min and max over
+        the repeats; None if no row goes beyond its first token.
+    """
+    taken: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in variants]
+    for some in variants:
+        token_ms(some[0])  # compiles
+    for repeat in range(repeats):
+        for group in zip(*variants, strict=True):
+            for index, job in enumerate(group):
+                taken[index][repeat] += token_ms(job)
+    return [_percentiles(some) if some[0] else None for some in taken]
+
+
+def token_ms(job: Job) -> list[float]:
+    """Milliseconds of every token of a generation but each row's first, which is prefill's."""
+    taken: list[float] = []
+    began = time.perf_counter()
+    for _, info in loop.rounds(job):
+        if info is not None:
+            committed = np.asarray(info.num_committed)
+            took = 1e3 * (time.perf_counter() - began)
+            taken += [took / n for n in committed.tolist() for _ in range(n)]
+        began = time.perf_counter()
+    return taken
+
+
+def round_ms(job: Job) -> list[float]:
+    """Milliseconds of prefill, and of each round."""
+    taken: list[float] = []
+    began = time.perf_counter()
+    for state, _ in loop.rounds(job):
+        jax.block_until_ready(state)
+        taken.append(1e3 * (time.perf_counter() - began))
+        began = time.perf_counter()
+    return taken
+
+
+def _percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
+    return {
+        f"p{share}": median_min_max(np.array([np.percentile(each, share) for each in repeats])) for share in (50, 95)
+    }

@@ -1,0 +1,69 @@
+"""What the commands share on a screen: the look of tables, large numbers, a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
+    """An empty table of numbers.
+
+    Args:
+        heads: of the columns of numbers.
+        first: head of a column of names before them, if there is one.
+        title: above the table.
+    """
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
+    if first is not None:
+        made.add_column(first, no_wrap=True)
+    for head in heads:
+        made.add_column(head, justify="right", vertical="bottom")
+    return made
+
+
+def progress() -> Progress:
+    """A bar on standard error: what is being done, how much of it is done, and for how long."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def wide(markdown: bool) -> Console:
+    """Standard output, wide enough for tables of a document."""
+    return Console(highlight=False, width=200 if markdown else None)
+
+
+def show(out: Console, made: Table, markdown: bool) -> None:
+    """A table on a screen, or for a document."""
+    if markdown:
+        out.print(f"**{made.title}**\n")
+        made.title, made.box = None, box.MARKDOWN
+    out.print(made)
+
+
+def count(number: int) -> str:
+    """A number of parameters.
+
+    >>> [count(n) for n in (999, 76_961_152, 11_135_332_352)]
+    ['999', '77.0M', '11.1B']
+    """
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)
+
+
+def size(number: float) -> str:
+    """A number of bytes.
+
+    >>> [size(n) for n in (512, 73_728, 307_844_608)]
+    ['512 B', '72.0 KiB', '293.6 MiB']
+    """
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number:.0f} B"

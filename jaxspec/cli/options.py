@@ -1,0 +1,220 @@
+"""What several commands share: types of options, the sampling options, texts of the command line as values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxspec.base import Bound, Model
+
+TARGET, DRAFT = "debian-t5-base", "debian-t5-small"  # the default pair
+POLICIES = {  # names on the command line, with the parameter that NAME=NUMBER sets
+    "constant": "draft_tokens",
+    "heuristic": "start",
+    "confidence": "threshold",
+    "entropy": "most",
+    "adaptive": "c",
+}
+
+Target = Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint, a folder, a hub id.")]
+Draft = Annotated[str, typer.Option(help="The model that drafts.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")]
+Widen = Annotated[int, typer.Option(help="Widen the target's MLPs to this: the same function at more cost.")]
+Seed = Annotated[int, typer.Option(help="Of the texts.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option to a command for each entry of `warp.options.OPTIONS` that has a place on the command line.
+
+    Those given reach the command as one argument, `sampling`: a dict of arguments for `jaxspec.generate`.
+
+    >>> @sampling_options
+    ... def command(prompt: str, sampling: dict) -> None:
+    ...     print(prompt, sampling)
+    >>> command("a", top_k=5, min_p=None, temperature=None)
+    a {'top_k': 5}
+    """
+    from jaxspec.warp.options import OPTIONS
+
+    known = {name: option for name, option in OPTIONS.items() if option.kind is not None}
+    short = {"temperature": ("--temperature", "-t")}
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[typing.Optional[option.kind], typer.Option(*short.get(name, ()), help=option.help)],  # noqa: UP045
+        )
+        for name, option in known.items()
+    ]
+    own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def wrapper(*arguments: Any, **options: Any) -> None:
+        given = {name: options.pop(name, None) for name in known}
+        command(*arguments, **options, sampling={name: value for name, value in given.items() if value is not None})
+
+    del wrapper.__wrapped__  # typer reads what this one takes
+    kinds = (inspect.Parameter.KEYWORD_ONLY,)
+    keywords = [p.replace(kind=kinds[0]) for p in own if p.name != "sampling"]
+    wrapper.__signature__ = inspect.Signature([*keywords, *added])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in [*keywords, *added]}
+    return wrapper
+
+
+def sampling_settings(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Every sampling option of the command line with its value, for a report; None where it was not given."""
+    from jaxspec.warp.options import OPTIONS
+
+    return {name: sampling.get(name) for name, option in OPTIONS.items() if option.kind is not None}
+
+
+def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | None = None) -> Model | Bound:
+    """A drafter by its name; several with + between them: the first that has a draft.
+
+    A model by its name or folder; "prompt_lookup" or "prompt_lookup=2" (matches of at least 2 tokens);
+    "online_ngram"; "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a point mass);
+    "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one of 1 token,
+    was counted). A + in a path that exists belongs to the path.
+
+    Args:
+        name: as above.
+        dtype, mesh: of the models among them; see `jaxspec.load`.
+        target: the model to draft for; if given, a datastore must have been built with its vocabulary.
+
+    Raises:
+        ValueError: no such drafter, or a datastore that was built with another vocabulary.
+    """
+    from jaxspec import drafters, model
+
+    if len(names := drafter_names(name)) > 1:
+        return drafters.fallback(*[drafter(part, dtype, mesh, target) for part in names])
+    kind, colon, rest = name.partition(":")
+    if colon and kind == "retrieval":
+        return drafters.retrieval(rest, target)
+    if colon and kind == "greedy":
+        return drafters.greedy(drafter(rest, dtype, mesh, target))
+    option, _, least = kind.partition("=")
+    if colon and option == "without_backoff":
+        if least and not least.isdecimal():
+            raise ValueError(f"the drafter is {name!r}: expected without_backoff:NAME or without_backoff=NUMBER:NAME")
+        return drafters.without_backoff(model.load(rest, dtype=dtype, mesh=mesh), int(least) if least else None)
+    if option == "prompt_lookup" and least:
+        shortest = int(least) if least.isdecimal() else 0
+        if not shortest:
+            raise ValueError(f"the drafter is {name!r}: expected prompt_lookup=NUMBER, the fewest tokens to match")
+        return drafters.prompt_lookup(max(3, shortest), shortest)
+    if name in ("prompt_lookup", "online_ngram"):
+        return getattr(drafters, name)()
+    return model.load(name, dtype=dtype, mesh=mesh)
+
+
+def drafter_names(name: str) -> list[str]:
+    """The drafters of a name, which + separates; but no + of a path that exists does.
+
+    >>> drafter_names("prompt_lookup+greedy:debian-t5-small")
+    ['prompt_lookup', 'greedy:debian-t5-small']
+    """
+    found, pieces = [], name.split("+")
+    while pieces:
+        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
+        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        end = next(ends, 1)
+        found.append("+".join(pieces[:end]))
+        pieces = pieces[end:]
+    return found
+
+
+def policy(text: str, **costs: Any) -> Bound:
+    """A policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
+
+    Args:
+        text: name, or name=number.
+        **costs: c and v, for `adaptive`.
+
+    >>> float(policy("confidence=0.5").params)
+    0.5
+    """
+    from jaxspec import policies
+
+    name, _, number = text.partition("=")
+    if name not in POLICIES:
+        raise ValueError(f"--policy is {text!r}: expected one of {', '.join(POLICIES)}, as NAME or NAME=NUMBER")
+    if name == "constant" and not number:
+        raise ValueError("--policy constant needs a number of draft tokens: constant=3")
+    options: dict[str, Any] = costs if name == "adaptive" else {}
+    if not number:
+        return getattr(policies, name)(**options)
+    try:
+        value = int(number) if name == "constant" else float(number)
+    except ValueError:
+        raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
+    return getattr(policies, name)(**options | {POLICIES[name]: value})
+
+
+def parts(text: str, option: str) -> tuple[str, ...]:
+    """Values separated by commas, each once.
+
+    >>> parts("a, b,a", "--draft")
+    ('a', 'b')
+    """
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(found):
+        raise ValueError(f"{option} is {text!r}: expected values separated by commas")
+    return found
+
+
+def integers(text: str, option: str) -> tuple[int, ...]:
+    """Positive integers separated by commas, each once.
+
+    Args:
+        text: what was given.
+        option: its name, for the error.
+
+    Raises:
+        ValueError: it is anything else.
+
+    >>> integers("1,4, 7,4", "--gamma")
+    (1, 4, 7)
+    """
+    try:
+        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise ValueError(f"{option} is {text!r}: expected positive integers separated by commas")
+    return found
+
+
+def floats(text: str, option: str, low: float, high: float) -> tuple[float, ...]:
+    """Numbers from `low` to `high`, none of them infinite, separated by commas, each once.
+
+    >>> floats("0,0.7", "--temperature", 0.0, float("inf"))
+    (0.0, 0.7)
+    """
+    try:
+        found = tuple(dict.fromkeys(float(part) for part in parts(text, option)))
+    except ValueError:
+        found = ()
+    if not found or not all(low <= number <= high and number != float("inf") for number in found):
+        wanted = "0 or more" if high == float("inf") else "above 0 and at most 1"
+        raise ValueError(f"{option} is {text!r}: expected numbers {wanted}, separated by commas")
+    return found
+
+
+def widened(target: Model, ff_dim: int) -> Model:
+    """The same function at more cost (`jaxspec.nets.widen`), where `ff_dim` is not 0."""
+    from jaxspec.nets import widen
+
+    return widen.widen(target, ff_dim) if ff_dim else target

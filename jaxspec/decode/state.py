@@ -1,0 +1,229 @@
+"""What every decoder does around its passes: starts rows, commits tokens, ends rows, counts."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxspec import buffers, noise, tree
+from jaxspec.base import (
+    Cache,
+    Caches,
+    Distribution,
+    Draft,
+    DraftContext,
+    Forward,
+    LanguageModel,
+    Policy,
+    Prefix,
+    Prompt,
+    Request,
+    RoundInfo,
+    Sampler,
+    State,
+    Stats,
+    ToDistribution,
+    Verdict,
+)
+
+
+def init_state(
+    lm: LanguageModel,
+    prompt: Prompt,
+    request: Request,
+    headroom: int,
+    prefilled: tuple[Forward, Cache],
+    sampler: Sampler,
+) -> State:
+    """The state after prefill: every row with its first new token, drawn from prefill's own logits.
+
+    Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
+    """
+    forward, cache = prefilled
+    row = decoder_prompt(lm, prompt)
+    zero = jnp.zeros_like(row.length)
+    state = State(
+        tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom))),
+        length=row.length,
+        caches=Caches(cache),
+        memory=(),
+        start=row.length,
+        request=request,
+        done=zero > 0,
+        failed=zero > 0,
+        stats=Stats(zero, zero, zero, zero),
+    )
+    distribution = sampler(request.sampling_params, forward.logits, prefix(state))
+    bad = is_invalid(forward, distribution, (zero == 0)[:, None])
+    return commit(state, sample(state, distribution)[:, None], zero + 1, bad)[0]
+
+
+def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """What the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
+    if lm.start_token is None:
+        return prompt
+    return Prompt(jnp.full((prompt.tokens.shape[0], 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length))
+
+
+def prefix(state: State) -> Prefix:
+    """What precedes the next token: the committed row."""
+    return Prefix(Prompt(state.tokens, state.length), state.start)
+
+
+def sample(state: State, distribution: Distribution) -> Int[Array, " B"]:
+    """The token that plain sampling puts at each row's end."""
+    if distribution.tokens is not None:
+        return distribution.tokens[:, 0]
+    assert distribution.log_probs is not None
+    at = noise.at(state.request.keys, state.length, noise.Purpose.TOKEN)
+    return noise.categorical(at, distribution.log_probs[:, 0])
+
+
+def is_invalid(forward: Forward, distribution: Distribution, read: Bool[Array, "B T"]) -> Bool[Array, " B"]:
+    """Rows that cannot go on: at a position that matters the target's logits are not finite, or no token is allowed.
+
+    Logits hold NaN or +inf, or nothing but -inf; or bans, with what the model rules out, leave nothing.
+
+    Args:
+        forward, distribution: the target's outputs [B, T, V].
+        read: the positions that matter, [B, T] or [B, 1]; what follows a rejected token is ignored.
+    """
+    if distribution.tokens is not None:
+        none_allowed = distribution.tokens < 0
+    else:
+        assert distribution.log_probs is not None
+        none_allowed = jnp.isnan(distribution.log_probs[..., 0])  # normalising nothing makes every entry NaN
+    not_finite = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
+    return jnp.any(jnp.logical_and(jnp.logical_or(not_finite, none_allowed), read), axis=-1)
+
+
+def draft_context(policy: Policy | None, state: State, gamma: int, to_distribution: ToDistribution) -> DraftContext:
+    """The drafter's context of a round: limits as the policy decides, but no draft token that could not be emitted."""
+    values, memory = state.request.policy, state.memory
+    limit = jnp.minimum(max_useful_draft(state), gamma)
+    context = DraftContext(
+        state.request.keys,
+        Prompt(state.tokens, state.length),
+        limit.astype(state.length.dtype),
+        gamma,
+        adaptive=policy is not None,
+        to_distribution=to_distribution,
+    )
+    if policy is None:
+        return context
+    chosen = jnp.clip(policy.max_draft(values, memory, gamma), 0, limit).astype(state.length.dtype)
+    context = context._replace(limit=chosen)
+    if policy.should_continue is None:
+        return context
+    should_continue = functools.partial(policy.should_continue, values, memory)
+    return context._replace(confidence=policy.confidence, should_continue=should_continue)
+
+
+def max_useful_draft(state: State) -> Int[Array, " B"]:
+    """How many draft tokens can save a row a pass: as many as it may still generate, but for the one of any pass.
+
+    A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
+    describe the limit, not the drafter. A finished row has use for none.
+    """
+    left = state.request.limit - (state.length - state.start)
+    return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
+
+
+def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
+    """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
+
+    A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
+    accepted. A chain ends before it; of a tree it is cut off, with what follows it.
+
+    >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
+    >>> cut.tokens.tolist(), cut.length.tolist()
+    ([[3, 4, 4]], [1])
+    >>> star = Draft(jnp.array([[3, 9, 4]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
+    >>> cut = truncate(star, jnp.array([1]), vocab=5)
+    >>> cut.parent.tolist(), cut.length.tolist()
+    ([[0, -1, -1]], [1])
+    """
+    known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
+    tokens = jnp.clip(draft.tokens, 0, vocab - 1)
+    if draft.parent is None:
+        run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
+        return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
+    near = tree.depth(tree.fed(draft.parent))[:, 1:] <= limit[:, None]
+    cut = draft._replace(tokens=tokens, parent=jnp.where(jnp.logical_and(known, near), draft.parent, -1))
+    node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
+    return cut._replace(length=jnp.max(jnp.where(in_draft(cut), node, 0), axis=1))
+
+
+def in_draft(draft: Draft) -> Bool[Array, "B N"]:
+    """Which draft tokens are verified: the real ones, in a tree those that are connected to its root."""
+    real = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
+    return real if draft.parent is None else jnp.logical_and(real, tree.in_tree(draft.parent))
+
+
+def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "B depth+1"]:
+    """The accepted tokens and the one after them: draft [x y z], 1 accepted, next t: [x t . .]."""
+    accepted = draft.tokens
+    if verdict.path is not None:
+        accepted = jnp.take_along_axis(draft.tokens, verdict.path[:, :depth], axis=1)
+    slot = jnp.arange(depth + 1, dtype=verdict.num_accepted.dtype)[None, :]
+    accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
+    return jnp.where(slot < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None])
+
+
+def visited(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
+    """The fed tokens on the way to the verdict: the last committed one and the accepted ones."""
+    slot = jnp.arange(positions, dtype=verdict.num_accepted.dtype)[None, :]
+    if verdict.path is None:
+        return slot <= verdict.num_accepted[:, None]
+    step = jnp.arange(verdict.path.shape[1], dtype=verdict.num_accepted.dtype)[None, :]
+    fed = jnp.where(step < verdict.num_accepted[:, None], verdict.path + 1, 0)
+    return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
+
+
+def commit(
+    state: State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"]
+) -> tuple[State, Int[Array, " B"]]:
+    """Appends up to `count` of the new tokens of each live row, ends rows, and counts the tokens committed.
+
+    A row ends after its first end token or at its limit; a `bad` row ends with nothing and is marked as failed.
+    """
+    request, live = state.request, jnp.logical_not(state.done)
+    left = request.limit - (state.length - state.start)
+    committed, ended = buffers.num_to_commit(new, count, left, request.eos)
+    committed = jnp.where(jnp.logical_and(live, jnp.logical_not(bad)), committed, 0)
+    failed = jnp.logical_or(state.failed, jnp.logical_and(live, bad))
+    state = state._replace(
+        tokens=buffers.append(state.tokens, state.length, new),
+        length=state.length + committed,
+        done=jnp.logical_or(jnp.logical_or(state.done, ended), failed),
+        failed=failed,
+        stats=state.stats._replace(emitted=state.stats.emitted + committed),
+    )
+    return state, committed
+
+
+def update_stats(
+    state: State, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, committed: Int[Array, " B"]
+) -> tuple[State, RoundInfo]:
+    """Adds one round to the statistics of the rows that were live in it, and reports it."""
+    drafted = draft.length if draft.parent is None else jnp.sum(in_draft(draft), axis=1, dtype=draft.length.dtype)
+    drafted, accepted, tested = (jnp.where(live, x, 0) for x in (drafted, verdict.num_accepted, verdict.num_tested))
+    stats = state.stats._replace(
+        rounds=state.stats.rounds + live.astype(jnp.int32),
+        drafted=state.stats.drafted + drafted,
+        accepted=state.stats.accepted + jnp.minimum(accepted, committed),
+    )
+    info = RoundInfo(draft.tokens, drafted, accepted, committed, tested, draft.parent, verdict.path)
+    return state._replace(stats=stats), info
+
+
+def last_token(state: State) -> Int[Array, "B 1"]:
+    """The last committed token of each row: the first to be fed."""
+    return buffers.window(state.tokens, state.length - 1, 1)
+
+
+def empty_draft(length: Int[Array, " B"]) -> Draft:
+    """A draft of no tokens."""
+    return Draft(jnp.zeros((length.shape[0], 0), jnp.int32), jnp.zeros_like(length))

@@ -1,0 +1,160 @@
+"""The gamma that Theorem 3.8 prefers, for the acceptance rate seen so far: online, per row."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.policies.common import checked, draft_depth
+
+
+class Values(NamedTuple):
+    """Of each row; `verify` [rows, n]: what each further token adds to the verify pass, the last for all beyond."""
+
+    c: Any
+    verify: Any
+    alpha: Any
+    weight: Any
+    forget: Any
+    pause: Any
+
+
+LONGEST = 16  # the longest pause, in first ones
+WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
+
+
+class AcceptanceState(NamedTuple):
+    """Draft tokens that were accepted and draft tokens that had a trial, both discounted; rounds since the last draft
+    token; the pause."""
+
+    accepted: Float[Array, " B"]
+    tried: Float[Array, " B"]
+    idle: Int[Array, " B"]
+    pause: Int[Array, " B"]
+
+
+def adaptive(
+    c: Any = 0.05,
+    v: Any = 0.06,
+    *,
+    alpha: Any = 0.6,
+    weight: Any = 3.0,
+    forget: Any = 0.2,
+    pause: Any = 4,
+) -> Bound[Policy]:
+    """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
+
+    That is Theorem 3.8 with the verify pass at its real cost. a is the share of accepted draft tokens among those that
+    had a trial (draft tokens after a rejected one had none), where older rounds count less. Where even one draft token
+    does not pay, none is made for `pause` rounds, and then one, to see whether things have changed. If it is not
+    accepted, the next pause is twice as long, up to 16 times the first: short pauses come first, and doubling bounds
+    the cost.
+
+    Args:
+        c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost.measure`; 0 for a
+            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.searches`).
+        v: costs of the verify pass in the same unit, with 0, 1, 2, ... draft tokens, as
+            `jaxspec.analysis.cost.verify_costs` measures them; each draft token beyond these adds the mean of what they
+            add. Or one number, what each draft token adds to 1. Either is for all rows.
+        alpha, weight: what is believed at the start, and how many trials that is worth.
+        forget: share of the evidence that a round with draft tokens loses. The default looks back some five rounds:
+            right draft tokens cluster in text.
+        pause: rounds, at first.
+
+    Raises:
+        ValueError: a negative cost, costs v that do not begin with 1 or that fall, an alpha or a share outside [0, 1],
+            a weight that is not positive, a number that is not finite.
+
+    Example:
+        >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
+        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
+        >>> policy.functions.max_draft(policy.params, memory, 8).tolist()
+        [8, 2, 0]
+
+    Reference: section 3.5 of arXiv 2211.17192, with alpha estimated as generation goes on.
+    """
+    most = float("inf")
+    values = Values(
+        checked(c, "c", 0, most),
+        _increments(v),
+        checked(alpha, "alpha", 0, 1),
+        checked(weight, "weight", 1e-3, most),
+        checked(forget, "forget", 0, 1),
+        checked(pause, "pause", 0, most, int),
+    )
+    return Bound(_adaptive(), values)
+
+
+@functools.cache
+def _adaptive() -> Policy:
+    def init(params: Values, prompt: Prompt) -> AcceptanceState:
+        rows = prompt.length.shape
+        accepted, tried = jnp.broadcast_to(params.alpha * params.weight, rows), jnp.broadcast_to(params.weight, rows)
+        pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
+        return AcceptanceState(accepted, tried, jnp.zeros_like(prompt.length), pause)
+
+    def max_draft(params: Values, state: AcceptanceState, gamma: int) -> Int[Array, " B"]:
+        best = best_length(state.accepted / state.tried, params.c, params.verify, gamma)
+        return jnp.where(jnp.logical_and(best == 0, state.idle >= state.pause), 1, best)
+
+    def update(
+        params: Values, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+    ) -> AcceptanceState:
+        made, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
+        left = jnp.where(made, 1.0 - params.forget, 1.0)
+        # One trial a level: of siblings that were tried, one is accepted or none.
+        trials = jnp.minimum(verdict.num_accepted + 1, draft_depth(draft)).astype(jnp.float32)
+        longer = jnp.minimum(2 * state.pause, LONGEST * params.pause).astype(state.pause.dtype)
+        in_vain = jnp.where(jnp.logical_and(made, state.idle > 0), longer, state.pause)
+        # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
+        return AcceptanceState(
+            left * state.accepted + (1.0 - left) * params.alpha * params.weight + accepted,
+            left * state.tried + (1.0 - left) * params.weight + trials,
+            jnp.where(made, 0, state.idle + 1),
+            jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
+        )
+
+    return Policy(init, max_draft, update)
+
+
+def best_length(
+    alpha: Float[Array, " B"], c: Float[Array, " B"], verify: Float[Array, "rows n"], gamma: int
+) -> Int[Array, " B"]:
+    """The n of 0..gamma that yields most tokens per second; the smallest of equals.
+
+    >>> best_length(jnp.array([1.0, 0.0]), jnp.full(2, 0.1), jnp.zeros((1, 1)), 4).tolist()
+    [4, 0]
+    """
+    powers = jnp.cumprod(jnp.broadcast_to(alpha[:, None], (alpha.shape[0], gamma)), axis=1)
+    tokens = 1.0 + jnp.pad(jnp.cumsum(powers, axis=1), ((0, 0), (1, 0)))
+    known = verify[:, jnp.minimum(jnp.arange(gamma), verify.shape[1] - 1)]
+    each = jnp.broadcast_to(known, powers.shape) + jnp.broadcast_to(c, alpha.shape)[:, None]
+    cost = 1.0 + jnp.pad(jnp.cumsum(each, axis=1), ((0, 0), (1, 0)))
+    return jnp.argmax(tokens / cost, axis=1).astype(jnp.int32)
+
+
+def _increments(v: Any) -> np.ndarray:
+    """What each draft token adds to the verify pass, one row for all prompts.
+
+    Its width is a multiple of `WIDTH`, so that lists of any usual length share a program, and it always ends with the
+    mean: the last increment of a staircase is most often 0, which does not describe what lies beyond.
+
+    >>> found = _increments([1.0, 1.25, 1.25])
+    >>> found.shape, found[0, :4].tolist()
+    ((1, 64), [0.25, 0.0, 0.125, 0.125])
+    """
+    if np.ndim(v) == 0:
+        return np.full((1, WIDTH), checked(v, "v", 0, float("inf")))
+    costs = np.asarray(v, np.float32)
+    usable = costs.ndim == 1 and len(costs) > 1 and np.isfinite(costs).all()
+    if not (usable and np.isclose(costs[0], 1) and np.all(np.diff(costs) >= 0)):
+        raise ValueError(f"v is {v!r}: expected a number, or costs that begin with 1 and do not fall: 1.0, 1.2, 1.3")
+    steps = np.diff(costs)
+    row = np.full(WIDTH * (len(steps) // WIDTH + 1), steps.mean())
+    row[: len(steps)] = steps
+    return row[None, :]

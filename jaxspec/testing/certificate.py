@@ -1,0 +1,212 @@
+"""The exact distribution of what a decoder emits, by enumeration of everything it can draw.
+
+The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that the functions of
+`jaxspec.noise` return what a script says and write down what they were asked for (`script`). Round after round, each
+text that was committed so far is a row with a weight, and all that a round can lead to from it is enumerated
+(`outcomes`): what nothing depends on is left open, which makes trees feasible.
+
+Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one coin, drafts
+of varying length, trees, and draws inside of scans, loops and conds are no special cases. But a decoder must draw by
+the functions of `noise` alone; one whose output depends on its keys otherwise is refused, and so is one in which a path
+depends on two draws with one key (`independence`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import accept as accept_rules
+from jaxspec import buffers
+from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, Rule, Sampler, State
+from jaxspec.decode import autoregressive, speculative
+from jaxspec.decode.request import Job, prepare
+from jaxspec.testing.independence import Draws, Used, merged, nothing_used
+from jaxspec.testing.outcomes import Outcomes, Weight, new_tokens
+from jaxspec.testing.paths import take
+from jaxspec.testing.script import init_program, step_program
+from jaxspec.testing.tables import SequenceDistribution, plain_distribution
+
+
+def certify(
+    target: Model,
+    *,
+    drafter: Model | Drafter | Bound | None = None,
+    accept: Rule | None = None,
+    gamma: int = 2,
+    steps: int = 4,
+    prompt: Prompt | None = None,
+    eos_ids: Sequence[int] = (),
+    policy: Bound | Policy | None = None,
+    sampler: Sampler | None = None,
+    sampling_params: Any = None,
+    **options: Any,
+) -> float:
+    """How far a decoder's tokens are from plain sampling's: the total variation of the two exact distributions.
+
+    0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
+    that some event, say "the second token is 5", has a probability that is off by 0.01.
+
+    It speaks of these parameters, of a row by itself, and of float32, so certify more than one pair. Draws that share a
+    key are refused; that draws with different keys are independent is taken for granted, and that nothing else in the
+    decoder depends on keys is tried with other keys, not proved. `outcomes` says what is tried, not proved, where a
+    round makes many draws.
+
+    Args:
+        target: a model with few tokens, such as `table_model(key, vocab=3)`.
+        drafter, accept, gamma, eos_ids, policy: as in `generate`; no end token by default. What a policy remembers is
+            part of every path (`decoder_distribution(merge=False)`), so keep `steps` small.
+        steps: how many tokens the distributions are over.
+        prompt: one row; by default the token 0.
+        sampler, sampling_params: in place of the sampling options: your own sampler, and its parameters for one row.
+        **options: sampling options, as `generate` has them; temperature 1 by default.
+
+    Raises:
+        ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`; and as `generate`.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2), vocab=3)
+        >>> certify(target, drafter=draft, gamma=1, steps=3) < 1e-6
+        True
+    """
+    prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
+    given: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
+    ways: dict[str, Any] = dict(drafter=drafter, accept=accept, gamma=gamma, policy=policy, eos_ids=eos_ids)
+    job = prepare(target, prompt, **ways, **given)
+    return certify_job(job if sampler is None else with_sampler(job, sampler, sampling_params), steps)
+
+
+def certify_job(job: Job, steps: int) -> float:
+    """How far the first `steps` tokens of a job's one row are from plain sampling's: see `certify`.
+
+    Raises:
+        ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`.
+    """
+    eos = [token for token in np.asarray(job.request.eos)[0].tolist() if token >= 0]
+    distribution = decoder_distribution(job, steps=steps, merge=job.request.policy is None)
+    plain = plain_distribution(job.target, job.prompt, job.sampler, job.request.sampling_params, steps, eos)
+    return total_variation(distribution, plain)
+
+
+def with_sampler(job: Job, sampler: Sampler, sampling_params: Any, draft_sampling_params: Any = None) -> Job:
+    """The same job with a sampler of your own.
+
+    Args:
+        job: of `prepare`.
+        sampler: logits to distributions.
+        sampling_params: its parameters, a row for each prompt.
+        draft_sampling_params: the drafter's, where they differ.
+    """
+    decoder = autoregressive(job.target.lm, sampler)
+    if job.drafter is not None:
+        policy, rule = job.options["policy"], job.options["accept"]
+        functions = policy.functions if isinstance(policy, Bound) else policy
+        rule = accept_rules.rejection() if rule is None else rule
+        decoder = speculative(job.target.lm, job.drafter.functions, rule, sampler, job.options["gamma"], functions)
+    request = job.request._replace(sampling_params=sampling_params, draft_sampling_params=draft_sampling_params)
+    return job._replace(decoder=decoder, sampler=sampler, request=request)
+
+
+def total_variation(first: SequenceDistribution, second: SequenceDistribution) -> float:
+    """Half the sum of the absolute differences: the most by which the probability of any event differs.
+
+    >>> total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.75, (2,): 0.25})
+    0.5
+    """
+    return sum(abs(first.get(x, 0.0) - second.get(x, 0.0)) for x in first.keys() | second.keys()) / 2
+
+
+def decoder_distribution(job: Job, *, steps: int, limit: int | None = None, merge: bool = True) -> SequenceDistribution:
+    """The exact distribution of the first `steps` tokens that a decoder emits; the top of this file has the method.
+
+    Args:
+        job: of `prepare`, with one row; its `decoder` may be your own (`job._replace(decoder=...)`). Its key and its
+            limit on new tokens are not read.
+        steps: tokens. Sequences that end before are shorter tuples.
+        limit: the limit on new tokens that the decoder is given. By default so many that no draft is cut short by it
+            before the last of the `steps` is there; `steps` itself proves the cut drafts exact, too.
+        merge: whether paths with the same committed tokens are merged after each round, which keeps them
+            fewer than the sequences. It takes for granted that what else a state holds (garbage after the
+            lengths, a drafter's memory of past rounds) does not change the distribution. Without, nothing is taken for
+            granted: only paths with the same state are merged.
+
+    Returns:
+        The probability of each sequence that has one.
+
+    Raises:
+        ValueError: more than one row; a decoder that draws in another way, or twice with one key; a state with an
+            array that does not have the batch first.
+        FloatingPointError: the target's logits are not finite on some path.
+        RuntimeError: a round that commits nothing.
+
+    Example:
+        >>> from jaxspec.testing import table_model_from
+        >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
+        >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
+        >>> decoder_distribution(prepare(toy, prompt, temperature=0.0), steps=3)
+        {(0, 0, 0): 1.0}
+    """
+    decoder, prompt = job.decoder, job.prompt
+    if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
+        raise ValueError(
+            f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose distribution is asked for"
+        )
+    limit = steps + decoder.gamma if limit is None else limit
+    request = job.request._replace(keys=None, limit=np.full(1, limit, np.int32))
+    vocab = job.target.lm.vocab_size
+    program = init_program(decoder, buffers.headroom(limit, decoder.nodes), vocab)
+    rows, weight, used = jax.tree.map(np.asarray, (prompt, request)), np.ones(1), nothing_used(1)
+    watch = functools.partial(_committed if merge else _everything, steps=steps)
+    draws, distribution = Draws(steps), SequenceDistribution()
+    for _ in range(steps + 1):
+        ends = Outcomes(program, job.weights, rows, watch).enumerate(weight)
+        used = draws.record(program.sites, ends, used)
+        rows, weight, used = _merge(ends.state, ends.weight, used, watch)
+        live, ended = _retire(rows, weight, steps)
+        for tokens, probability in ended.items():
+            distribution[tokens] = distribution.get(tokens, 0.0) + probability
+        if not live.any():
+            return draws.distribution(distribution)
+        (rows, weight, used), program = take((rows, weight, used), live), step_program(decoder, vocab)
+    raise RuntimeError(f"a row has not ended after {steps} rounds: in some round nothing was committed to it")
+
+
+def _committed(rows: State, steps: int) -> list[np.ndarray]:
+    """The first new tokens of each row, and whether it goes on."""
+    enough = rows.length - rows.start >= steps
+    return [new_tokens(rows)[:, :steps], *map(np.asarray, (np.logical_or(rows.done, enough), rows.failed))]
+
+
+def _everything(rows: State, steps: int) -> list[np.ndarray]:
+    """All that a row's future depends on."""
+    live = ~_committed(rows, steps)[1]
+
+    def of_live(leaf: np.ndarray) -> np.ndarray:
+        return np.where(live.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, np.zeros((), leaf.dtype))
+
+    return [*_committed(rows, steps), *map(of_live, jax.tree.leaves(rows))]
+
+
+def _merge(rows: State, weight: Weight, used: Used, watch: Any) -> tuple[State, Weight, Used]:
+    """One of the rows that are the same to `watch`, with the weight and the used keys of all of them."""
+    flat = [np.ascontiguousarray(leaf).reshape(len(weight), -1) for leaf in watch(rows) if leaf.size]
+    each = np.concatenate([leaf.view(np.uint8).reshape(len(weight), -1) for leaf in flat], axis=1)
+    _, first, which = np.unique(each, axis=0, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    return take(rows, first), np.bincount(which, weights=weight), merged(used, which)
+
+
+def _retire(rows: State, weight: Weight, steps: int) -> tuple[np.ndarray, SequenceDistribution]:
+    """Which rows go on, and the sequences of those that do not."""
+    if rows.failed.any():
+        raise FloatingPointError("the target's logits are not finite, on a path of nonzero probability")
+    tokens, over, _ = _committed(rows, steps)
+    tokens, which = np.unique(tokens[over], axis=0, return_inverse=True)
+    mass = np.bincount(which.reshape(-1), weights=weight[over], minlength=len(tokens))
+    return ~over, {tuple(x[x >= 0].tolist()): float(p) for x, p in zip(tokens, mass, strict=True)}

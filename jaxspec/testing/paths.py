@@ -1,0 +1,213 @@
+"""Paths, which fix some of a row's draws, and running them: what a call does and what it draws, in numpy.
+
+N is a number of paths, M one of rows that are run, S of draws that a path fixes, E of draws that a row makes, W and F
+are widths of what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt64
+
+from jaxspec.testing.script import Program
+from jaxspec.testing.tape import Script
+
+SAME = 3e-6  # numbers closer than this are equal: a row may round differently elsewhere in a batch
+NONE = -1  # the number of a draw that there is not
+
+Watch = Callable[[Any], list[np.ndarray]]  # of a state, what tells paths apart: arrays with the rows first
+
+
+class Paths(NamedTuple):
+    """Which draws are fixed, and how; `tape.Script` has the meaning of the entries.
+
+    Attributes:
+        source: the row that each path continues.
+        key, number, low, high: entries.
+    """
+
+    source: Int[np.ndarray, " N"]
+    key: UInt64[np.ndarray, "N S"]
+    number: Int[np.ndarray, "N S"]
+    low: Int[np.ndarray, "N S"]
+    high: Int[np.ndarray, "N S"]
+
+
+class Drawn(NamedTuple):
+    """The draws that rows have made, in order; `tape.Record` has the meaning of the entries."""
+
+    key: UInt64[np.ndarray, "M E"]
+    number: Int[np.ndarray, "M E"]
+    value: Int[np.ndarray, "M E"]
+    log_probs: Float[np.ndarray, "M E V"]
+    site: Int[np.ndarray, "M E"]
+    total: Int[np.ndarray, " M"]
+
+
+class Look(NamedTuple):
+    """What rows have done, to be compared.
+
+    Attributes:
+        whole: what is watched and exact.
+        real: what is watched and rounded, and the distribution of each draw that the path fixes.
+        drawn: their draws.
+    """
+
+    whole: Int[np.ndarray, "M W"]
+    real: Float[np.ndarray, "M F"]
+    drawn: Drawn
+
+
+def take(tree: Any, index: Any) -> Any:
+    """Some rows of every array."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def fresh(count: int) -> Paths:
+    """One path from each row, with all its draws open."""
+    none = np.zeros((count, 0), np.int32)
+    return Paths(np.arange(count), none.astype(np.uint64), none, none, none)
+
+
+def joined(parts: list[Paths]) -> Paths:
+    """All paths of some."""
+    most = max(part.number.shape[1] for part in parts)
+
+    def together(name: str) -> np.ndarray:
+        fill = NONE if name == "number" else 0
+        each = [getattr(part, name) for part in parts]
+        return np.concatenate([np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in each])
+
+    return Paths(np.concatenate([part.source for part in parts]), *map(together, Paths._fields[1:]))
+
+
+def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
+    """Each path with one more draw fixed, or with a smaller interval for a coin."""
+    known = matches(paths, key[:, None], number[:, None])[:, 0]
+    old = paths.key, np.where(known, NONE, paths.number), paths.low, paths.high
+    pairs = zip(old, (key, number, low, high), strict=True)
+    key, number, low, high = (np.column_stack(pair) for pair in pairs)
+    order = np.argsort(number == NONE, axis=1, kind="stable")  # no path grows by what others fix
+    most = int((number != NONE).sum(axis=1).max(initial=0))
+    return Paths(paths.source, *(np.take_along_axis(x, order, axis=1)[:, :most] for x in (key, number, low, high)))
+
+
+def is_coin(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
+    """Whether draws with these numbers are coins; see `tape.Record`."""
+    return np.asarray(number % 2 == 1)
+
+
+def matches(
+    having: Paths | Drawn, key: UInt64[np.ndarray, "M K"], number: Int[np.ndarray, "M K"]
+) -> Bool[np.ndarray, "M K S"]:
+    """Which of a path's entries, or of a row's draws, have a key and a number."""
+    same = having.key[:, None, :] == key[:, :, None]
+    return np.logical_and(same, having.number[:, None, :] == number[:, :, None]) & (number[:, :, None] != NONE)
+
+
+def distributions(
+    drawn: Drawn, key: UInt64[np.ndarray, "M K"], number: Int[np.ndarray, "M K"]
+) -> Float[np.ndarray, "M K V"]:
+    """What the given draws were made from: probabilities, -2 for NaN; 0 for a coin, -1 where there was no such draw."""
+    found = matches(drawn, key, number)
+    log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
+    probs = np.where(is_coin(number)[:, :, None], 0.0, np.nan_to_num(normalised(log_probs), nan=-2.0))
+    return np.where(np.any(found, axis=2, keepdims=True), probs, -1.0)
+
+
+def normalised(log_probs: Float[np.ndarray, "*shape V"]) -> Float[np.ndarray, "*shape V"]:
+    """The distribution that `noise.categorical` draws from, in float64; token 0 if no token has a probability.
+
+    >>> normalised(np.array([[-np.inf, 1.0], [-np.inf, -np.inf]])).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    log_probs = log_probs.astype(np.float64)
+    top = np.fmax.reduce(log_probs, axis=-1, keepdims=True)
+    probs = np.exp(log_probs - np.where(np.isfinite(top), top, 0.0))
+    probs[..., :1] += top == -np.inf
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+
+def differ(
+    one: Look, first: np.ndarray, other: Look, second: np.ndarray, impossible: Bool[np.ndarray, " K"] | bool = False
+) -> Bool[np.ndarray, " K"]:
+    """Which rows `first` of a look have done something else than the rows `second` of another one.
+
+    Of the `impossible` ones, whose fixed draws have probability 0, only these probabilities are of interest.
+    """
+    a, b = one.real[first], other.real[second]
+    apart = np.any(np.abs(a - b) > SAME * (1 + np.abs(a)), axis=1)
+    whole = np.any(one.whole[first] != other.whole[second], axis=1)
+    return np.logical_or(apart, np.logical_and(whole, np.logical_not(impossible)))
+
+
+class Runs:
+    """Runs of a program from some rows, as many paths as one likes.
+
+    Args:
+        program: see `script.Program`.
+        shared: what the rows have in common.
+        rows: a tree of numpy arrays, rows first.
+        watch: of the state after a call, what tells paths apart.
+        chunk: rows of one run.
+    """
+
+    def __init__(self, program: Program, shared: Any, rows: Any, watch: Watch, chunk: int):
+        self.program, self.shared, self.rows, self.watch, self.chunk = program, shared, rows, watch, chunk
+
+    def look(self, paths: Paths, turn: np.ndarray, every: np.ndarray, fixed: Paths | None = None) -> Look:
+        """What each path does in a completion; `fixed`: whose draws' distributions are compared, if not its own."""
+        watched, drawn = self._run(paths, turn, every, self.watch)
+        flat = [np.asarray(leaf).reshape(len(turn), -1) for leaf in watched]
+        whole = [leaf.astype(np.int64) for leaf in flat if leaf.dtype.kind != "f"]
+        real = [np.nan_to_num(leaf.astype(np.float64), nan=-1e30) for leaf in flat if leaf.dtype.kind == "f"]
+        fixed = paths if fixed is None else fixed
+        made_from = distributions(drawn, fixed.key, fixed.number)
+        nothing = np.zeros((len(turn), 0))
+        real = np.concatenate([nothing, *real, made_from.reshape(len(turn), -1)], axis=1)
+        return Look(np.concatenate([nothing.astype(np.int64), *whole], axis=1), real, drawn)
+
+    def states(
+        self,
+        paths: Paths,
+        turn: np.ndarray,
+        every: np.ndarray,
+        which: Int[np.ndarray, " M"] | None = None,
+        played: Int[np.ndarray, "M E"] | None = None,
+    ) -> tuple[Any, Drawn]:
+        """The state that each path leads to, with other keys (`which`) and fixed draws (`played`) if given."""
+        return self._run(paths, turn, every, lambda state: state, which, played)
+
+    def _run(self, paths, turn, every, pick, which=None, played=None) -> tuple[Any, Drawn]:
+        size, kept = self.program.capacity, []
+        which = np.zeros(len(turn), np.int32) if which is None else which
+        played = np.full((len(turn), size), NONE, np.int32) if played is None else played
+        for first in range(0, max(len(turn), 1), self.chunk):
+            real = min(self.chunk, len(turn) - first)
+            part = np.minimum(first + np.arange(self.chunk), len(turn) - 1)
+            script = _script(take(paths, part), turn[part], every[part], played[part])
+            state, record = self.program.run(which[part], self.shared, take(self.rows, paths.source[part]), script)
+            out = pick(jax.tree.map(np.asarray, state)), _drawn(jax.tree.map(np.asarray, record))
+            kept.append(take(out, slice(0, real)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)
+
+
+def _script(paths: Paths, turn: np.ndarray, every: np.ndarray, played: np.ndarray) -> Script:
+    size, held = played.shape[1], paths.number.shape[1]
+    key = np.stack([paths.key >> np.uint64(32), paths.key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
+    wide = ((0, 0), (0, size - held))
+    number = np.pad(paths.number.astype(np.int32), wide, constant_values=NONE)
+    low, high = (np.pad(x.astype(np.int32), wide) for x in (paths.low, paths.high))
+    entries: Any = np.pad(key, (*wide, (0, 0))), number, low, high
+    return Script(*entries, *cast(Any, (turn.astype(np.int32), every, played)))
+
+
+def _drawn(record: Any) -> Drawn:
+    key = (record.key[..., 0].astype(np.uint64) << np.uint64(32)) | record.key[..., 1].astype(np.uint64)
+    made = np.arange(key.shape[1])[None, :] < record.count[:, None]
+    number = np.where(made, record.number, NONE)
+    return Drawn(key, number, record.value, record.log_probs, record.site, record.total)

@@ -1,0 +1,233 @@
+"""Which draw to split a path by, and where.
+
+Each open draw is changed by itself, in three completions of the path: a draw matters if the call then does something
+else. Coins come first, if it is the same value in all completions at which the call begins to do something else; then
+tokens, if what they are drawn from does not depend on an open draw. So a path is split by what is decided first (the
+first draft token, whether it is accepted, and only then those that follow it), and most draws of a tree never are.
+
+N is a number of paths, C of completions (contexts), E of draws that a row makes, R of runs with one draw changed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxspec.testing.paths import (
+    NONE,
+    SAME,
+    Look,
+    Paths,
+    Runs,
+    differ,
+    distributions,
+    fixing,
+    is_coin,
+    joined,
+    matches,
+    take,
+)
+from jaxspec.testing.tape import COINS
+
+WIDTH = 3  # C
+
+
+class Contexts(NamedTuple):
+    """Completions in which the draws of each path are changed, C of them for each.
+
+    Attributes:
+        turn, every: which completions: see `script.Script`.
+        look: what the call does in each.
+    """
+
+    turn: Int[np.ndarray, " NC"]
+    every: Bool[np.ndarray, " NC"]
+    look: Look
+
+
+class Changes(NamedTuple):
+    """Runs in each of which one draw of one completion has another value.
+
+    Attributes:
+        path: whose, 0 .. N - 1.
+        context: which completion, 0 .. N C - 1.
+        draw: which of the completion's draws.
+        known: which of the draws of the path's first completion that is; -1: none.
+        old, new: its values.
+        look: what the call did.
+        changed: whether that is something else.
+    """
+
+    path: Int[np.ndarray, " R"]
+    context: Int[np.ndarray, " R"]
+    draw: Int[np.ndarray, " R"]
+    known: Int[np.ndarray, " R"]
+    old: Int[np.ndarray, " R"]
+    new: Int[np.ndarray, " R"]
+    look: Look
+    changed: Bool[np.ndarray, " R"]
+
+
+def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
+    """Two or more paths for each one; the same one again where no draw was found that matters in these contexts.
+
+    Raises:
+        FloatingPointError: a draw from NaN matters.
+    """
+    if not len(paths.source):
+        return paths
+    changes = _changes(runs, paths, contexts)
+    first = take(contexts.look.drawn, slice(None, None, WIDTH))
+    matters, ready, effect = _roles(changes, contexts.look, first.key, first.number)
+    coin = is_coin(first.number)
+    token, has_token = _best(np.where(ready & ~coin, matters, 0))
+    hidden, has_hidden = _best(np.where(ready & ~coin, effect, 0))
+    tossed, has_coin = _best(np.where(coin & (first.number != NONE), matters, 0))
+    point, agreed = _turning_points(runs, paths, contexts, changes, np.where(has_coin, tossed, NONE))
+    by_coin = has_coin & (agreed | ~has_token)
+    by_token = ~by_coin & (has_token | has_hidden)
+    token = np.where(has_token, token, hidden)
+    parts = [take(paths, ~(by_coin | by_token))]
+    parts += _halves(take(paths, by_coin), *_picked(first, tossed, by_coin), point[by_coin])
+    log_probs = np.take_along_axis(first.log_probs, token[:, None, None], axis=1)[:, 0]
+    parts.append(_each_token(take(paths, by_token), *_picked(first, token, by_token), log_probs[by_token]))
+    return joined(parts)
+
+
+def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
+    """Each open draw of each context, changed."""
+    drawn = contexts.look.drawn
+    owner = np.arange(len(drawn.number)) // WIDTH
+    entry = matches(take(paths, owner), drawn.key, drawn.number)
+    fixed, at = entry.any(axis=2), entry.argmax(axis=2) if entry.shape[2] else np.zeros(drawn.number.shape, int)
+    coin = is_coin(drawn.number)
+    if entry.shape[2]:
+        low, high = (np.take_along_axis(x[owner], at, axis=1) for x in (paths.low, paths.high))
+    else:
+        low = high = np.zeros(drawn.number.shape, np.int32)
+    low, high = np.where(fixed, low, 0), np.where(fixed, high, COINS)
+    far_end = np.where(2 * drawn.value >= low + high, low, high - 1)
+    vocab = drawn.log_probs.shape[2]
+    following = (drawn.value[:, :, None] + np.arange(1, vocab + 1)) % vocab
+    possible = np.take_along_axis(drawn.log_probs != -np.inf, following, axis=2)
+    next_token = np.take_along_axis(following, possible.argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
+    next_token = np.where(possible.any(axis=2) & ~fixed, next_token, drawn.value)
+    other = np.where(coin, far_end, next_token)
+    context, draw = np.nonzero((other != drawn.value) & (drawn.number != NONE))
+    path, old, new = owner[context], drawn.value[context, draw], other[context, draw]
+    look = runs.look(*_completion(paths, contexts, context, draw, new), take(paths, path))
+    there = matches(take(drawn, path * WIDTH), *(x[context, draw][:, None] for x in (drawn.key, drawn.number)))[:, 0]
+    known = np.where(there.any(axis=1), there.argmax(axis=1), NONE)
+    changed = differ(look, np.arange(len(path)), contexts.look, context)
+    return Changes(path, context, draw, known, old, new, look, changed)
+
+
+def _completion(
+    paths: Paths, contexts: Contexts, context: np.ndarray, draw: np.ndarray, value: np.ndarray
+) -> tuple[Paths, np.ndarray, np.ndarray]:
+    """All that was drawn in a context, but for one draw: what `Runs.look` takes."""
+    drawn, low = contexts.look.drawn, contexts.look.drawn.value[context].copy()
+    low[np.arange(len(draw)), draw] = value
+    script = Paths(paths.source[context // WIDTH], drawn.key[context], drawn.number[context], low, low + 1)
+    return script, contexts.turn[context], contexts.every[context]
+
+
+def _roles(
+    changes: Changes, base: Look, key: np.ndarray, number: np.ndarray
+) -> tuple[Float[np.ndarray, "N E"], Bool[np.ndarray, "N E"], Float[np.ndarray, "N E"]]:
+    """Of each draw of the first contexts: how often it matters, whether what it is made from is known, and how often
+    it changes what others are made from."""
+    owner = np.arange(len(base.drawn.number)) // WIDTH
+    before = distributions(base.drawn, key[owner], number[owner])
+    ready = np.all(~_apart(before, before[owner * WIDTH]).reshape(len(key), WIDTH, -1), axis=1)
+    after = distributions(changes.look.drawn, key[changes.path], number[changes.path])
+    moved = _apart(after, before[changes.context])
+    moved &= np.arange(moved.shape[1])[None, :] != changes.known[:, None]
+    np.logical_and.at(ready, changes.path, ~moved)
+    matters, effect = np.zeros(key.shape), np.zeros(key.shape)
+    known = changes.known != NONE
+    np.add.at(matters, (changes.path[known], changes.known[known]), changes.changed[known])
+    np.add.at(effect, (changes.path[known], changes.known[known]), moved[known].sum(axis=1))
+    return matters, ready & (number != NONE), effect
+
+
+def _apart(one: Float[np.ndarray, "R E V"], other: Float[np.ndarray, "R E V"]) -> Bool[np.ndarray, "R E"]:
+    return np.asarray(np.any(~(np.abs(one - other) < SAME), axis=2))
+
+
+def _best(score: Float[np.ndarray, "N E"]) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """The first of the largest, and whether it is more than 0."""
+    return score.argmax(axis=1), score.max(axis=1, initial=0) > 0
+
+
+def _turning_points(
+    runs: Runs, paths: Paths, contexts: Contexts, changes: Changes, tossed: Int[np.ndarray, " N"]
+) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """The smallest value of a coin at which each path does something else, in one context; and whether so in others.
+
+    tossed: which coin, a draw of the path's first context; -1: none.
+    """
+    point, agreed = np.zeros(len(tossed), np.int64), np.zeros(len(tossed), bool)
+    here = np.flatnonzero(changes.changed & (changes.known == tossed[changes.path]) & (changes.known != NONE))
+    if not len(here):
+        return point, agreed
+    path, at = np.unique(changes.path[here], return_index=True)
+    run = here[at]
+    point[path] = _first_change(runs, paths, contexts, take(changes, run))
+    others = np.setdiff1d(here, run)
+    if len(others):
+        both = others.repeat(2)
+        value = point[changes.path[both]] - np.tile([1, 0], len(others))
+        context, draw = changes.context[both], changes.draw[both]
+        look = runs.look(*_completion(paths, contexts, context, draw, value), take(paths, changes.path[both]))
+        turns = differ(look, np.arange(0, len(both), 2), look, np.arange(1, len(both), 2))
+        agreed[changes.path[others]] = True
+        np.logical_and.at(agreed, changes.path[others], turns)
+    return point, agreed
+
+
+def _first_change(runs: Runs, paths: Paths, contexts: Contexts, changes: Changes) -> Int[np.ndarray, " K"]:
+    """The smallest value of a coin, between its old one and its new one, at which the call does something else.
+
+    Bisection, but into as many parts as fill a chunk, because a short one takes as long.
+    """
+    both = np.sort(np.stack([changes.old, changes.new]).astype(np.int64), axis=0)
+    (low, high), count, owner = both, both.shape[1], take(paths, changes.path)
+    old_is_low, old = (changes.old == low)[:, None], take(contexts.look, changes.context)
+    whole = np.where(old_is_low, old.whole, changes.look.whole)
+    at_low = Look(whole, np.where(old_is_low, old.real, changes.look.real), old.drawn)
+    inner = np.arange(1, max(1, runs.chunk // count) + 1)[None, :]
+    each = np.arange(count).repeat(inner.size)
+    while (high - low).max() > 1:
+        points = low[:, None] + (high - low)[:, None] * inner // (inner.size + 1)
+        script = _completion(paths, contexts, changes.context[each], changes.draw[each], points.reshape(-1))
+        look = runs.look(*script, take(owner, each))
+        same = ~differ(look, np.arange(len(each)), at_low, each).reshape(points.shape)
+        before = np.cumprod(same, axis=1).sum(axis=1)  # points before the first change
+        edges = np.concatenate([low[:, None], points, high[:, None]], axis=1)
+        low, high = (edges[np.arange(count), before + at] for at in range(2))
+    return high
+
+
+def _picked(drawn, draw: Int[np.ndarray, " N"], which: Bool[np.ndarray, " N"]) -> tuple[np.ndarray, np.ndarray]:
+    """Key and number of one draw of each path."""
+    row = np.flatnonzero(which)
+    return drawn.key[row, draw[row]], drawn.number[row, draw[row]]
+
+
+def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray) -> list[Paths]:
+    """Both parts of a coin's interval."""
+    entry = matches(paths, key[:, None], number[:, None])[:, 0]
+    low = np.where(entry, paths.low, 0).sum(axis=1)
+    high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), COINS)
+    return [fixing(paths, key, number, low, point), fixing(paths, key, number, point, high)]
+
+
+def _each_token(paths: Paths, key: np.ndarray, number: np.ndarray, log_probs: Float[np.ndarray, "N V"]) -> Paths:
+    """One path for each token, whatever its probability is here: it may be another one with other open draws."""
+    if np.isnan(log_probs).any():
+        raise FloatingPointError("a draw from a distribution with NaN in it, on a path of nonzero probability")
+    path, token = np.indices(log_probs.shape).reshape(2, -1)
+    return fixing(take(paths, path), key[path], number[path], token, token + 1)

@@ -1,0 +1,254 @@
+"""Scripted draws: while a decoder is traced, the functions of `noise` play a script, and write down what was asked.
+
+A draw is known by its row, its key, and how many draws the row has made with that key before; so it does not matter in
+which loop or branch it happens, nor whether other rows make a loop run longer. What was drawn is kept in mutable arrays
+(`jax.new_ref`), which jax threads through scan, while_loop, fori_loop, cond and switch by itself.
+
+Axis letters as in `jaxspec.base`; E is the most draws that a row can write down, which is the size of a script, too;
+n are further axes of keys, for several draws of each row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from jaxspec import noise
+from jaxspec.base import Keys
+
+COINS = 1 << 23  # a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
+CALL = 512  # between the numbers of draws of two calls with one key
+MANY = 1 << 20  # completions that nobody counts
+ROUNDING = 1e-3  # of noise that is computed twice in one program
+_PLAYING = jax.make_user_context(None)  # part of the key of every cache of traced functions
+
+
+class Script(NamedTuple):
+    """What each row is to draw.
+
+    Attributes:
+        key, number: which draw an entry is about; see `Record`. Number -1: no entry.
+        low, high: a token; or, for a coin, the values from `low` to `high - 1`, in units of 1 / COINS.
+        turn: which of the completions to play, where draws are left open: those without an entry, and coins with more
+            than one value.
+        every: turns 0, 1, ... go through all combinations of what the open draws can be (a coin: its ends). Otherwise
+            they are well spread: in as many turns as a draw has values it takes each of them (a coin: both ends and one
+            in between), and draws are not in step.
+        played: what to draw, in order, whatever the keys are; -1: by the script.
+    """
+
+    key: UInt32[Array, "B E 2"]
+    number: Int[Array, "B E"]
+    low: Int[Array, "B E"]
+    high: Int[Array, "B E"]
+    turn: Int[Array, " B"]
+    every: Bool[Array, " B"]
+    played: Int[Array, "B E"]
+
+
+class Record(NamedTuple):
+    """What each row has drawn, in order.
+
+    Attributes:
+        count: how many draws; more than E: the last ones were not written down.
+        key: the data of their keys.
+        number: CALL times how often the key was used before in this call, plus 2 times the number of a draw among those
+            of one `noise.without_replacement`, plus 1 for a coin.
+        value: the token; a coin, in units of 1 / COINS.
+        log_probs: what a token was drawn from, not normalised.
+        site: the place in the code, an index of `Program.sites`.
+        total: how many combinations of open draws there are; at least MANY: too many to count.
+    """
+
+    count: Int[Array, " B"]
+    key: UInt32[Array, "B E 2"]
+    number: Int[Array, "B E"]
+    value: Int[Array, "B E"]
+    log_probs: Float[Array, "B E V"]
+    site: Int[Array, "B E"]
+    total: Int[Array, " B"]
+
+
+class Wider(Exception):
+    """A distribution over more tokens than were reckoned with."""
+
+
+class Tape:
+    """Stands in for `jaxspec.noise` while a call is traced."""
+
+    def __init__(self, script: Script, vocab: int, sites: list[str]):
+        batch, size = script.number.shape
+        self.script, self.vocab, self.sites = script, vocab, sites
+        self.count = jax.new_ref(jnp.zeros(batch, jnp.int32))
+        self.total = jax.new_ref(jnp.ones(batch, jnp.int32))
+        self.key = jax.new_ref(jnp.zeros((batch, size, 2), jnp.uint32))
+        self.drawn = jax.new_ref(jnp.zeros((batch, size, 3), jnp.int32))  # number, value, site
+        self.log_probs = jax.new_ref(jnp.zeros((batch, size, vocab), jnp.float32))
+
+    def record(self) -> Record:
+        number, value, site = jnp.moveaxis(self.drawn[...], -1, 0)
+        return Record(self.count[...], self.key[...], number, value, self.log_probs[...], site, self.total[...])
+
+    # --- what production code calls
+
+    def categorical(
+        self,
+        keys: Key[Array, " B *n"],
+        log_probs: Float[Array, " B *n V"],
+        wanted: Bool[Array, " B *n"] | None = None,
+        drawn: Float[Array, " B *n V"] | None = None,
+    ) -> Int[Array, " B *n"]:
+        """Where a draw is not wanted it is token 0."""
+        used, site = jnp.ones(keys.shape, bool) if wanted is None else wanted, self._site("token")
+        other = jnp.zeros(keys.shape, jnp.int32)
+        if drawn is not None:
+            own = jnp.all(jnp.abs(drawn - _gumbel_again(keys, drawn.shape[-1])) < ROUNDING, axis=-1)
+            used, other = jnp.logical_and(used, own), jnp.where(own, other, noise.first_largest(log_probs + drawn))
+
+        def draw(key: Array, log_probs: Array, used: Array) -> Int[Array, " B"]:
+            return self._token(key, self._first(key), log_probs, used, site)
+
+        return jnp.where(used, _each(draw, jax.random.key_data(keys), log_probs, used), other)
+
+    def without_replacement(
+        self, keys: Key[Array, " B *n"], log_probs: Float[Array, " B *n V"], count: int
+    ) -> Int[Array, " B *n count"]:
+        """Draws one after the other, each from what the earlier ones have left; then the rest, in order."""
+        site, tokens = self._site("token"), jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, :]
+
+        def draw(key: Array, log_probs: Array) -> Int[Array, "B count"]:
+            first = self._first(key)
+
+            def one(taken: Bool[Array, "B V"], index: Int[Array, ""]) -> tuple[Bool[Array, "B V"], Int[Array, " B"]]:
+                left = jnp.where(taken, -jnp.inf, log_probs)
+                some = jnp.any(left != -jnp.inf, axis=1)
+                token = self._token(key, first + 2 * index, left, some, site)
+                token = jnp.where(some, token, jnp.argmin(taken, axis=1).astype(jnp.int32))
+                return jnp.logical_or(taken, tokens == token[:, None]), token
+
+            return jax.lax.scan(one, jnp.zeros(log_probs.shape, bool), jnp.arange(count, dtype=jnp.int32))[1].T
+
+        return _each(draw, jax.random.key_data(keys), log_probs)
+
+    def uniform(self, keys: Keys, count: int) -> Float[Array, "B count"]:
+        site = self._site("coin")
+
+        def draw(_: None, index: Int[Array, ""]) -> tuple[None, Int[Array, " B"]]:
+            key = jax.random.key_data(jax.vmap(lambda key: jax.random.fold_in(key, index))(keys))
+            return None, self._coin(key, self._first(key) + 1, site)
+
+        coins = jax.lax.scan(draw, None, jnp.arange(count, dtype=jnp.int32))[1].T
+        return coins.astype(jnp.float32) / COINS
+
+    # --- what they draw
+
+    def _token(self, key: Array, number: Array, log_probs: Array, used: Array, site: int) -> Int[Array, " B"]:
+        vocab = log_probs.shape[1]
+        if vocab > self.vocab:
+            raise Wider(vocab)
+        possible = log_probs != -jnp.inf  # NaN, too: where that matters it is an error
+        count = jnp.sum(possible, axis=1, dtype=jnp.int32)
+        found, low, _ = self._entry(key, number)
+        level = self._level(key, number, jnp.maximum(count, 1), count, jnp.logical_and(used, jnp.logical_not(found)))
+        nth = jnp.sum(jnp.cumsum(possible, axis=1, dtype=jnp.int32) <= level[:, None], axis=1, dtype=jnp.int32)
+        value = jnp.where(found, low, jnp.where(count > 0, nth, 0))
+        wide = jnp.pad(log_probs.astype(jnp.float32), ((0, 0), (0, self.vocab - vocab)), constant_values=-jnp.inf)
+        return self._note(key, number, value, wide, used, site)
+
+    def _coin(self, key: Array, number: Array, site: int) -> Int[Array, " B"]:
+        found, low, high = self._entry(key, number)
+        low, high = jnp.where(found, low, 0), jnp.where(found, high, COINS)
+        used, width = jnp.ones(number.shape, bool), high - low
+        level = self._level(key, number, jnp.minimum(width, 3), jnp.minimum(width, 2), used)
+        between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(COINS - 1)).astype(jnp.int32)
+        value = jnp.where(level == 0, low, jnp.where(level == 1, high - 1, low + between % width))
+        return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf), used, site)
+
+    def _first(self, key: UInt32[Array, "B 2"]) -> Int[Array, " B"]:
+        """The number of a draw with a key: 0 if none of the row's draws had it, CALL if one had, ..."""
+        order = jnp.arange(self.script.number.shape[1], dtype=jnp.int32)[None, :]
+        same = jnp.logical_and(jnp.all(self.key[...] == key[:, None], axis=-1), order < self.count[...][:, None])
+        return CALL * jnp.max(jnp.where(same, self.drawn[...][..., 0] // CALL + 1, 0), axis=1)
+
+    def _entry(self, key: Array, number: Array) -> tuple[Bool[Array, " B"], Int[Array, " B"], Int[Array, " B"]]:
+        """Whether the script has a draw, and its `low` and `high`."""
+        script = self.script
+        same = jnp.logical_and(jnp.all(script.key == key[:, None], axis=-1), script.number == number[:, None])
+        low, high = (jnp.sum(jnp.where(same, x, 0), axis=1) for x in (script.low, script.high))
+        return jnp.any(same, axis=1), low, high
+
+    def _level(self, key: Array, number: Array, spread: Array, every: Array, used: Array) -> Int[Array, " B"]:
+        """Which of its values an open draw takes: one of `spread`, or, of `every`, as the combinations are counted."""
+        turn, total = self.script.turn, self.total[...]
+        of_block = (_mixed(key[:, 0], key[:, 1], number, turn // spread) & jnp.uint32(0xFFFF)).astype(jnp.int32)
+        every = jnp.maximum(every, 1)
+        self.total[...] = jnp.where(used, jnp.minimum(total * every, MANY), total)
+        return jnp.where(self.script.every, turn // total % every, (of_block + turn) % spread)
+
+    def _note(self, key: Array, number: Array, value: Array, log_probs: Array, used: Array, site: int) -> Array:
+        """Writes a draw down, and returns its value."""
+        count, size = self.count[...], self.script.number.shape[1]
+        row = jnp.arange(count.shape[0], dtype=jnp.int32)
+        played = self.script.played[row, jnp.minimum(count, size - 1)]
+        value = jnp.where(played >= 0, played, value)
+        place = jnp.where(used, count, size)
+        drawn = jnp.stack([number, value, jnp.full_like(value, site)], axis=1)
+        for ref, new in ((self.key, key), (self.drawn, drawn), (self.log_probs, log_probs)):
+            ref[...] = ref[...].at[row, place].set(new, mode="drop")
+        self.count[...] = count + used.astype(jnp.int32)
+        return value
+
+    def _site(self, kind: str) -> int:
+        """The place in the code that asks for a draw, as an index of `sites`."""
+        here = str(Path(jax.__file__).parent), __file__
+        own = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(here)]
+        where = (f"{Path(frame.filename).name}:{frame.lineno} ({frame.name})" for frame in own[:-3:-1])
+        self.sites.append(f"a {kind} drawn in {' for '.join(where)}")
+        return len(self.sites) - 1
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """Replaces the noise, and keeps what is traced meanwhile out of jax's caches, and what is in them out of it."""
+        names = "categorical", "uniform", "without_replacement"
+        real = {name: getattr(noise, name) for name in names}
+        try:
+            for name in names:
+                setattr(noise, name, getattr(self, name))
+            with _PLAYING(object()):
+                yield
+        finally:
+            for name, function in real.items():
+                setattr(noise, name, function)
+
+
+def _each(draw: Callable[..., Array], *arrays: Array) -> Array:
+    """`draw` for each row, or, one after the other, for each of a row's keys; the first array are keys, as data."""
+    shape = arrays[0].shape[:-1]
+    if len(shape) == 1:
+        return draw(*arrays)
+    flat = (x.reshape(shape[0], -1, *x.shape[len(shape) :]) for x in arrays)
+    made = jax.lax.scan(lambda _, x: (None, draw(*x)), None, tuple(jnp.moveaxis(x, 1, 0) for x in flat))[1]
+    return jnp.moveaxis(made, 0, 1).reshape(*shape, *made.shape[2:])
+
+
+def _mixed(*words: Int[Array, " B"]) -> UInt32[Array, " B"]:
+    """A number that looks random, the same for the same words."""
+    mixed = jnp.uint32(0x9E3779B9)
+    for word in words:
+        mixed = (mixed ^ word.astype(jnp.uint32)) * jnp.uint32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> 16)
+    return mixed
+
+
+def _gumbel_again(keys: Key[Array, " B *n"], vocab: int) -> Float[Array, " B *n V"]:
+    """As data, because to compute it a second time reads as using the keys twice."""
+    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    return noise.gumbel(jax.random.wrap_key_data(data, impl=impl), vocab)

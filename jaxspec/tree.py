@@ -1,0 +1,133 @@
+"""Token trees: who precedes whom, how deep, and how to write a tree down.
+
+A tree is an array `parent` [B, N]: parent[b, i] < i is the node that node i follows, -1 stands for "follows what comes
+before the tree". `Draft.parent` counts the last committed token as node 0 and so needs one entry fewer; `fed` adds it.
+Depth and ancestors are derived here and nowhere else. Chains are parent=None everywhere and need none of this.
+
+Axis letters as in `jaxspec.base`; N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+def fed(parent: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
+    """`Draft.parent` with the last committed token in front, as `LanguageModel.extend` takes it.
+
+    >>> fed(jnp.array([[0, 0, 1]])).tolist()
+    [[-1, 0, 0, 1]]
+    """
+    return jnp.pad(parent, ((0, 0), (1, 0)), constant_values=-1)
+
+
+def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
+    """`ancestors[b, i, j]`: node j lies on the path to node i, itself included.
+
+    The reflexive transitive closure, by squaring: log2(N) products of boolean matrices.
+
+    >>> ancestors(jnp.array([[-1, 0, 0, 1]]))[0].astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    """
+    nodes = parent.shape[1]
+    node = jnp.arange(nodes, dtype=parent.dtype)
+    reach = jnp.logical_or(parent[:, :, None] == node[None, None, :], (node[:, None] == node[None, :])[None])
+    for _ in range(max(nodes - 1, 0).bit_length()):
+        # Counts of paths, which float32 holds exactly: as booleans this would not be a matrix product.
+        wide = reach.astype(jnp.float32)
+        reach = jnp.einsum("bij,bjk->bik", wide, wide) > 0
+    return reach
+
+
+def depth(parent: Int[Array, "B N"]) -> Int[Array, "B N"]:
+    """Number of nodes above each one; 0 for a node that follows what comes before the tree.
+
+    >>> depth(jnp.array([[-1, 0, 0, 1]])).tolist()
+    [[0, 1, 1, 2]]
+    """
+    return jnp.sum(ancestors(parent), axis=-1, dtype=parent.dtype) - 1
+
+
+def in_tree(parent: Int[Array, "B N"]) -> Bool[Array, "B N"]:
+    """Which nodes of a `Draft.parent` follow the last committed token, over whichever nodes; -1 cuts a branch off.
+
+    >>> in_tree(jnp.array([[0, -1, 1, 2]])).tolist()  # the last one follows the one that was cut off
+    [[True, False, True, False]]
+    """
+    return ancestors(fed(parent))[:, 1:, 0]
+
+
+def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count"]:
+    """The last `count` nodes of the path to each node, itself included, oldest first; below 0: before the tree.
+
+    >>> last_on_path(jnp.array([[-1, 0, 0, 1]]), 2).tolist()
+    [[[-1, 0], [0, 1], [0, 2], [1, 3]]]
+    """
+    whole, level = ancestors(parent), depth(parent)
+    wanted = level[:, :, None] - jnp.arange(count - 1, -1, -1, dtype=level.dtype)[None, None, :]
+    here = jnp.logical_and(whole[:, :, None, :], level[:, None, None, :] == wanted[..., None])
+    return jnp.where(wanted >= 0, jnp.argmax(here, axis=-1).astype(level.dtype), wanted)
+
+
+def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+    """The path from the last committed token along chosen nodes, of which each node has at most one child.
+
+    Args:
+        parent: as in `Draft`.
+        chosen: nodes that continue their parent's path, should that be reached.
+
+    Returns:
+        The number of nodes on the path, and the nodes in order; entries past the number are of no meaning (but nodes).
+
+    >>> path_of(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]]))  # 0 -> 1 -> 3 -> 4
+    (Array([3], dtype=int32), Array([[1, 3, 4, 0, 2]], dtype=int32))
+    """
+    whole = ancestors(fed(parent))
+    reached = jnp.logical_or(
+        jnp.logical_not(whole), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :]
+    )
+    on_path = jnp.logical_and(jnp.all(reached, axis=-1), whole[:, :, 0])[:, 1:]
+    # Parents come before children, so the nodes of a path are in order already: a stable sort brings them to the front.
+    order = jnp.argsort(jnp.logical_not(on_path), axis=1, stable=True).astype(jnp.int32)
+    return jnp.sum(on_path, axis=1, dtype=jnp.int32), order
+
+
+def of_sequences(tokens: Int[Array, "B K G"]) -> tuple[Int[Array, "B K*G"], Int[Array, "B K*G"]]:
+    """K sequences of G tokens as a tree of K chains: its tokens, and its parents as in `Draft`.
+
+    >>> tokens, parent = of_sequences(jnp.array([[[5, 6], [7, 8]]]))
+    >>> tokens.tolist(), parent.tolist()
+    ([[5, 6, 7, 8]], [[0, 1, 0, 3]])
+    """
+    batch, count, length = tokens.shape
+    node = jnp.arange(count * length, dtype=jnp.int32)
+    parent = jnp.where(node % length == 0, 0, node)
+    return tokens.reshape(batch, count * length), jnp.broadcast_to(parent[None], (batch, count * length))
+
+
+def of_choices(choices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A static tree written as ranks on the way to each node, as Medusa and EAGLE publish theirs.
+
+    Args:
+        choices: (1, 0) is the likeliest child of the root's second child; a node's parent must be there.
+
+    Returns:
+        For each node its parent as in `Draft`, and its rank among its siblings; nodes sorted by depth, then by rank.
+
+    Raises:
+        ValueError: a node without its parent, or named twice.
+
+    >>> of_choices([(0,), (0, 0), (1,), (0, 1)])
+    ((0, 0, 1, 1), (0, 1, 0, 1))
+    """
+    nodes = sorted((tuple(choice) for choice in choices), key=lambda node: (len(node), node))
+    number = {(): 0} | {node: index + 1 for index, node in enumerate(nodes)}
+    if len(number) != len(nodes) + 1:
+        raise ValueError(f"got {list(choices)}: expected each node once, and none that is empty")
+    for node in nodes:
+        if node[:-1] not in number:
+            raise ValueError(f"the tree has the node {node} and not its parent {node[:-1]}: add it")
+    return tuple(number[node[:-1]] for node in nodes), tuple(node[-1] for node in nodes)

@@ -1,0 +1,62 @@
+"""Errors and intervals of ratios, corrected p-values, exact binomial intervals: against scipy and their definitions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from jaxspec.analysis.statistics import Ratio, binomial_interval, holm_adjust
+
+
+@pytest.mark.parametrize("rows", [3, 5, 12])
+def test_an_interval_holds_a_mean_in_95_of_100_cases(rows):
+    """Of normal rows, where Student's distribution is exact; 1.96 standard errors would hold it in 81, 88 and 92."""
+    random, held, counts = np.random.default_rng(0), 0, np.ones(rows)
+    for _ in range(4000):
+        low, high = Ratio(random.normal(0.5, 1.0, rows), counts).interval
+        held += low <= 0.5 <= high
+    assert held / 4000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_probabilities_have_intervals_within_0_and_1():
+    sums, counts = np.array([4.0, 3.0, 0.0]), np.array([4, 4, 4])
+    low, high = Ratio(sums, counts).interval
+    assert low < 0 and high > 1
+    assert Ratio(sums, counts, probability=True).interval == (0.0, 1.0)
+    alike = Ratio(np.array([1.0, 1.0]), np.array([2, 2]), probability=True)
+    assert alike.interval == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("probability", [True, False])
+def test_a_single_row_and_nothing_have_none(probability):
+    one = Ratio(np.array([1.0]), np.array([2]), probability)
+    assert one.value == 0.5 and np.isnan(one.interval).all()
+    assert set(Ratio(np.zeros(2), np.zeros(2), probability).to_dict().values()) == {None}
+
+
+pvalues = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(pvalues, st.floats(0.001, 0.5))
+def test_holm_rejects_what_its_procedure_does(found, level):
+    """Step down: the i-th smallest is rejected while it is below level / (m - i)."""
+    m, rejected = len(found), set()
+    for i, index in enumerate(np.argsort(found, kind="stable")):
+        if found[index] >= level / (m - i) * (1 - 1e-12):
+            break
+        rejected.add(int(index))
+    adjusted = holm_adjust(found)
+    assert {i for i, p in enumerate(adjusted) if p < level * (1 - 1e-12)} <= rejected
+    assert rejected <= {i for i, p in enumerate(adjusted) if p < level * (1 + 1e-12)}
+    assert all(a >= p for a, p in zip(adjusted, found, strict=True))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 7), (3, 7), (7, 7), (12, 1000), (990, 1000)])
+def test_intervals_are_scipys(successes, trials):
+    low, high = binomial_interval(successes, trials, 0.001)
+    if successes:
+        assert stats.binom.sf(successes - 1, trials, low) == pytest.approx(0.0005)
+    if successes < trials:
+        assert stats.binom.cdf(successes, trials, high) == pytest.approx(0.0005)
+    assert (low == 0) == (successes == 0) and (high == 1) == (successes == trials)

@@ -1,0 +1,41 @@
+"""Values of a command line: each once, in their order, or an error that names the option; options of sampling."""
+
+import pytest
+import typer
+
+from jaxspec import warp
+from jaxspec.cli import options
+from jaxspec.cli.main import app
+from jaxspec.cli.options import integers
+from jaxspec.warp.options import OPTIONS
+
+
+def test_each_number_once_in_the_order_given():
+    assert integers("4, 7,4,64", "--batch") == (4, 7, 64)
+
+
+@pytest.mark.parametrize("text", ["", "4,", "0", "4,x", "-1", "1.5"])
+def test_numbers_are_positive_integers(text):
+    with pytest.raises(ValueError, match=f"--gamma is '{text}': expected positive integers separated by commas"):
+        integers(text, "--gamma")
+
+
+def test_generate_has_every_sampling_option_with_its_help():
+    """A new entry of `warp.options` needs no change of the command line."""
+    params = {param.name: param for param in typer.main.get_command(app).commands["generate"].params}
+    for name, option in OPTIONS.items():
+        assert (name in params) == (option.kind is not None)
+        if option.kind is not None:
+            assert params[name].help == option.help and params[name].opts[0] == f"--{name.replace('_', '-')}"
+    assert "-t" in params["temperature"].opts
+
+
+def test_what_is_given_arrives_as_one_argument():
+    @options.sampling_options
+    def command(a: int = 1, *, sampling: dict) -> None:
+        found.append((a, sampling))
+
+    found = []
+    command(2, temperature=0.0, top_k=None)
+    assert found == [(2, {"temperature": 0.0})]
+    assert options.sampling_settings({"top_k": 3}).keys() <= set(warp.SamplingOptions.__annotations__)

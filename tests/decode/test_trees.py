@@ -1,0 +1,410 @@
+"""Decoding with token trees: the text is plain decoding's, and everything around a round knows paths.
+
+The drafter here is a static tree with branches of different lengths, of which rows lose different nodes; the shipped
+one (`drafters.tree`) goes through the drafters' conformance table.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import accept, buffers, drafters, policies, trace, tree
+from jaxspec.base import Bound, Caches, Distribution, Draft, Drafter, TreeSize, Weights
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.sequential import sequential
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.testing import certify, table_model, table_model_from
+
+VOCAB, NEW = 7, 20
+CHOICES = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0, 0))
+NODES, DEPTH = len(CHOICES), 4
+PROMPTS = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]]
+TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
+OTHER = table_model(jax.random.key(2), VOCAB, sharpness=2.0)
+BLEND = table_model_from(0.6 * TARGET.params + 0.4 * OTHER.params)  # agrees with the target often, not always
+
+
+def prompt(rows=PROMPTS, width=8):
+    return buffers.pad(rows, width)
+
+
+def tokens_of(out):
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+class Grown(NamedTuple):
+    """A cache, and how long its rows were when their trees were drafted."""
+
+    cache: object
+    start: jax.Array
+
+
+def top_choices(model, ragged=True):
+    """The children of a node are the model's most probable tokens after it: which of them, `CHOICES` says.
+
+    All nodes are fed, level by level. Rows of odd length lose the branch of their second child's child; one row in
+    three has its last node in the padding.
+    """
+    return Bound(_top_choices(model.lm, ragged), model.params, (model,))
+
+
+@functools.cache
+def _top_choices(lm, ragged):
+    parents, ranks = (np.array(x, np.int32) for x in tree.of_choices(CHOICES))
+    depth = np.array(tree.depth(tree.fed(jnp.asarray(parents)[None]))[0])  # of fed tokens
+    fed_parents = np.asarray(tree.fed(jnp.asarray(parents)[None]))
+    seen = np.asarray(tree.ancestors(jnp.asarray(fed_parents)))[:, :, 1:]
+
+    def init(weights, prompt, headroom, prefilled):
+        _, cache = lm.prefill(weights.draft, prompt, buffers.prefill_length(lm, prompt) + headroom)
+        return Grown(cache, prompt.length)
+
+    def propose(weights, caches, context):
+        row = context.row
+        batch, cache = len(row.length), lm.rewind(caches.draft.cache, row.length - 1)
+        fed = jnp.zeros((batch, NODES + 1), jnp.int32).at[:, :1].set(buffers.window(row.tokens, row.length - 1, 1))
+        for level in range(DEPTH + 1):
+            first, last = np.flatnonzero(depth == level)[[0, -1]]
+            whole = jnp.broadcast_to(jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1))
+            forward, cache = lm.extend(weights.draft, cache, fed[:, first : last + 1], whole)
+            before = jnp.asarray(seen[:, first : last + 1])
+            found = context.to_distribution(forward.logits, fed[:, 1:], before)
+            scores = found.logits if found.log_probs is None else found.log_probs
+            best = jnp.argsort(-scores, axis=-1, stable=True).astype(jnp.int32)
+            for node in np.flatnonzero(depth == level + 1):
+                rank = ranks[node - 1]
+                fed = fed.at[:, node].set(best[:, parents[node - 1] - first, rank])
+        parent = jnp.broadcast_to(jnp.asarray(parents), (batch, NODES))
+        length = jnp.full_like(row.length, NODES)
+        if ragged:
+            cut = jnp.logical_and((row.length % 2 == 1)[:, None], (jnp.arange(NODES) == CHOICES.index((1, 0, 0)))[None])
+            parent, length = jnp.where(cut, -1, parent), jnp.where(row.length % 3 == 0, length - 1, length)
+        return Draft(fed[:, 1:], length, parent), caches._replace(draft=Grown(cache, row.length))
+
+    def commit(weights, caches, row, verdict, forward):
+        cache, start = caches.draft
+        return caches._replace(draft=Grown(lm.select(cache, start, verdict.path[:, :DEPTH]), start))
+
+    return Drafter(init, propose, commit, lm, tree=TreeSize(NODES, DEPTH))
+
+
+# --- greedy text
+
+
+def near(model, scale=0.3):
+    """The same with noise in its parameters: it agrees with it often."""
+    leaves, structure = jax.tree.flatten(model.params)
+    keys = jax.random.split(jax.random.key(3), len(leaves))
+    noisy = [x + scale * jax.random.normal(k, x.shape) * x.std() for k, x in zip(keys, leaves, strict=True)]
+    return model._replace(params=jax.tree.unflatten(structure, noisy))
+
+
+def network(name):
+    """Tiny, with caches and positions that count; the window ends inside of trees, the encoder-decoder's rows begin
+    with one token."""
+    if name == "gpt":
+        net, config = gpt, gpt.GPTConfig(VOCAB, 16, 16, 1, 2, max_positions=64)
+    elif name == "t5":
+        net, config = t5, t5.T5Config(VOCAB, 16, 16, 2, 8, 1, 1, buckets=4, max_distance=6)
+    else:
+        net = decoder
+        config = decoder.DecoderConfig(
+            VOCAB, dim=16, ff_dim=16, layers=2, heads=2, kv_heads=1, head_dim=8, window=3, local=(True, False)
+        )
+    params = net.init(config, jax.random.key(4))
+    return jaxspec.Model(net.language_model(config), jax.tree.map(lambda x: 2 * x, params), None, config, name)
+
+
+def models():
+    encoder = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
+    yield pytest.param(lambda: (TARGET, BLEND), id="table")
+    yield pytest.param(lambda: (TARGET, OTHER), id="adversarial")
+    yield pytest.param(lambda: (TARGET, TARGET), id="itself")
+    yield pytest.param(lambda: (encoder, near(encoder)), id="encoder")
+    for name, scale in (("gpt", 0.3), ("t5", 0.3), ("window", 0.5)):
+        yield pytest.param(lambda name=name, scale=scale: (network(name), near(network(name), scale)), id=name)
+
+
+@pytest.mark.parametrize("pair", list(models()))
+def test_greedy_text_is_plain_decodings(pair):
+    target, draft = pair()
+    plain = jaxspec.generate(target, prompt(), max_new_tokens=NEW)
+    out = jaxspec.generate(target, prompt(), drafter=top_choices(draft), max_new_tokens=NEW)
+    assert tokens_of(out) == tokens_of(plain)
+    assert out.lengths.tolist() == [NEW] * 4
+    check_trace(out)
+    if draft is not OTHER:
+        assert out.stats.accepted.sum() > 10
+    if draft is TARGET:  # its best child is always right
+        assert out.stats.rounds.max() <= 7 and (out.trace.num_accepted[:, 0] == 3).all()
+    elif draft is not OTHER:
+        taken = out.trace.path[..., 0][out.trace.num_accepted > 0]
+        assert set(taken.tolist()) == {0, 1}, "the test saw one kind of path"
+
+
+def check_trace(out, gamma=DEPTH):
+    """Every round of every row: the path's tokens, then the correction or the bonus; and statistics add up."""
+    shown, stats = out.trace, out.stats
+    assert stats.emitted.tolist() == out.lengths.tolist() == (1 + shown.num_committed.sum(1)).tolist()
+    assert (shown.num_committed > 0).sum(1).tolist() == stats.rounds.tolist()
+    assert shown.draft_length.sum(1).tolist() == stats.drafted.tolist()
+    assert np.minimum(shown.num_accepted, shown.num_committed).sum(1).tolist() == stats.accepted.tolist()
+    assert (shown.num_accepted <= shown.num_tested).all() and (shown.num_tested <= shown.draft_length).all()
+    for row in range(len(out.lengths)):
+        tokens = out.tokens[row, : out.lengths[row]].tolist()
+        rounds = trace.of_row(tokens, shown, row)
+        assert [token for step in rounds for token in step.new] == tokens
+        for step in rounds[1:]:
+            last = 0
+            for node in step.path:
+                assert step.parent[node] == last
+                last = node + 1
+            accepted, rejected, own = trace.judge(step)
+            n = min(step.num_accepted, len(step.new))
+            assert accepted == [step.draft[node] for node in step.path][:n] and accepted + own == step.new
+            assert not set(own) & set(rejected)  # greedy, or drawn from what the children left
+    html = trace.html(trace.of_row(tokens, shown, row))
+    assert "line-through" in html
+
+
+@pytest.mark.parametrize("length", range(1, DEPTH + 3))
+def test_every_limit_up_to_the_depth_and_two(length):
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=length)
+    out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(TARGET), max_new_tokens=length)
+    assert tokens_of(out) == tokens_of(plain)
+    # No node is counted whose token could not be emitted: the last token comes with the pass.
+    depth = np.array([len(choice) for choice in sorted(CHOICES, key=lambda c: (len(c), c))])
+    assert (out.trace.draft_length[:, 0] <= (depth <= length - 2).sum()).all()
+    assert out.stats.acceptance_rate.max() <= 1
+
+
+def test_limits_per_row():
+    limits = [1, 20, 7, 2]
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=20)
+    out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=limits)
+    assert tokens_of(out) == [row[:n] for row, n in zip(tokens_of(plain), limits, strict=True)]
+    check_trace(out)
+
+
+def test_every_token_in_turn_as_the_end_token():
+    """An end inside an accepted path: cut after the first, drop the rest and the bonus, freeze the row."""
+    plain, inside = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)), 0
+    for ends in [[t] for t in range(VOCAB)] + [[2, 5], [0, 1, 6]]:
+        out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(TARGET), max_new_tokens=NEW, eos_ids=ends)
+        expected = []
+        for row in plain:
+            at = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+            expected.append(row[:at])
+        assert tokens_of(out) == expected, ends
+        check_trace(out)
+        inside += int((out.trace.num_accepted > out.trace.num_committed).sum())
+    assert inside > 0
+
+
+def test_a_node_is_penalised_for_its_own_path():
+    """The target, drafting for itself, counts what leads to each node: the best children are always accepted."""
+    options = dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=[0.5, 0.2, 0.0, -0.3], banned=[5])
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW, **options)
+    for draft in (BLEND, TARGET):
+        out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(draft), max_new_tokens=NEW, **options)
+        assert tokens_of(out) == tokens_of(plain)
+    full = out.trace.num_committed[:, :-1][out.trace.num_committed[:, 1:] > 0]  # but for the last round
+    assert (full == 4).all()
+
+
+def test_finished_rows_are_frozen():
+    job = prepare(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=[2, 17, 6, 3])
+    frozen = {}
+    for state, info in loop.rounds(job):
+        now = jax.device_get((state.tokens, state.length, state.stats, state.done, info))
+        tokens, length, stats, done, info = now
+        for row in np.flatnonzero(done):
+            held = [tokens[row, : length[row]].tolist(), *(int(count[row]) for count in stats)]
+            if row in frozen:
+                assert held == frozen[row]
+                assert info.draft_length[row] == info.num_accepted[row] == info.num_committed[row] == 0
+            frozen[row] = held
+    assert len(frozen) == 4
+
+
+def test_nodes_that_are_no_tokens_of_the_target_are_cut_off_with_what_follows_them():
+    right = top_choices(TARGET)
+
+    def propose(weights, caches, context):
+        draft, caches = right.functions.propose(weights, caches, context)
+        return draft._replace(tokens=draft.tokens.at[:, 0].set(10**6)), caches
+
+    drafter = right._replace(functions=right.functions._replace(propose=propose))
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)
+    out = jaxspec.generate(TARGET, prompt(), drafter=drafter, max_new_tokens=NEW)
+    assert tokens_of(out) == tokens_of(plain)
+    assert out.stats.accepted.sum() < 5 and (out.trace.draft_length <= 4).all()
+
+
+def test_coupled_text_is_plain_samplings_whatever_the_tree():
+    keys = jax.random.split(jax.random.key(5), 4)
+    options = dict(temperature=1.0, max_new_tokens=NEW, key=keys)
+    plain = tokens_of(jaxspec.generate(TARGET, prompt(), **options))
+    for drafter in (top_choices(BLEND), top_choices(OTHER), drafters.tree(BLEND, (2, 2))):
+        out = jaxspec.generate(TARGET, prompt(), drafter=drafter, accept=accept.coupled(), **options)
+        assert tokens_of(out) == plain
+    order = np.array([2, 0, 3, 1])
+    moved = prompt([PROMPTS[i] for i in order], width=12)
+    out = jaxspec.generate(
+        TARGET, moved, drafter=top_choices(BLEND), accept=accept.coupled(), **options | {"key": keys[order]}
+    )
+    assert tokens_of(out) == [plain[i] for i in order]
+
+
+def test_rows_that_sample_do_not_depend_on_mates():
+    keys = jax.random.split(jax.random.key(6), 4)
+    options = dict(drafter=top_choices(BLEND), temperature=[1.0, 0.0, 0.7, 1.0], max_new_tokens=NEW)
+    together = jaxspec.generate(TARGET, prompt(), key=keys, **options)
+    check_trace(together)
+    order = np.array([3, 1, 1, 0])
+    among = options | dict(temperature=np.array(options["temperature"])[order])
+    out = jaxspec.generate(TARGET, prompt([PROMPTS[i] for i in order]), key=keys[order], **among)
+    assert tokens_of(out) == [tokens_of(together)[i] for i in order]
+
+
+@pytest.mark.slow
+def test_a_static_tree_of_point_masses_is_exact():
+    target, draft = table_model(jax.random.key(1), 4, order=1), table_model(jax.random.key(2), 4, order=1)
+    for ends in ((), (2,)):
+        assert certify(target, drafter=top_choices(draft), steps=3, eos_ids=ends) < 1e-5
+
+
+# --- what takes no trees
+
+
+@pytest.mark.parametrize("rule", [accept.block(), accept.classical_rejection(), accept.lenient(0.5), accept.typical()])
+def test_a_rule_of_chains_is_refused(rule):
+    with pytest.raises(ValueError, match=r"the drafter drafts trees, and the rule .* judges chains only"):
+        jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), accept=rule, max_new_tokens=4)
+
+
+def test_a_target_of_chains_is_refused():
+    chains = TARGET._replace(lm=TARGET.lm._replace(select=None))
+    with pytest.raises(ValueError, match="the drafter drafts trees, and the target takes chains only"):
+        jaxspec.generate(chains, prompt(), drafter=top_choices(BLEND), max_new_tokens=4)
+    with pytest.raises(ValueError, match="takes chains only"):
+        drafters.tree(chains, (2, 1))
+
+
+@pytest.mark.parametrize("policy", [policies.confidence(), policies.entropy()], ids=["confidence", "entropy"])
+def test_a_policy_that_looks_at_each_token_is_refused(policy):
+    with pytest.raises(ValueError, match="stops a draft token by token, and the drafter drafts trees"):
+        jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "policy", [policies.constant([0, 1, 2, 9]), policies.adaptive(0.1, 0.1, pause=1)], ids=["constant", "adaptive"]
+)
+def test_a_policy_cuts_a_tree_by_its_depth(policy):
+    """A row that may draft n tokens has nodes of depth n at most, and the pass is no wider than it need be."""
+    widths = []
+
+    def extend(params, cache, tokens, parent=None):
+        jax.debug.callback(lambda: widths.append(tokens.shape[1]))
+        return TARGET.lm.extend(params, cache, tokens, parent)
+
+    watched = TARGET._replace(lm=TARGET.lm._replace(extend=extend))
+    plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)
+    out = jaxspec.generate(watched, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=NEW)
+    jax.effects_barrier()
+    assert tokens_of(out) == tokens_of(plain)
+    check_trace(out)
+    if isinstance(policy.params, np.ndarray):
+        assert (out.trace.num_accepted.max(axis=1) <= [0, 1, 2, 4]).all()
+        assert out.trace.draft_length[0].max() == 0 and out.trace.draft_length[1].max() == 2
+        assert max(widths) == NODES + 1
+    assert set(widths) <= {1, 2, 4, 8, NODES + 1}
+
+
+# --- a drafter that uses the target
+
+
+def early_exit(model, share=0.6):
+    """Drafts with the target's own weights and cache, in place of half a network: its logits, made less sure."""
+
+    def init(weights, prompt, headroom, prefilled):
+        assert prefilled.features.shape[:2] == (prompt.tokens.shape if model.lm.start_token is None else (4, 1))
+        return ()
+
+    def propose(weights, caches, context):
+        def read(tokens, cache):
+            forward, cache = model.lm.extend(weights.target, cache, tokens)
+            logits = forward.logits[:, -1]
+            return share * logits + (1 - share) * jnp.roll(logits, 1, axis=-1), None, cache
+
+        row = context.row
+        last = buffers.window(row.tokens, row.length - 1, 1)
+        first = lambda cache: read(last, cache)  # noqa: E731
+        draft, used = sequential(first, lambda i, token, cache: read(token[:, None], cache), caches.target, context)
+        return draft, Caches(used, caches.draft)
+
+    return Drafter(init, propose, lambda weights, caches, *_: caches)
+
+
+@pytest.mark.parametrize("name", ["table", "encoder", "gpt", "t5"])
+def test_a_drafter_may_use_the_targets_cache_and_weights(name):
+    """The decoder rewinds it before it verifies: greedy text is plain decoding's, also after rounds without a draft."""
+    tables = {"table": TARGET, "encoder": table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)}
+    model = tables[name] if name in tables else network(name)
+    plain = jaxspec.generate(model, prompt(), max_new_tokens=NEW)
+    options = dict(drafter=early_exit(model), gamma=3, max_new_tokens=NEW)
+    for policy in (None, policies.adaptive(0.5, 0.3, pause=1)) if name == "table" else (None,):
+        out = jaxspec.generate(model, prompt(), policy=policy, **options)
+        assert tokens_of(out) == tokens_of(plain)
+        assert out.stats.accepted.sum() > 0
+    if name == "table":
+        out = jaxspec.generate(model, prompt(), **options | dict(drafter=early_exit(model, share=1.0)))
+        assert tokens_of(out) == tokens_of(plain) and out.stats.acceptance_rate.tolist() == [1.0] * 4
+
+
+def test_such_a_drafter_is_exact_when_it_samples():
+    target = table_model(jax.random.key(1), 3)
+    assert certify(target, drafter=early_exit(target), gamma=2, steps=3) < 1e-5
+
+
+def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
+    """The row of the table that each position's logits were read from, all along the prompt and at each fed token."""
+    seen = []
+
+    def init(weights, prompt, headroom, prefilled):
+        jax.debug.callback(lambda *x: seen.append(x), prompt.tokens, prefilled.features, ordered=True)
+        return ()
+
+    def propose(weights, caches, context):
+        batch = len(context.row.length)
+        tokens = jnp.broadcast_to(jnp.array([[1, 2, 3]], jnp.int32), (batch, 3))
+        parent = jnp.broadcast_to(jnp.array([[0, 0, 1]], jnp.int32), (batch, 3))
+        return Draft(tokens, jnp.full_like(context.row.length, 3), parent), caches
+
+    def commit(weights, caches, row, verdict, forward):
+        jax.debug.callback(lambda *x: seen.append(x), row.tokens, forward.features, ordered=True)
+        return caches
+
+    drafter = Drafter(init, propose, commit, tree=TreeSize(3, 2))
+    jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, accept=accept.exact_match())
+    jax.effects_barrier()
+    (tokens, prefilled), *rounds = seen
+    assert tokens[0, :3].tolist() == [3, 1, 4]
+    assert prefilled[0, :3, 0].tolist() == [3, 3 * VOCAB + 1, VOCAB + 4]
+    row, first = rounds[0]
+    last = int(row[0, 3])
+    assert first[0, :, 0].tolist() == [4 * VOCAB + last, last * VOCAB + 1, last * VOCAB + 2, VOCAB + 3]
+
+
+def test_the_weights_of_a_drafter_without_parameters_are_none():
+    job = prepare(TARGET, prompt(), drafter=early_exit(TARGET), gamma=2)
+    assert job.weights == Weights(TARGET.params, None)
+    assert isinstance(job.sampler(job.request.sampling_params, jnp.zeros((4, 1, VOCAB))), Distribution)

@@ -1,0 +1,78 @@
+"""Copying from the context: what is found, and that only the number of rounds changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.base import Caches, DraftContext, Prompt
+from jaxspec.testing import table_model
+
+
+def drafted(prompt, row, gamma, **options):
+    """The real draft tokens of each row, by a drafter that was given a prompt."""
+    drafter = drafters.prompt_lookup(**options).functions
+    caches = Caches(None, drafter.init(None, prompt, 5, None))
+    draft, _ = drafter.propose(None, caches, DraftContext(None, row, None, gamma, False, None))
+    return [tokens[:n].tolist() for tokens, n in zip(draft.tokens, draft.length, strict=True)]
+
+
+def proposal(prompt, row, gamma=3, **options):
+    given = Prompt(jnp.array([prompt]), jnp.array([len(prompt)]))
+    return drafted(given, Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)])), gamma, **options)[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "row", "expected"),
+    [
+        ([9], [1, 2, 3, 4, 1, 2], [3, 4, 1]),  # what followed the last time
+        ([9], [1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2]),  # of equal matches the most recent
+        ([9], [5, 2, 3, 7, 2, 4, 5, 2], [3, 7, 2]),  # but a longer one goes first
+        ([9], [1, 2, 1, 2], [1, 2, 1]),  # a loop goes on
+        ([9], [7, 7], [7, 7, 7]),
+        ([1, 2, 3, 4], [0, 1, 2], [3, 4]),  # the prompt ends, and so does the draft
+        ([1, 2, 3, 4, 5, 6], [0, 1, 2], [3, 4, 5]),
+        ([1, 2], [0, 1, 2], []),  # nothing after the match
+        ([1, 2, 3], [4, 5, 6], []),
+        ([0, 8], [0, 0], [0, 0, 0]),  # id 0 is a token like any other, padding is not
+        ([5, 0], [5], [0]),
+    ],
+)
+def test_what_is_proposed(prompt, row, expected):
+    assert proposal(prompt, row) == expected
+
+
+def test_a_match_must_be_long_enough():
+    row = [1, 2, 9, 3, 2]
+    assert proposal([8], row, shortest=1) == [9, 3, 2]
+    assert proposal([8], row, shortest=2, longest=2) == []
+
+
+def test_rows_are_looked_up_each_in_its_own_text():
+    rows = Prompt(jnp.array([[1, 2, 3, 1, 0, 0], [3, 1, 0, 0, 0, 0], [4, 5, 4, 5, 4, 0]]), jnp.array([4, 2, 5]))
+    assert drafted(rows, rows, 2) == [[2, 3], [], [5, 4]]
+
+
+def test_a_round_without_draft_tokens_feeds_one_token():
+    """The verification is there twice, for gamma + 1 tokens and for one; a callback tells which of them ran."""
+    model = table_model(jax.random.key(1), 50)
+    target, fed = model.lm, []
+
+    def extend(params, cache, tokens, parent=None):
+        jax.debug.callback(lambda: fed.append(tokens.shape[1]))
+        return target.extend(params, cache, tokens, parent)
+
+    watched = model._replace(lm=target._replace(extend=extend))
+    prompt = Prompt(jnp.array([[7]]), jnp.array([1]))
+    out = jaxspec.generate(watched, prompt, drafter=drafters.prompt_lookup(), gamma=4, max_new_tokens=30)
+    jax.effects_barrier()
+    widths = np.array(fed[-int(out.stats.rounds[0]) :])
+    assert set(widths) == {1, 5}
+    np.testing.assert_array_equal(widths == 1, np.asarray(out.trace.draft_length)[0, : len(widths)] == 0)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
+        drafters.prompt_lookup(longest=2, shortest=3)

@@ -1,0 +1,150 @@
+"""The draft loop: how many passes it makes, what it draws, where it stops, and what it tells the policy."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import noise
+from jaxspec.base import Distribution, DraftContext, Prompt
+from jaxspec.drafters.sequential import sequential
+
+ROWS, GAMMA, VOCAB = 3, 5, 6
+KEYS = noise.row_keys(jax.random.key(0), ROWS)
+ROW = Prompt(jnp.array([[1, 2, 0], [3, 0, 0], [4, 5, 2]]), jnp.array([2, 1, 3]))
+TABLE = jax.random.normal(jax.random.key(1), (VOCAB, VOCAB))
+LAST = jnp.array([2, 3, 2])  # of each row
+
+
+def to_distribution(logits, draft_tokens=None, seen=None):
+    return Distribution(jax.nn.log_softmax(logits), logits=logits)
+
+
+def greedy(logits, draft_tokens=None, seen=None):
+    return Distribution(tokens=jnp.argmax(logits, axis=-1).astype(jnp.int32), logits=logits)
+
+
+class Drafter:
+    """A table that looks at the last token; it counts the passes that were made."""
+
+    def __init__(self, ends=lambda tokens: None):
+        self.passes, self.ends = [], ends
+
+    def read(self, tokens, carry):
+        jax.debug.callback(lambda: self.passes.append(1))
+        return TABLE[tokens], self.ends(tokens), carry + 1
+
+    def draft(self, limit, *, adaptive=True, options=None, **asked):
+        """A draft in a program of its own, the carry after it, and the number of passes."""
+        self.passes.clear()
+
+        @jax.jit
+        def propose(limit):
+            context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(**asked)
+            first = functools.partial(self.read, LAST)
+            following = lambda i, last, carry: self.read(last, carry)  # noqa: E731
+            return sequential(first, following, jnp.zeros((), jnp.int32), context, **options or {})
+
+        draft, carry = propose(jnp.array(limit, jnp.int32))
+        jax.block_until_ready(draft)
+        jax.effects_barrier()
+        assert int(carry) == len(self.passes)
+        return draft, len(self.passes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "passes"), [([5, 5, 5], 5), ([0, 0, 0], 0), ([0, 2, 1], 2), ([1, 1, 1], 1), ([0, 0, 4], 4)]
+)
+def test_a_pass_for_each_draft_token_of_the_longest_row_and_no_other(limit, passes):
+    draft, made = Drafter().draft(limit)
+    assert draft.length.tolist() == limit and made == passes
+
+
+def test_without_a_policy_all_passes_are_made():
+    """Limits are then below gamma in the last rounds alone, and the decoder cuts the draft."""
+    draft, made = Drafter().draft([5, 0, 2], adaptive=False)
+    assert made == GAMMA and (draft.length >= jnp.array([5, 0, 2])).all()
+
+
+def test_each_token_is_drawn_from_the_distribution_that_is_told():
+    draft, _ = Drafter().draft([5, 5, 5])
+    before = jnp.concatenate([LAST[:, None], draft.tokens[:, :-1]], axis=1)
+    np.testing.assert_allclose(draft.log_probs, jax.nn.log_softmax(TABLE[before]), atol=1e-6)
+    at = noise.at(KEYS, ROW.length, noise.Purpose.DRAFT)
+    for i in range(GAMMA):
+        own = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(at)
+        assert draft.tokens[:, i].tolist() == noise.categorical(own, draft.log_probs[:, i]).tolist()
+
+
+def test_what_a_row_drafts_does_not_depend_on_the_limits_of_others():
+    whole, _ = Drafter().draft([5, 5, 5])
+    for adaptive in (True, False):
+        for limit in ([5, 0, 0], [0, 3, 5], [1, 2, 3]):
+            draft, _ = Drafter().draft(limit, adaptive=adaptive)
+            for row, n in enumerate(limit):
+                assert draft.tokens[row, :n].tolist() == whole.tokens[row, :n].tolist()
+                assert (draft.log_probs[row, :n] == whole.log_probs[row, :n]).all()
+
+
+def test_where_nothing_is_drawn_the_draft_is_of_point_masses():
+    draft, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
+    assert draft.log_probs is None and draft.aux is None and draft.parent is None
+    before = jnp.concatenate([LAST[:, None], draft.tokens[:, :-1]], axis=1)
+    assert (draft.tokens == jnp.argmax(TABLE[before], axis=-1)).all()
+
+
+def test_coupled_tokens_are_plain_samplings_and_point_masses():
+    draft, _ = Drafter().draft([5, 5, 5], options=dict(coupled=True))
+    assert draft.log_probs is None
+    last = LAST
+    for i in range(GAMMA):
+        gumbel = noise.gumbel(noise.at(KEYS, ROW.length + i, noise.Purpose.TOKEN), VOCAB)
+        assert (draft.aux["gumbel"][:, i] == gumbel).all()
+        last = noise.first_largest(jax.nn.log_softmax(TABLE[last]) + gumbel)
+        assert draft.tokens[:, i].tolist() == last.tolist()
+
+
+def test_the_distribution_is_asked_for_after_the_tokens_drafted_so_far():
+    seen_by = []
+
+    def recorded(logits, draft_tokens=None, seen=None):
+        if draft_tokens is not None:  # and not just its shape is asked for
+            jax.debug.callback(lambda *read: seen_by.append(read), draft_tokens, seen, ordered=True)
+        return greedy(logits)
+
+    draft, _ = Drafter().draft([5, 5, 5], to_distribution=recorded)
+    assert len(seen_by) == GAMMA
+    for i, (tokens, seen) in enumerate(seen_by):
+        assert seen[0, 0].tolist() == [j < i for j in range(GAMMA)]
+        assert (tokens[:, :i] == draft.tokens[:, :i]).all()
+
+
+def test_a_policy_that_has_seen_enough_ends_the_draft_after_the_token_in_question():
+    """That token is judged; rows end by themselves, and the loop with the last one."""
+    stop_after = jnp.array([1, 3, 0])  # tokens
+    read = dict(
+        confidence=lambda distribution: jnp.exp(jnp.max(distribution.log_probs[:, 0], axis=-1)),
+        should_continue=lambda i, confidences: i + 1 < stop_after,
+    )
+    draft, made = Drafter().draft([5, 5, 5], **read)
+    assert draft.length.tolist() == [1, 3, 1] and made == 3
+    confidences = jnp.exp(jnp.max(draft.log_probs, axis=-1))
+    real = jnp.arange(GAMMA)[None, :] < draft.length[:, None]
+    np.testing.assert_allclose(draft.aux["confidence"], jnp.where(real, confidences, 0.0), atol=1e-6)
+
+
+def test_a_drafter_ends_rows_before_the_token_that_it_has_no_distribution_for():
+    """After token 3 this one has nothing: a row that ends in it drafts nothing, another ends where 3 was drafted."""
+    whole, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
+    options = dict(options=dict(may_be_empty=True), to_distribution=greedy)
+    draft, made = Drafter(lambda tokens: tokens != 3).draft([5, 5, 5], adaptive=False, **options)
+    expected = []
+    for last, tokens in zip(LAST.tolist(), whole.tokens.tolist(), strict=True):
+        row = [last, *tokens]
+        expected.append(min(row.index(3), GAMMA) if 3 in row else GAMMA)
+    assert draft.length.tolist() == expected and expected[1] == 0
+    assert made == min(max(expected) + 1, GAMMA)

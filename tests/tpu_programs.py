@@ -1,0 +1,150 @@
+"""Whole generations compiled for a TPU that is not there: what the compiler makes of them, and what it refuses.
+
+libtpu compiles on any Linux machine. Give it an environment (or a folder on PYTHONPATH) of its own, and
+
+    JAX_PLATFORMS=cpu python tests/tpu_programs.py            # the pairs of docs/results.md: some minutes
+    JAX_PLATFORMS=cpu python tests/tpu_programs.py --small    # small shapes of the same: what CI compiles
+
+Nothing runs, and no weights are needed. The sizes are the compiler's; so are cycles, which are estimates.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import re
+import sys
+import time
+from typing import Any, NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec import accept, buffers, drafters, sharding, warp
+from jaxspec.base import Model, Prompt, Request, Weights
+from jaxspec.decode import loop, speculative
+from jaxspec.families import FAMILIES
+from jaxspec.nets import decoder, t5
+from jaxspec.recipes import net_of
+from jaxspec.weights import int8
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+
+
+class Case(NamedTuple):
+    """A generation to compile: a pair, a drafter, a topology and how many of its chips, and the shapes."""
+
+    name: str
+    topology: str
+    chips: int
+    target: Any
+    draft: Any
+    branching: tuple[int, ...] | None  # None: a chain of 5
+    batch: int
+    temperature: float
+    prompt: int = 64
+    new: int = 128
+
+
+class Compiled(NamedTuple):
+    """What came out: seconds, bytes of each chip, and collectives by kind."""
+
+    seconds: float
+    arguments: int
+    temporaries: int
+    collectives: dict[str, int]
+    text: str
+
+
+def sizes(name: str) -> Any:
+    """A published shape, in bfloat16."""
+    found = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    return dataclasses.replace(found[name], dtype="bfloat16")
+
+
+def tiny_t5(dim: int) -> Any:
+    return t5.T5Config(512, dim, 2 * dim, 4, 32, 2, 2, dtype="bfloat16")
+
+
+def tiny_llama(dim: int) -> Any:
+    return decoder.DecoderConfig(512, dim, 2 * dim, 2, 8, 4, 32, dtype="bfloat16")
+
+
+def cases(small: bool) -> list[Case]:
+    made = []
+    for branching in (None, (4, 2, 1, 1)):
+        kind = "chain" if branching is None else "tree"
+        if small:
+            made.append(Case(f"T5, {kind}", "v5p:2x2x1", 1, tiny_t5(256), tiny_t5(128), branching, 1, 0.0))
+            made.append(Case(f"Llama, {kind}", "v6e:2x2", 4, tiny_llama(256), tiny_llama(128), branching, 4, 1.0))
+        else:
+            pair = sizes("t5-v1_1-xxl"), sizes("t5-v1_1-small")
+            made.append(Case(f"T5-XXL + T5-small, {kind}", "v5p:2x2x1", 1, *pair, branching, 1, 0.0))
+            made.append(Case(f"T5-XXL + T5-small, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
+            pair = sizes("llama-3.1-8b"), sizes("llama-3.2-1b")
+            made.append(Case(f"Llama 8B + 1B, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
+    return made
+
+
+def compile_case(case: Case) -> Compiled:
+    """Lowers and compiles `loop.generation` for the case's chips."""
+    devices = np.array(topologies.get_topology_desc(topology_name=case.topology, platform="tpu").devices[: case.chips])
+    mesh = Mesh(devices.reshape(1, case.chips), ("data", "model"))
+    target, draft = (Model(net_of(config).language_model(config), None, config=config) for config in case[3:5])
+    drafter = drafters.model(draft) if case.branching is None else drafters.tree(draft, case.branching)
+    sampler = warp.greedy() if case.temperature == 0 else warp.sampling()
+    made = speculative(target.lm, drafter.functions, accept.rejection(), sampler, 5)
+
+    def params(model: Model) -> Any:
+        config = model.config
+        shapes = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+        where = sharding.parameters(shapes, config, mesh)
+
+        def leaf(path, x, sharding):
+            dtype = jnp.bfloat16 if int8.is_matrix(path, x) else x.dtype
+            return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
+
+        return jax.tree_util.tree_map_with_path(leaf, shapes, where)
+
+    def rows() -> tuple[Prompt, Request]:
+        one = jnp.zeros(case.batch, jnp.int32)
+        cold = jnp.zeros(case.batch, jnp.float32)
+        sampled = warp.SamplingParams(cold)
+        keys = jax.random.split(jax.random.key(0), case.batch)
+        return Prompt(jnp.zeros((case.batch, case.prompt), jnp.int32), one), Request(keys, sampled, one, one[:, None])
+
+    whole = NamedSharding(mesh, PartitionSpec())
+    prompt, request = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(rows)
+    )
+    started = time.monotonic()
+    weights = Weights(params(target), params(draft))
+    compiled = loop.generation.lower(made, weights, prompt, request, buffers.bucket(case.new)).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
+    return Compiled(
+        time.monotonic() - started, memory.argument_size_in_bytes, memory.temp_size_in_bytes, dict(found), text
+    )
+
+
+def main() -> None:
+    """Compiles all cases and prints a table."""
+    print("| program | chips | compiled in | arguments, temporaries per chip | collectives |\n|---|---|---|---|---|")
+    for case in cases("--small" in sys.argv):
+        made = compile_case(case)
+        chips = f"{case.chips} x {case.topology.split(':')[0]}, batch {case.batch}, T = {case.temperature:g}"
+        found = ", ".join(f"{count} {kind}" for kind, count in made.collectives.items()) or "none"
+        memory = f"{made.arguments / 1e9:.2f} GB, {made.temporaries / 1e9:.3f} GB"
+        print(f"| {case.name} | {chips} | {made.seconds:.0f} s | {memory} | {found} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
