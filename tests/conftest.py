@@ -7,6 +7,8 @@ import pytest
 from jaxspec import accept, noise
 from jaxspec.base import Rule
 
+collect_ignore = ["scripts"]  # they are run by tests, in processes of their own, or by hand
+
 
 class Bytes:
     """As much of a tokenizer as spelling needs: a token is a byte, and there is one special token."""

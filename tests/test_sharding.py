@@ -24,6 +24,7 @@ from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
 
+SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LLAMA = decoder.DecoderConfig(
     96, dim=32, ff_dim=64, layers=1, heads=8, kv_heads=2, head_dim=8, qkv_bias=True, out_bias=True, head_norms=True
@@ -157,7 +158,7 @@ def start(count, *arguments):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     cache = jax.config.jax_compilation_cache_dir or ""
     return subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("placement.py"), *map(str, arguments)],
+        [sys.executable, SCRIPTS / "placement.py", *map(str, arguments)],
         env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -23,6 +23,7 @@ PAIRS = {
     "gpt": ("debian-gpt-base", "debian-gpt-small", "text"),
 }
 PAIRS = {kind: pair for kind, pair in PAIRS.items() if set(pair[:2]) <= set(shipped())}
+SCRIPTS = Path(__file__).parent / "scripts"
 PROMPTS, WIDTH, NEW = 200, 128, 40  # WIDTH: most tokens of a prompt
 
 pytestmark = pytest.mark.slow
@@ -199,7 +200,7 @@ def test_coupled_text_does_not_depend_on_the_mesh(kind):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(
-        [sys.executable, Path(__file__).with_name("mesh_text.py"), *PAIRS[kind][:2]],
+        [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2]],
         env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = Path(__file__).with_name("tpu_programs.py")
+PROGRAMS = Path(__file__).parent / "scripts" / "tpu_programs.py"
 
 COMPILE = """
 import json, sys

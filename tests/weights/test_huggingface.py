@@ -203,7 +203,7 @@ def test_how_much_the_host_holds_besides_the_parameters(large, form, most, tmp_p
         index["weight_map"] = {key: names[file] for key, file in index["weight_map"].items()}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     said = subprocess.run(
-        [sys.executable, Path(__file__).with_name("resident.py"), folder],
+        [sys.executable, Path(__file__).parents[1] / "scripts" / "host_memory.py", folder],
         # glibc would keep what is freed for later, more or less of it from run to run.
         env=os.environ | {"JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": "500000"},
         capture_output=True,

@@ -1,7 +1,7 @@
 """Two checkouts timed against each other, interleaved: plain and speculative decoding, and how long compiling takes.
 
     git worktree add ../old COMMIT
-    python tests/compare_commits.py ../old . --repeats 9
+    python tests/scripts/compare_commits.py ../old . --repeats 9
 
 Each checkout runs in a process of its own, which stays warm and decodes when it is asked to; they alternate, so that a
 busy machine slows both. Printed is new / old, the median and the range over the repeats: below 1, new is faster.

@@ -1,4 +1,4 @@
-"""Run by `test_shipped.py` with 8 devices: coupled text of 16 rows split over all, and plain text on one, as JSON."""
+"""Coupled text of 16 rows split over 8 devices, and plain text on one, as JSON; `tests/test_shipped.py` runs it."""
 
 import json
 import sys

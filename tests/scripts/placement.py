@@ -1,4 +1,4 @@
-"""Run by `test_sharding.py` in processes of their own, since devices must be simulated before jax starts; prints JSON.
+"""Models placed on devices that are simulated before jax starts, as JSON; `tests/test_sharding.py` runs it.
 
 python placement.py meshes FOLDER               with 8 devices: pairs on one device and on a 2 x 4 mesh; restores
 python placement.py process PORT INDEX FOLDER   one of two processes with 2 devices each; meshes over all 4; saves

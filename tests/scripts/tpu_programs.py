@@ -2,8 +2,8 @@
 
 libtpu compiles on any Linux machine. Give it an environment (or a folder on PYTHONPATH) of its own, and
 
-    JAX_PLATFORMS=cpu python tests/tpu_programs.py            # the pairs of docs/results.md: some minutes
-    JAX_PLATFORMS=cpu python tests/tpu_programs.py --small    # small shapes of the same: what CI compiles
+    JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py            # the pairs of docs/results.md: some minutes
+    JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py --small    # small shapes of the same: what CI compiles
 
 Nothing runs, and no weights are needed. The sizes are the compiler's; so are cycles, which are estimates.
 """

@@ -1,7 +1,7 @@
-"""Run by `test_huggingface.py` in a process of its own, whose memory nothing else touches; prints JSON.
+"""What a process that loads a model holds in memory, as JSON; `tests/weights/test_huggingface.py` runs it.
 
-python resident.py FOLDER   bytes of the parameters, and how much more than before was resident at most: while loading
-                            them, and, as a control, while reading all tensors first and placing them then
+python host_memory.py FOLDER   bytes of the parameters, and how much more than before was resident at most: while
+                               loading them, and, as a control, while reading all tensors first and placing them then
 """
 
 import ctypes
