@@ -74,7 +74,7 @@ def token_rows(
     Args:
         texts: what to tokenise.
         tokenizer: a Hugging Face tokenizer.
-        advance: told, now and then, how many more texts have been tokenised.
+        advance: called from time to time with how many more texts have been tokenised.
     """
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []

@@ -1,4 +1,4 @@
-"""Datastores: token sequences and their suffix array, in which `drafters.retrieval` finds what was said before.
+"""Datastores: token sequences and their suffix array, which `drafters.retrieval` searches.
 
 A folder with tokens.npy, suffixes.npy (plain NumPy files, which map into memory) and manifest.toml. Documents follow
 one another: token t is stored as t + 1, and a 0 ends each document. A suffix is a position in that sequence; sorted by

@@ -23,7 +23,7 @@ class Purpose(enum.IntEnum):
 
     TOKEN = 0  # plain sampling of the token at a position
     DRAFT = 1  # draft tokens
-    COIN = 2  # accept or reject
+    ACCEPT = 2  # the uniform draws by which draft tokens are accepted
     RESIDUAL = 3  # the token after the accepted ones
 
 

@@ -173,7 +173,7 @@ class Tables:
         target: the model that they draft for, whose vocabulary and start token they take over: what `jaxspec.load`
             takes.
         order: 1 for unigrams, 2 for bigrams, ...
-        followers: tokens kept after each context.
+        followers: tokens stored after each context.
         least: contexts seen less often than this are left out.
     """
 

@@ -46,8 +46,8 @@ def test_draws_are_independent():
     @jax.jit
     def draw(keys, position):
         at = jnp.full(keys.shape, position)
-        tokens = [noise.categorical(noise.at(keys, at, p), third) for p in noise.Purpose if p != noise.Purpose.COIN]
-        coin = noise.uniform(noise.at(keys, at, noise.Purpose.COIN), 2)
+        tokens = [noise.categorical(noise.at(keys, at, p), third) for p in noise.Purpose if p != noise.Purpose.ACCEPT]
+        coin = noise.uniform(noise.at(keys, at, noise.Purpose.ACCEPT), 2)
         return [*tokens, (coin[:, 0] * 3).astype(jnp.int32), (coin[:, 1] * 3).astype(jnp.int32)]
 
     draws = [np.asarray(d) for position in (4, 5) for d in draw(keys, position)]

@@ -324,7 +324,7 @@ def by_inversion(coins_of):
 
 
 def coin(keys, position, index):
-    return noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 2)[:, index]
+    return noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), 2)[:, index]
 
 
 def one_number(keys, position):
@@ -332,7 +332,7 @@ def one_number(keys, position):
 
 
 def one_number_asked_for_twice(keys, position):
-    return coin(keys, position, 0), noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 1)[:, 0]
+    return coin(keys, position, 0), noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), 1)[:, 0]
 
 
 def the_same_numbers_in_every_round(keys, position):
@@ -359,7 +359,7 @@ def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
     [(one_number_asked_for_twice, "of the same round"), (the_same_numbers_in_every_round, "of an earlier round")],
 )
 def test_a_coin_that_is_drawn_twice_is_refused(coins_of, when):
-    found = rf"share their noise, a coin drawn in test_testing.py:.* and, {when}, a coin drawn in .*noise\.at\("
+    found = rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
     with pytest.raises(ValueError, match=found):
         certify(TARGET, accept=by_inversion(coins_of), **ONE_TOKEN)
 

@@ -105,7 +105,7 @@ def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Arr
 
 def uniforms(keys: Keys, position: Int[Array, " B"], draft: Draft) -> Float[Array, "B N"]:
     """A uniform draw for each draft token; fresh each round, since `position` only grows."""
-    return noise.uniform(noise.at(keys, position, noise.Purpose.COIN), draft.tokens.shape[1])
+    return noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), draft.tokens.shape[1])
 
 
 def draft_probs(draft: Draft) -> Float[Array, "B G"]:

@@ -28,7 +28,7 @@ from jaxspec.base import (
 )
 from jaxspec.drafters.sequential import Logits, sequential
 
-CanContinue = Callable[[Forward], Bool[Array, "B T"]]  # whether a draft may go on after each position
+CanContinue = Callable[[Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
 
 
 class ModelState(NamedTuple):
@@ -58,8 +58,8 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
             likely to be what plain sampling generates there: what `accept.coupled` rewards. Given that noise a token is
             certain, so it is proposed as a point mass, and every exact rule stays exact, although a position that is
             drafted again meets the same noise again.
-        can_continue: of a pass of the model: a row's draft ends where this is False. It must not depend on what is
-            drawn next, or the text is biased. None: drafts never end by themselves.
+        can_continue: of the model's cache after each pass: a row's draft ends where this is False. It must not depend
+            on what is drawn next, or the text is biased. None: drafts never end by themselves.
 
     Example:
         >>> import jaxspec
@@ -86,7 +86,7 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
         def output(forward: Forward, cache: Cache, fed: Int[Array, ""]) -> Logits:
             logits = last_logits(lm, weights.draft, forward)
-            return logits, None if can_continue is None else can_continue(forward)[:, -1], (cache, fed)
+            return logits, None if can_continue is None else can_continue(cache), (cache, fed)
 
         def first(carry) -> Logits:
             width = context.gamma + 1 if context.adaptive or can_continue is not None else 0

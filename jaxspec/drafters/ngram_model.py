@@ -51,7 +51,7 @@ class Level(NamedTuple):
         first: where the children of each parent begin, and their end.
         follower: the most frequent tokens after each context, the most frequent first; ties to the lowest id.
         times: how often each was seen there; 0 where there are fewer. Their distribution is normalised over those
-        stored.
+            stored.
     """
 
     token: Int[Array, " N"]
@@ -67,16 +67,23 @@ class Tables(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The cache: what was fed, and how much of it."""
+    """The cache.
+
+    Attributes:
+        tokens, length: what was fed, and how much of it.
+        context: tokens of the longest counted context that the last pass found at its last position, 0 where it found
+            none; a rewind leaves it as it is.
+    """
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]
+    context: Int[Array, " B"]
 
 
 def language_model(config: NGramConfig) -> LanguageModel:
     """The tables as a language model of their followers; every other token has probability 0.
 
-    Its features are the number of tokens of the context that spoke, 0 where none was known.
+    It has no features; how long a context the logits are from is in its cache (`Rows.context`).
 
     >>> from jaxspec.drafters.ngram import count
     >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
@@ -89,22 +96,23 @@ def language_model(config: NGramConfig) -> LanguageModel:
 
 @functools.cache
 def _language_model(config: NGramConfig) -> LanguageModel:
-    def read(params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]) -> Forward:
-        """What follows each of T tokens; `at`: where the last tokens of its context are, oldest first."""
+    def read(
+        params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]
+    ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
+        """What follows each of T tokens, and the length of the last one's context; `at`: where the last tokens of its
+        context are, oldest first."""
         follower, times, depth = _followers(params, config.vocab_size, _contexts(rows, at), at.shape[:2])
-        return Forward(_log_probs(follower, times, config.vocab_size), depth[..., None].astype(jnp.float32))
+        return _log_probs(follower, times, config.vocab_size), depth[:, -1]
 
     def prefill(params: Tables, prompt: Prompt, capacity: int) -> tuple[Forward, Rows]:
         if config.start_token is not None:
-            batch = prompt.tokens.shape[0]
-            empty = Rows(jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((batch,), jnp.int32))
+            batch, zero = prompt.tokens.shape[0], jnp.zeros_like(prompt.length)
+            empty = Rows(jnp.zeros((batch, capacity), jnp.int32), zero, zero)
             return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
         width = prompt.tokens.shape[1]
-        rows = Rows(jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width))), prompt.length)
-        zero = jnp.zeros_like(prompt.length)[:, None]
-        last = read(params, rows.tokens, _before(prompt.length[:, None] - 1, longest))
-        every = read(params, rows.tokens, _before(jnp.arange(width, dtype=zero.dtype)[None, :] + zero, longest))
-        return Forward(last.logits, every.features), rows
+        rows = jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width)))
+        logits, context = read(params, rows, _before(prompt.length[:, None] - 1, longest))
+        return Forward(logits, jnp.zeros((*prompt.tokens.shape, 0))), Rows(rows, prompt.length, context)
 
     def extend(
         params: Tables, cache: Rows, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
@@ -116,7 +124,9 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         else:
             start = cache.length - jnp.asarray(parent.shape[1] - step, cache.length.dtype)
             at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
-        return read(params, rows, at), Rows(rows, cache.length + jnp.asarray(step, cache.length.dtype))
+        logits, context = read(params, rows, at)
+        length = cache.length + jnp.asarray(step, cache.length.dtype)
+        return Forward(logits, logits[..., :0]), Rows(rows, length, context)
 
     def rewind(cache: Rows, length: Int[Array, " B"]) -> Rows:
         return cache._replace(length=length)
@@ -126,7 +136,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         return cache._replace(tokens=buffers.append(cache.tokens, start, accepted))
 
     longest = len(config.contexts)
-    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select, feature_size=1)
+    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select)
 
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:

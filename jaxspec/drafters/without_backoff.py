@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool
 
-from jaxspec.base import Bound, Drafter, Forward, Model
+from jaxspec.base import Bound, Drafter, Model
 from jaxspec.drafters.model import model
-from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.drafters.ngram_model import NGramConfig, Rows
 
 
 def without_backoff(tables: Model, min_context: int | None = None) -> Bound[Drafter]:
@@ -58,8 +58,8 @@ def without_backoff(tables: Model, min_context: int | None = None) -> Bound[Draf
 
 
 @functools.cache
-def _deep_enough(least: int) -> Callable[[Forward], Bool[Array, "B T"]]:
-    def can_continue(forward: Forward) -> Bool[Array, "B T"]:
-        return forward.features[..., 0] >= least
+def _deep_enough(least: int) -> Callable[[Rows], Bool[Array, " B"]]:
+    def can_continue(cache: Rows) -> Bool[Array, " B"]:
+        return cache.context >= least
 
     return can_continue

@@ -46,7 +46,7 @@ def of(table: dict) -> Family:
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
-    """The first family that can say what a configuration says, and its config.json.
+    """The first family whose config.json can hold all of a configuration, and that config.json.
 
     What is written is read again and compared: but for the dtype, and for a T5's limit on positions and lists of
     end tokens, which have no place in a config.json, nothing is lost.

@@ -1,14 +1,14 @@
 """The exact distribution of what a decoder emits, by enumeration of everything it can draw.
 
 The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that the functions of
-`jaxspec.noise` return what a script says and write down what they were asked for (`script`). Round after round, each
+`jaxspec.noise` return what a script holds and write down what they were asked for (`script`). Round after round, each
 text that was committed so far is a row with a weight, and all that a round can lead to from it is enumerated
 (`outcomes`): what nothing depends on is left open, which makes trees feasible.
 
-Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one coin, drafts
-of varying length, trees, and draws inside of scans, loops and conds are no special cases. But a decoder must draw by
-the functions of `noise` alone; one whose output depends on its keys otherwise is refused, and so is one in which a path
-depends on two draws with one key (`independence`).
+Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one uniform,
+drafts of varying length, trees, and draws inside of scans, loops and conds are no special cases. But a decoder must
+draw by the functions of `noise` alone; one whose output depends on its keys otherwise is refused, and so is one in
+which a path depends on two draws with one key (`independence`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def certify(
     """How far a decoder's tokens are from plain sampling's: the total variation of the two exact distributions.
 
     0 (some 1e-7, in float32) proves that the first `steps` tokens are exact for these parameters; 0.01 means
-    that some event, say "the second token is 5", has a probability that is off by 0.01.
+    that some event, such as "the second token is 5", has a probability that is off by 0.01.
 
     It speaks of these parameters, of a row by itself, and of float32, so certify more than one pair. Draws that share a
     key are refused; that draws with different keys are independent is taken for granted, and that nothing else in the
@@ -77,8 +77,8 @@ def certify(
     """
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
     given: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
-    ways: dict[str, Any] = dict(drafter=drafter, accept=accept, gamma=gamma, policy=policy, eos_ids=eos_ids)
-    job = prepare(target, prompt, **ways, **given)
+    method: dict[str, Any] = dict(drafter=drafter, accept=accept, gamma=gamma, policy=policy, eos_ids=eos_ids)
+    job = prepare(target, prompt, **method, **given)
     return certify_job(job if sampler is None else with_sampler(job, sampler, sampling_params), steps)
 
 

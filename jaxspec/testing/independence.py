@@ -23,7 +23,7 @@ from jaxtyping import Int, UInt64
 
 from jaxspec import noise
 from jaxspec.testing.outcomes import Ends
-from jaxspec.testing.paths import SAME, is_coin, normalised, take
+from jaxspec.testing.paths import SAME, is_uniform, normalised, take
 from jaxspec.testing.script import row_keys
 from jaxspec.testing.tables import SequenceDistribution
 from jaxspec.testing.tape import CALL
@@ -107,7 +107,7 @@ class Draws:
         position, start = jnp.arange(capacity, dtype=jnp.int32), ends.state.start
         at = noise.at(row_keys(jnp.zeros(capacity, jnp.int32)), position, noise.Purpose.TOKEN)
         own = _numbers(np.asarray(jax.random.key_data(at)))
-        probs, token = normalised(ends.drawn.log_probs), ~is_coin(ends.drawn.number)
+        probs, token = normalised(ends.drawn.log_probs), ~is_uniform(ends.drawn.number)
         for path in range(count):
             row, fixed, drawn = ends.state.tokens[path], ends.fixed[path], take(ends.drawn, path)
             for at_end in range(ends.before[path], min(ends.state.length[path], start[path] + self._steps)):

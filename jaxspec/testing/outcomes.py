@@ -1,19 +1,19 @@
 """All that one call of a decoder can lead to, by splitting what it draws until nothing is open that matters.
 
-A *path* fixes some of a row's draws: a token has one value, a coin lies in an interval. The others are open. A path is
-finished when the call does the same in all completions of it that are tried:
+A *path* fixes some of a row's draws: a token has one value, a uniform lies in an interval. The others are open. A path
+is finished when the call does the same in all completions of it that are tried:
 
-* every combination of what the open draws can be, a coin at both its ends, if there are no more than `EVERY`;
+* every combination of what the open draws can be, a uniform at both its ends, if there are no more than `EVERY`;
 * otherwise some of them, the more the likelier the path is (`LEAST` to `MOST`), in which each open draw takes each of
-  its values, a coin its ends and points in between. What shows only where several open draws take particular values at
-  once may then be missed in one path.
+  its values, a uniform its ends and points in between. What shows only where several open draws take particular values
+  at once may then be missed in one path.
 
-A path that is not finished is split by one draw: a token into its values, a coin at the point where the call begins to
-do something else, which is found by bisection over the 2^23 values that `jax.random.uniform` takes (`splitting`). Any
-order of the draws would do; the order decides how many paths there are.
+A path that is not finished is split by one draw: a token into its values, a uniform at the point where the call begins
+to do something else, which is found by bisection over the 2^23 values that `jax.random.uniform` takes (`splitting`).
+Any order of the draws would do; the order decides how many paths there are.
 
 The weight of a path is the product of the probabilities of its tokens, which must not depend on an open draw either,
-and of the widths of its coins' intervals. Together those of the paths from one row must make its weight.
+and of the widths of its uniforms' intervals. Together those of the paths from one row must make its weight.
 
 N is a number of paths.
 """
@@ -27,10 +27,22 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.base import State
-from jaxspec.testing.paths import Drawn, Paths, Runs, Watch, differ, fresh, is_coin, joined, matches, normalised, take
+from jaxspec.testing.paths import (
+    Drawn,
+    Paths,
+    Runs,
+    Watch,
+    differ,
+    fresh,
+    is_uniform,
+    joined,
+    matches,
+    normalised,
+    take,
+)
 from jaxspec.testing.script import Program
 from jaxspec.testing.splitting import Contexts, split
-from jaxspec.testing.tape import COINS
+from jaxspec.testing.tape import UNIFORMS
 
 CHUNK = 128  # rows of one run, if they fit into ...
 MEMORY = 1 << 30  # ... so many bytes, about
@@ -153,7 +165,8 @@ class Outcomes:
             raise ValueError(
                 "the decoder's output depends on its keys otherwise than by the functions of jaxspec.noise (by "
                 "jax.random, or by an argmax of its own over noise.gumbel): its distribution cannot be enumerated. "
-                "Draw tokens by noise.categorical (with `drawn`, if the noise is there already), coins by noise.uniform"
+                "Draw tokens by noise.categorical (with `drawn`, if the noise is there already), and numbers by "
+                "noise.uniform"
             )
         made = matches(paths, drawn.key, drawn.number).any(axis=2)
         for row, draw in np.argwhere(made & (drawn.key == again.key))[:1]:
@@ -172,10 +185,10 @@ def shares(paths: Paths, drawn: Drawn) -> Weight:
     """The probability of each path, given the row that it began with."""
     found = matches(drawn, paths.key, paths.number)
     log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
-    coin = is_coin(paths.number)
-    value = np.where(coin, 0, paths.low)
+    uniform = is_uniform(paths.number)
+    value = np.where(uniform, 0, paths.low)
     token = np.take_along_axis(normalised(log_probs), value[:, :, None], axis=2)[:, :, 0] * found.any(axis=2)
-    each = np.where(coin, (paths.high - paths.low) / COINS, token)
+    each = np.where(uniform, (paths.high - paths.low) / UNIFORMS, token)
     return np.where(paths.number == -1, 1.0, each).prod(axis=1)
 
 

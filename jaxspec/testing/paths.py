@@ -86,7 +86,7 @@ def joined(parts: list[Paths]) -> Paths:
 
 
 def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, high: np.ndarray) -> Paths:
-    """Each path with one more draw fixed, or with a smaller interval for a coin."""
+    """Each path with one more draw fixed, or with a smaller interval for a uniform."""
     known = matches(paths, key[:, None], number[:, None])[:, 0]
     old = paths.key, np.where(known, NONE, paths.number), paths.low, paths.high
     pairs = zip(old, (key, number, low, high), strict=True)
@@ -96,8 +96,8 @@ def fixing(paths: Paths, key: np.ndarray, number: np.ndarray, low: np.ndarray, h
     return Paths(paths.source, *(np.take_along_axis(x, order, axis=1)[:, :most] for x in (key, number, low, high)))
 
 
-def is_coin(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    """Whether draws with these numbers are coins; see `tape.Record`."""
+def is_uniform(number: Int[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
+    """Whether draws with these numbers are uniforms; see `tape.Record`."""
     return np.asarray(number % 2 == 1)
 
 
@@ -112,10 +112,10 @@ def matches(
 def distributions(
     drawn: Drawn, key: UInt64[np.ndarray, "M K"], number: Int[np.ndarray, "M K"]
 ) -> Float[np.ndarray, "M K V"]:
-    """What the given draws were made from: probabilities, -2 for NaN; 0 for a coin, -1 where there was no such draw."""
+    """What the given draws were made from: probabilities, -2 for NaN; 0 for a uniform, -1 where there is none."""
     found = matches(drawn, key, number)
     log_probs = np.take_along_axis(drawn.log_probs, found.argmax(axis=2)[:, :, None], axis=1)
-    probs = np.where(is_coin(number)[:, :, None], 0.0, np.nan_to_num(normalised(log_probs), nan=-2.0))
+    probs = np.where(is_uniform(number)[:, :, None], 0.0, np.nan_to_num(normalised(log_probs), nan=-2.0))
     return np.where(np.any(found, axis=2, keepdims=True), probs, -1.0)
 
 
@@ -183,7 +183,7 @@ class Runs:
         return self._run(paths, turn, every, lambda state: state, which, played)
 
     def _run(self, paths, turn, every, pick, which=None, played=None) -> tuple[Any, Drawn]:
-        size, kept = self.program.capacity, []
+        size, found = self.program.capacity, []
         which = np.zeros(len(turn), np.int32) if which is None else which
         played = np.full((len(turn), size), NONE, np.int32) if played is None else played
         for first in range(0, max(len(turn), 1), self.chunk):
@@ -192,8 +192,8 @@ class Runs:
             script = _script(take(paths, part), turn[part], every[part], played[part])
             state, record = self.program.run(which[part], self.shared, take(self.rows, paths.source[part]), script)
             out = pick(jax.tree.map(np.asarray, state)), _drawn(jax.tree.map(np.asarray, record))
-            kept.append(take(out, slice(0, real)))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)
+            found.append(take(out, slice(0, real)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
 
 
 def _script(paths: Paths, turn: np.ndarray, every: np.ndarray, played: np.ndarray) -> Script:

@@ -24,7 +24,7 @@ class Program:
         sites: the places in the code that draw, in words.
         capacity: E; `run` doubles it, with an OverflowError, where it does not suffice.
 
-    Its `vocab` is a guess, too.
+    `vocab` is an estimate, too: it is enlarged where a distribution is wider.
     """
 
     def __init__(self, call: Callable[[Keys, Any, Any], Any], capacity: int, vocab: int):

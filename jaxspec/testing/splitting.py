@@ -1,7 +1,7 @@
 """Which draw to split a path by, and where.
 
 Each open draw is changed by itself, in three completions of the path: a draw matters if the call then does something
-else. Coins come first, if it is the same value in all completions at which the call begins to do something else; then
+else. Uniforms come first, if the value at which the call begins to do something else is one for all completions; then
 tokens, if what they are drawn from does not depend on an open draw. So a path is split by what is decided first (the
 first draft token, whether it is accepted, and only then those that follow it), and most draws of a tree never are.
 
@@ -24,12 +24,12 @@ from jaxspec.testing.paths import (
     differ,
     distributions,
     fixing,
-    is_coin,
+    is_uniform,
     joined,
     matches,
     take,
 )
-from jaxspec.testing.tape import COINS
+from jaxspec.testing.tape import UNIFORMS
 
 WIDTH = 3  # C
 
@@ -81,16 +81,16 @@ def split(runs: Runs, paths: Paths, contexts: Contexts) -> Paths:
     changes = _changes(runs, paths, contexts)
     first = take(contexts.look.drawn, slice(None, None, WIDTH))
     matters, ready, effect = _roles(changes, contexts.look, first.key, first.number)
-    coin = is_coin(first.number)
-    token, has_token = _best(np.where(ready & ~coin, matters, 0))
-    hidden, has_hidden = _best(np.where(ready & ~coin, effect, 0))
-    tossed, has_coin = _best(np.where(coin & (first.number != NONE), matters, 0))
-    point, agreed = _turning_points(runs, paths, contexts, changes, np.where(has_coin, tossed, NONE))
-    by_coin = has_coin & (agreed | ~has_token)
-    by_token = ~by_coin & (has_token | has_hidden)
+    uniform = is_uniform(first.number)
+    token, has_token = _best(np.where(ready & ~uniform, matters, 0))
+    hidden, has_hidden = _best(np.where(ready & ~uniform, effect, 0))
+    chosen, has_uniform = _best(np.where(uniform & (first.number != NONE), matters, 0))
+    point, agreed = _turning_points(runs, paths, contexts, changes, np.where(has_uniform, chosen, NONE))
+    by_uniform = has_uniform & (agreed | ~has_token)
+    by_token = ~by_uniform & (has_token | has_hidden)
     token = np.where(has_token, token, hidden)
-    parts = [take(paths, ~(by_coin | by_token))]
-    parts += _halves(take(paths, by_coin), *_picked(first, tossed, by_coin), point[by_coin])
+    parts = [take(paths, ~(by_uniform | by_token))]
+    parts += _halves(take(paths, by_uniform), *_picked(first, chosen, by_uniform), point[by_uniform])
     log_probs = np.take_along_axis(first.log_probs, token[:, None, None], axis=1)[:, 0]
     parts.append(_each_token(take(paths, by_token), *_picked(first, token, by_token), log_probs[by_token]))
     return joined(parts)
@@ -102,19 +102,19 @@ def _changes(runs: Runs, paths: Paths, contexts: Contexts) -> Changes:
     owner = np.arange(len(drawn.number)) // WIDTH
     entry = matches(take(paths, owner), drawn.key, drawn.number)
     fixed, at = entry.any(axis=2), entry.argmax(axis=2) if entry.shape[2] else np.zeros(drawn.number.shape, int)
-    coin = is_coin(drawn.number)
+    uniform = is_uniform(drawn.number)
     if entry.shape[2]:
         low, high = (np.take_along_axis(x[owner], at, axis=1) for x in (paths.low, paths.high))
     else:
         low = high = np.zeros(drawn.number.shape, np.int32)
-    low, high = np.where(fixed, low, 0), np.where(fixed, high, COINS)
+    low, high = np.where(fixed, low, 0), np.where(fixed, high, UNIFORMS)
     far_end = np.where(2 * drawn.value >= low + high, low, high - 1)
     vocab = drawn.log_probs.shape[2]
     following = (drawn.value[:, :, None] + np.arange(1, vocab + 1)) % vocab
     possible = np.take_along_axis(drawn.log_probs != -np.inf, following, axis=2)
     next_token = np.take_along_axis(following, possible.argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
     next_token = np.where(possible.any(axis=2) & ~fixed, next_token, drawn.value)
-    other = np.where(coin, far_end, next_token)
+    other = np.where(uniform, far_end, next_token)
     context, draw = np.nonzero((other != drawn.value) & (drawn.number != NONE))
     path, old, new = owner[context], drawn.value[context, draw], other[context, draw]
     look = runs.look(*_completion(paths, contexts, context, draw, new), take(paths, path))
@@ -163,14 +163,14 @@ def _best(score: Float[np.ndarray, "N E"]) -> tuple[Int[np.ndarray, " N"], Bool[
 
 
 def _turning_points(
-    runs: Runs, paths: Paths, contexts: Contexts, changes: Changes, tossed: Int[np.ndarray, " N"]
+    runs: Runs, paths: Paths, contexts: Contexts, changes: Changes, chosen: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """The smallest value of a coin at which each path does something else, in one context; and whether so in others.
+    """The smallest value of a uniform at which each path does something else, in one context; and whether so in others.
 
-    tossed: which coin, a draw of the path's first context; -1: none.
+    chosen: which uniform, a draw of the path's first context; -1: none.
     """
-    point, agreed = np.zeros(len(tossed), np.int64), np.zeros(len(tossed), bool)
-    here = np.flatnonzero(changes.changed & (changes.known == tossed[changes.path]) & (changes.known != NONE))
+    point, agreed = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), bool)
+    here = np.flatnonzero(changes.changed & (changes.known == chosen[changes.path]) & (changes.known != NONE))
     if not len(here):
         return point, agreed
     path, at = np.unique(changes.path[here], return_index=True)
@@ -189,7 +189,7 @@ def _turning_points(
 
 
 def _first_change(runs: Runs, paths: Paths, contexts: Contexts, changes: Changes) -> Int[np.ndarray, " K"]:
-    """The smallest value of a coin, between its old one and its new one, at which the call does something else.
+    """The smallest value of a uniform, between its old one and its new one, at which the call does something else.
 
     Bisection, but into as many parts as fill a chunk, because a short one takes as long.
     """
@@ -218,10 +218,10 @@ def _picked(drawn, draw: Int[np.ndarray, " N"], which: Bool[np.ndarray, " N"]) -
 
 
 def _halves(paths: Paths, key: np.ndarray, number: np.ndarray, point: np.ndarray) -> list[Paths]:
-    """Both parts of a coin's interval."""
+    """Both parts of a uniform's interval."""
     entry = matches(paths, key[:, None], number[:, None])[:, 0]
     low = np.where(entry, paths.low, 0).sum(axis=1)
-    high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), COINS)
+    high = np.where(entry.any(axis=1), np.where(entry, paths.high, 0).sum(axis=1), UNIFORMS)
     return [fixing(paths, key, number, low, point), fixing(paths, key, number, point, high)]
 
 

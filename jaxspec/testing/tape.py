@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from jaxspec import noise
 from jaxspec.base import Keys
 
-COINS = 1 << 23  # a coin is one of the multiples of 1 / COINS below 1, as `jax.random.uniform`'s are
+UNIFORMS = 1 << 23  # a uniform is one of the multiples of 1 / UNIFORMS below 1, as `jax.random.uniform`'s are
 CALL = 512  # between the numbers of draws of two calls with one key
 MANY = 1 << 20  # completions that nobody counts
 ROUNDING = 1e-3  # of noise that is computed twice in one program
@@ -35,12 +35,12 @@ class Script(NamedTuple):
 
     Attributes:
         key, number: which draw an entry is about; see `Record`. Number -1: no entry.
-        low, high: a token; or, for a coin, the values from `low` to `high - 1`, in units of 1 / COINS.
-        turn: which of the completions to play, where draws are left open: those without an entry, and coins with more
-            than one value.
-        every: turns 0, 1, ... go through all combinations of what the open draws can be (a coin: its ends). Otherwise
-            they are well spread: in as many turns as a draw has values it takes each of them (a coin: both ends and one
-            in between), and draws are not in step.
+        low, high: a token; or, for a uniform, the values from `low` to `high - 1`, in units of 1 / UNIFORMS.
+        turn: which of the completions to play, where draws are left open: those without an entry, and uniforms with
+            more than one value.
+        every: turns 0, 1, ... go through all combinations of what the open draws can be (a uniform: its ends).
+            Otherwise they are well spread: in as many turns as a draw has values it takes each of them (a uniform: both
+            ends and one in between), and draws are not in step.
         played: what to draw, in order, whatever the keys are; -1: by the script.
     """
 
@@ -60,8 +60,8 @@ class Record(NamedTuple):
         count: how many draws; more than E: the last ones were not written down.
         key: the data of their keys.
         number: CALL times how often the key was used before in this call, plus 2 times the number of a draw among those
-            of one `noise.without_replacement`, plus 1 for a coin.
-        value: the token; a coin, in units of 1 / COINS.
+            of one `noise.without_replacement`, plus 1 for a uniform.
+        value: the token; a uniform, in units of 1 / UNIFORMS.
         log_probs: what a token was drawn from, not normalised.
         site: the place in the code, an index of `Program.sites`.
         total: how many combinations of open draws there are; at least MANY: too many to count.
@@ -138,14 +138,14 @@ class Tape:
         return _each(draw, jax.random.key_data(keys), log_probs)
 
     def uniform(self, keys: Keys, count: int) -> Float[Array, "B count"]:
-        site = self._site("coin")
+        site = self._site("uniform")
 
         def draw(_: None, index: Int[Array, ""]) -> tuple[None, Int[Array, " B"]]:
             key = jax.random.key_data(jax.vmap(lambda key: jax.random.fold_in(key, index))(keys))
-            return None, self._coin(key, self._first(key) + 1, site)
+            return None, self._uniform(key, self._first(key) + 1, site)
 
-        coins = jax.lax.scan(draw, None, jnp.arange(count, dtype=jnp.int32))[1].T
-        return coins.astype(jnp.float32) / COINS
+        values = jax.lax.scan(draw, None, jnp.arange(count, dtype=jnp.int32))[1].T
+        return values.astype(jnp.float32) / UNIFORMS
 
     # --- what they draw
 
@@ -162,12 +162,12 @@ class Tape:
         wide = jnp.pad(log_probs.astype(jnp.float32), ((0, 0), (0, self.vocab - vocab)), constant_values=-jnp.inf)
         return self._note(key, number, value, wide, used, site)
 
-    def _coin(self, key: Array, number: Array, site: int) -> Int[Array, " B"]:
+    def _uniform(self, key: Array, number: Array, site: int) -> Int[Array, " B"]:
         found, low, high = self._entry(key, number)
-        low, high = jnp.where(found, low, 0), jnp.where(found, high, COINS)
+        low, high = jnp.where(found, low, 0), jnp.where(found, high, UNIFORMS)
         used, width = jnp.ones(number.shape, bool), high - low
         level = self._level(key, number, jnp.minimum(width, 3), jnp.minimum(width, 2), used)
-        between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(COINS - 1)).astype(jnp.int32)
+        between = (_mixed(key[:, 0], key[:, 1], number, self.script.turn) & jnp.uint32(UNIFORMS - 1)).astype(jnp.int32)
         value = jnp.where(level == 0, low, jnp.where(level == 1, high - 1, low + between % width))
         return self._note(key, number, value, jnp.full((*number.shape, self.vocab), -jnp.inf), used, site)
 

@@ -124,13 +124,13 @@ def nested(by_path: dict[str, Any]) -> Params:
 
 
 def differences(
-    want: dict[str, Any], have: dict[str, Any], said: Callable[[Any], str] = lambda shape: str(list(shape))
+    want: dict[str, Any], have: dict[str, Any], shown: Callable[[Any], str] = lambda shape: str(list(shape))
 ) -> str:
     """What is missing, what is unexpected, what is wrong, a line each; empty if nothing.
 
     Args:
-        want, have: by name, what is expected and what there is: shapes, or whatever `said` can say.
-        said: a shape in words; two that are said alike are no difference.
+        want, have: by name, what is expected and what there is: shapes, or whatever `shown` takes.
+        shown: a shape in words; two that are shown alike are no difference.
 
     >>> differences({"a": (2,), "b": (3, 4)}, {"b": (4, 3)})
     '\\n  missing (1): a\\n  wrong (1): b is [4, 3], expected [3, 4]'
@@ -139,9 +139,9 @@ def differences(
         "missing": [name for name in want if name not in have],
         "unexpected": [name for name in have if name not in want],
         "wrong": [
-            f"{name} is {said(have[name])}, expected {said(x)}"
+            f"{name} is {shown(have[name])}, expected {shown(x)}"
             for name, x in want.items()
-            if name in have and said(have[name]) != said(x)
+            if name in have and shown(have[name]) != shown(x)
         ],
     }
     return "".join(f"\n  {what} ({len(names)}): {some(names)}" for what, names in parts.items() if names)

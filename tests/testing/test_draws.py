@@ -30,7 +30,7 @@ def at_row(rows, index):
 def walk(loop, keys, position, draft, target, bias):
     """Speculative sampling token by token, every draw in a loop of the given kind; `bias` multiplies q's claim."""
     count, nodes = jnp.zeros_like(position), draft.tokens.shape[1]
-    coins, residual = (noise.at(keys, position, purpose) for purpose in (noise.Purpose.COIN, noise.Purpose.RESIDUAL))
+    coins, residual = (noise.at(keys, position, purpose) for purpose in (noise.Purpose.ACCEPT, noise.Purpose.RESIDUAL))
 
     def going(state):
         i, _, live = state

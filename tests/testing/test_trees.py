@@ -131,7 +131,7 @@ def judged_by_p_alone(keys, position, tokens):
     the token."""
     first, second = tokens.T
     p, q = (jnp.asarray(x, jnp.float32) for x in (P, Q))
-    u = noise.uniform(noise.at(keys, position, noise.Purpose.COIN), 2)
+    u = noise.uniform(noise.at(keys, position, noise.Purpose.ACCEPT), 2)
     one, two = u[:, 0] * q[first] < p[first], u[:, 1] * (q[second] / (1 - q[first])) < p[second]
     p_again = jnp.broadcast_to(jnp.log(p), (*position.shape, 3))
     last = noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), p_again)
