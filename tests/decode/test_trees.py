@@ -7,6 +7,7 @@ one (`drafters.tree`) goes through the drafters' conformance table.
 from __future__ import annotations
 
 import functools
+import json
 from typing import NamedTuple
 
 import jax
@@ -192,6 +193,10 @@ def test_limits_per_row():
     out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=limits)
     assert tokens_of(out) == [row[:n] for row, n in zip(tokens_of(plain), limits, strict=True)]
     check_trace(out)
+    for row in json.loads(json.dumps(out.to_dict()))["rows"]:
+        for step in row["trace"][1:]:
+            accepted = [step["draft"][node] for node in step["path"]]
+            assert accepted[: len(step["new"])] == step["new"][: len(accepted)]
 
 
 def test_every_token_in_turn_as_the_end_token():
