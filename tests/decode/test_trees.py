@@ -176,6 +176,14 @@ def check_trace(out, gamma=DEPTH):
     assert "line-through" in html
 
 
+def test_a_model_that_drafts_trees_for_itself_is_always_accepted():
+    """So its cache has followed each accepted path: siblings that were not accepted would be read in the next round."""
+    model = network("t5")
+    options = dict(drafter=drafters.tree(model, (2, 2, 1)), temperature=[0.0, 1.0, 0.0, 1.0], max_new_tokens=13)
+    out = jaxspec.generate(model, prompt(), key=jax.random.key(7), **options)
+    assert out.trace.num_accepted[:, :3].tolist() == [[3, 3, 3]] * 4 and out.stats.rounds.tolist() == [3] * 4
+
+
 @pytest.mark.parametrize("length", range(1, DEPTH + 3))
 def test_every_limit_up_to_the_depth_and_two(length):
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=length)
