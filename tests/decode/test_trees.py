@@ -41,6 +41,18 @@ def tokens_of(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
+class Letters:
+    """As much of a tokenizer as decoding needs: a token is a letter."""
+
+    eos_token_id = None
+
+    def __len__(self):
+        return VOCAB
+
+    def decode(self, tokens, skip_special_tokens):
+        return "".join("abcdefg"[token] for token in tokens)
+
+
 class Grown(NamedTuple):
     """A cache, and how long its rows were when their trees were drafted."""
 
@@ -205,6 +217,22 @@ def test_limits_per_row():
         for step in row["trace"][1:]:
             accepted = [step["draft"][node] for node in step["path"]]
             assert accepted[: len(step["new"])] == step["new"][: len(accepted)]
+
+
+def test_text_that_is_streamed_and_stopped_round_by_round():
+    """Of a tree the rounds show the nodes that were verified, without those that rows have lost and without padding."""
+    spelt, one = TARGET._replace(tokenizer=Letters()), prompt([[3, 1, 4]])
+    options = dict(drafter=top_choices(BLEND), max_new_tokens=NEW)
+    plain = jaxspec.generate(spelt, one, max_new_tokens=NEW)
+    pieces = list(jaxspec.stream(spelt, one, **options))
+    assert [token for piece in pieces for token in piece.tokens] == tokens_of(plain)[0]
+    assert "".join(piece.text for piece in pieces) == plain.texts[0]
+    stats = pieces[-1].stats
+    assert sum(len(piece.draft) for piece in pieces) == int(stats.drafted[0]) < NODES * int(stats.rounds[0])
+    stop = plain.texts[0][7:10]
+    out = jaxspec.generate(spelt, one, stop=[stop], **options)
+    assert out.texts == [plain.texts[0].partition(stop)[0]]
+    check_trace(out)
 
 
 def test_every_token_in_turn_as_the_end_token():
