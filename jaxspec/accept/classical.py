@@ -54,7 +54,6 @@ def classical_rejection() -> Rule:
 
     def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """(p / M) / p, the same for every token."""
-        del tokens
         return smallest_ratio(jnp.exp(log_p), jnp.exp(log_q))
 
     return Rule(verify, "classical_rejection", exact=True, acceptance_ratio=acceptance_ratio)

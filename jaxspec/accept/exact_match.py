@@ -46,5 +46,4 @@ def acceptance_ratio(
     log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
     """p q / p."""
-    del log_p
     return probs_at(log_q, tokens)

@@ -86,9 +86,13 @@ def records(out: Generation) -> list[dict[str, Any]]:
 
 
 def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
-    """What each round of a row drafted and committed."""
+    """What each round of a row drafted and committed; of trees also parents (-1: not verified) and accepted paths."""
     steps = trace.of_row(_tokens(out, row), out.trace, row)
-    return [{"draft": s.draft, "num_accepted": s.num_accepted, "new": s.new} for s in steps]
+    return [
+        {"draft": s.draft, "num_accepted": s.num_accepted, "new": s.new}
+        | ({} if s.parent is None else {"parent": s.parent, "path": s.path})
+        for s in steps
+    ]
 
 
 def _row(out: Generation, row: int) -> str:

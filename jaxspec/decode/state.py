@@ -135,7 +135,8 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
 
     A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
-    accepted. A chain ends before it; of a tree it is cut off, with what follows it.
+    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so is its padding: the nodes
+    that are verified are those of `tree.in_tree`.
 
     >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
     >>> cut.tokens.tolist(), cut.length.tolist()
@@ -150,16 +151,12 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     if draft.parent is None:
         run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
         return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
-    near = tree.depth(tree.fed(draft.parent))[:, 1:] <= limit[:, None]
-    cut = draft._replace(tokens=tokens, parent=jnp.where(jnp.logical_and(known, near), draft.parent, -1))
     node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
-    return cut._replace(length=jnp.max(jnp.where(in_draft(cut), node, 0), axis=1))
-
-
-def in_draft(draft: Draft) -> Bool[Array, "B N"]:
-    """Which draft tokens are verified: the real ones, in a tree those that are connected to its root."""
-    real = jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
-    return real if draft.parent is None else jnp.logical_and(real, tree.in_tree(draft.parent))
+    near = tree.depth(tree.fed(draft.parent))[:, 1:] <= limit[:, None]
+    stays = jnp.logical_and(jnp.logical_and(known, near), node <= draft.length[:, None])
+    parent = jnp.where(stays, draft.parent, -1)
+    length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
+    return draft._replace(tokens=tokens, parent=parent, length=length)
 
 
 def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "B depth+1"]:
@@ -208,7 +205,9 @@ def update_stats(
     state: State, live: Bool[Array, " B"], draft: Draft, verdict: Verdict, committed: Int[Array, " B"]
 ) -> tuple[State, RoundInfo]:
     """Adds one round to the statistics of the rows that were live in it, and reports it."""
-    drafted = draft.length if draft.parent is None else jnp.sum(in_draft(draft), axis=1, dtype=draft.length.dtype)
+    drafted = draft.length
+    if draft.parent is not None:
+        drafted = jnp.sum(tree.in_tree(draft.parent), axis=1, dtype=draft.length.dtype)
     drafted, accepted, tested = (jnp.where(live, x, 0) for x in (drafted, verdict.num_accepted, verdict.num_tested))
     stats = state.stats._replace(
         rounds=state.stats.rounds + live.astype(jnp.int32),

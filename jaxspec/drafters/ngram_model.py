@@ -141,7 +141,6 @@ def _language_model(config: NGramConfig) -> LanguageModel:
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
     """Tables of a configuration's shape in which nothing was counted: what a checkpoint's are compared with."""
-    del key
     parents, levels = 1, []
     for contexts in (1, *config.contexts):
         children = parents + 1 if levels else 2

@@ -59,8 +59,10 @@ def _heuristic() -> Policy:
     def update(
         params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
-        gamma, depth = draft.tokens.shape[1], draft_depth(draft)
+        depth = draft_depth(draft)
+        # gamma tokens of a chain at most; how deep a tree can be is not to be seen from one that a limit cut.
+        most = draft.tokens.shape[1] if draft.parent is None else depth.astype(jnp.float32) + params.grow
         moved = jnp.where(verdict.num_accepted == depth, state + params.grow, state - params.shrink)
-        return jnp.where(depth > 0, jnp.clip(moved, 1.0, gamma), state)
+        return jnp.where(depth > 0, jnp.clip(moved, 1.0, most), state)
 
     return Policy(init, max_draft, update)

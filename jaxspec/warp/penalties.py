@@ -26,7 +26,6 @@ def logit_bias(
     >>> logit_bias(sampling_params, jnp.ones((1, 1, 3)), None).tolist()
     [[[1.0, 3.0, -inf]]]
     """
-    del prefix
     assert sampling_params.bias is not None
     return logits + sampling_params.bias[:, None, :]
 

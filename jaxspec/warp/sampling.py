@@ -47,7 +47,6 @@ def greedy() -> Sampler:
     """
 
     def sampler(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Distribution:
-        del sampling_params, prefix
         best = jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, noise.first_largest(logits), -1)
         return Distribution(tokens=best, logits=logits.astype(jnp.float32))
 
@@ -69,7 +68,6 @@ def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False)
     """
 
     def sampler(sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None = None):
-        del prefix
         before = logits.astype(jnp.float32)
         logits = apply_temperature(before, sampling_params.temperature)
         bound = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
@@ -127,7 +125,6 @@ def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
     """
 
     def remove(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None) -> Float[Array, "B T V"]:
-        del sampling_params, prefix
         return jnp.where(jnp.arange(logits.shape[-1])[None, None, :] < ids, logits, -jnp.inf)
 
     return chain(remove, to=inner)

@@ -1,12 +1,15 @@
-"""Rows are reordered and replaced in mid-generation, whatever the model, the drafter and the policy: the same text.
+"""Rows are reordered and replaced in mid-generation, for every model × drafter × policy: the same text.
 
-Each case is two programs, one for prefill and one for a round. All drafters and all policies go with a table model; the
-networks go with drafters that have a cache of their own.
+Programs are shared: rows of one batch have drafters and policies of their own. A drafter that runs them all takes each
+row's draft from the one that the first token of its prompt names; a policy that runs them all takes each row's limit
+from the one that its values name. With a table model that is every drafter with every policy; with each network all
+policies, and those drafters whose state holds something of the network (the others hold tokens and tables alone).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +18,20 @@ import pytest
 
 import jaxspec
 from jaxspec import buffers, datastore, drafters, policies
-from jaxspec.base import Drafter, Prompt
+from jaxspec.base import Bound, Caches, Drafter, Policy, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.drafters.fallback import _choose
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model
 
-VOCAB = 7
-OLD = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 2, 0, 2]]
-NEW = [[2, 2], [6, 1, 6, 1, 6], [4], [5, 5, 1]]
-LIMITS, TEMPERATURE = np.array([9, 16, 5, 13]), np.array([1.0, 0.0, 0.7, 1.0])
-ORDER = np.array([2, 0, 3, 1])
+VOCAB = 11
+LIMITS, TEMPERATURES = (9, 16, 5, 13), (1.0, 0.0, 0.7, 1.0)
 WRITTEN = [[1, 2, 3, 1, 2, 3, 4, 5], [4, 5, 0, 4, 5, 6], [0, 0, 1, 2, 6, 6, 3]]
+
+
+NETWORKS = ("encoder", "gpt", "t5", "window")
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def tables(target):
     return drafters.ngram(WRITTEN, model(target), order=3)
 
 
-DRAFTERS = {
+CHAINS = {
     "a model": lambda target: drafters.model(model(target, 2)),
     "coupled": lambda target: drafters.model(model(target, 2), coupled=True),
     "greedy": lambda target: drafters.greedy(model(target, 2)),
@@ -82,49 +86,126 @@ DRAFTERS = {
     "fallback": lambda target: drafters.fallback(
         drafters.prompt_lookup(2, 2), drafters.without_backoff(tables(target)), model(target, 2)
     ),
+    "early exit": lambda target: Bound(early_exit(target)),
+}
+TREES = {
     "a tree": lambda target: drafters.tree(model(target, 2), (2, 1, 1)),
-    "a tree of n-grams": lambda target: drafters.tree(tables(target), (2, 2), draw="mixed"),
-    "early exit": early_exit,
-    None: lambda target: None,
+    "a tree of n-grams": lambda target: drafters.tree(tables(target), (2, 1, 1), draw="mixed"),
 }
-POLICIES = {
-    None: None,
-    "constant": policies.constant([1, 3, 2, 0]),
-    "heuristic": policies.heuristic(start=[1, 2, 3, 1], grow=1),
-    "confidence": policies.confidence([0.2, 0.4, 0.3, 0.5]),
-    "entropy": policies.entropy(1, [2, 3, 3, 1], 0.5),
-    "adaptive": policies.adaptive([0.1, 0.0, 0.3, 0.1], 0.1, pause=1),
-    "oracle": policies.oracle(np.arange(64).reshape(4, 16) % 4),
+LIMITING = {
+    "constant": policies.constant(2),
+    "heuristic": policies.heuristic(start=2, grow=1),
+    "adaptive": policies.adaptive(0.1, 0.1, pause=1),
+    "oracle": policies.oracle(np.arange(16)[None] % 4),
 }
-CASES = [
-    ("table", None, None),
-    *[("table", "a model", policy) for policy in POLICIES],
-    ("table", "coupled", "confidence"),
-    ("table", "greedy", "entropy"),
-    ("table", "n-grams", "heuristic"),
-    ("table", "without_backoff", "adaptive"),
-    ("table", "uniform", "constant"),
-    ("table", "prompt_lookup", "adaptive"),
-    ("table", "online_ngram", None),
-    ("table", "retrieval", "heuristic"),
-    ("table", "fallback", "entropy"),
-    ("table", "a tree", "adaptive"),
-    ("table", "a tree of n-grams", "heuristic"),
-    ("table", "early exit", "constant"),
-    ("encoder", "a tree", None),
-    ("encoder", "fallback", "adaptive"),
-    *[(net, "a model", "adaptive") for net in ("gpt", "t5", "window")],
-    *[(net, "a tree", "constant") for net in ("gpt", "t5", "window")],
-]
-QUICK = {("table", "a model", "entropy"), ("table", "fallback", "entropy"), ("t5", "a tree", "constant")}
+NESTED = {name: CHAINS[name] for name in ("a model", "early exit")}  # whose states hold the network's own caches
+CONFIDENCE = LIMITING | {"confidence": policies.confidence(0.3)}
+PROGRAMS = {
+    "all": (CHAINS, {}),
+    "all, policies": (CHAINS, CONFIDENCE),
+    "nested, entropy": (NESTED, {"entropy": policies.entropy(1, 3, 0.5)}),
+    "nested, policies": (NESTED, CONFIDENCE),
+    "trees": (TREES, {}),
+    "trees, policies": (TREES, LIMITING),
+}
+TABLE = ("all", "all, policies", "nested, entropy", "trees", "trees, policies")
+CASES = [("table", program) for program in TABLE]
+CASES += list(itertools.product(NETWORKS, ("nested, policies", "trees, policies")))
 
 
-def job(names, rows, key):
-    target, drafter, policy = names
-    options = dict(temperature=TEMPERATURE, max_new_tokens=LIMITS, eos_ids=[6], repetition_penalty=1.1, gamma=3)
-    keys = jax.random.split(jax.random.key(key), 4)
-    found = DRAFTERS[drafter](target)
-    return prepare(model(target), buffers.pad(rows, 16), drafter=found, policy=POLICIES[policy], key=keys, **options)
+def of_row(which, values):
+    """Of each row the value that it names."""
+    return jnp.take_along_axis(jnp.stack(values, axis=1), which[:, None], axis=1)[:, 0]
+
+
+@functools.cache
+def each_its_own_drafter(parts):
+    """Each row has the drafter whose number is the first token of its prompt."""
+
+    def init(weights, prompt, headroom, prefilled):
+        pairs = zip(parts, weights.draft, strict=True)
+        states = tuple(part.init(Weights(weights.target, own), prompt, headroom, prefilled) for part, own in pairs)
+        return prompt.tokens[:, 0], states
+
+    def propose(weights, caches, context):
+        (which, states), chosen, after = caches.draft, None, []
+        for number, (part, own, state) in enumerate(zip(parts, weights.draft, states, strict=True)):
+            own = Weights(weights.target, own), Caches(caches.target, state)
+            draft, used = part.propose(*own, context)
+            after.append(used.draft)
+            if chosen is None:
+                chosen = draft
+            elif draft.parent is None:
+                chosen = _choose(which == number, draft, chosen)
+            else:
+                row = which == number
+                chosen = jax.tree.map(
+                    lambda x, y, row=row: jnp.where(row.reshape(-1, *[1] * (x.ndim - 1)), x, y), draft, chosen
+                )
+        return chosen, Caches(used.target, (which, tuple(after)))
+
+    def commit(weights, caches, row, verdict, forward):
+        (which, states), after = caches.draft, []
+        for part, own, state in zip(parts, weights.draft, states, strict=True):
+            own = Weights(weights.target, own), Caches(caches.target, state)
+            after.append(part.commit(*own, row, verdict, forward).draft)
+        return caches._replace(draft=(which, tuple(after)))
+
+    return Drafter(init, propose, commit, tree=parts[0].tree)
+
+
+@functools.cache
+def each_its_own_policy(parts):
+    """Each row has the policy that its values name."""
+
+    def init(params, prompt):
+        return tuple(part.init(own, prompt) for part, own in zip(parts, params[1], strict=True))
+
+    def max_draft(params, state, gamma):
+        found = [part.max_draft(own, one, gamma) for part, own, one in zip(parts, params[1], state, strict=True)]
+        return of_row(params[0], found)
+
+    def update(params, state, *outcome):
+        return tuple(part.update(own, one, *outcome) for part, own, one in zip(parts, params[1], state, strict=True))
+
+    def should_continue(params, state, index, confidences):
+        found = [
+            jnp.ones(params[0].shape, bool)
+            if part.should_continue is None
+            else part.should_continue(own, one, index, confidences)
+            for part, own, one in zip(parts, params[1], state, strict=True)
+        ]
+        return of_row(params[0], found)
+
+    (confidence,) = {part.confidence for part in parts} - {None} or {None}
+    return Policy(init, max_draft, update, confidence, should_continue if confidence else None)
+
+
+def job(target, made, chosen, seed):
+    """A row for each drafter and each policy, or two for each drafter; all that rows may have of their own differs."""
+    random = np.random.default_rng(seed)
+    count = len(chosen) or 2
+    pairs = list(itertools.product(range(len(made)), range(count)))
+    rows = [[drafter, *random.integers(0, VOCAB, random.integers(0, 5))] for drafter, _ in pairs]
+    parts = [make(target) for make in made.values()]
+    drafter = Bound(each_its_own_drafter(tuple(part.functions for part in parts)), tuple(part.params for part in parts))
+    policy = None
+    if chosen:
+        functions, values = zip(*((part.functions, part.params) for part in chosen.values()), strict=True)
+        policy = Bound(each_its_own_policy(functions), (np.array([which for _, which in pairs]), values))
+    cycled = lambda values: np.resize(values, len(rows))  # noqa: E731
+    return prepare(
+        model(target),
+        buffers.pad(rows, 16),
+        drafter=drafter,
+        policy=policy,
+        key=jax.random.split(jax.random.key(seed), len(rows)),
+        gamma=3,
+        temperature=cycled(TEMPERATURES),
+        max_new_tokens=cycled(LIMITS),
+        eos_ids=[6],
+        repetition_penalty=1.1,
+    )
 
 
 def texts(state):
@@ -152,56 +233,29 @@ def advanced(job, state, rounds=1000):
 take, put = jax.jit(buffers.take_rows), jax.jit(buffers.put_rows)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(case, marks=() if case in QUICK else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in CASES
-    ],
-)
-def test_rows_may_be_reordered_and_replaced_in_mid_generation(names):
-    """Permuted after two rounds and back after three more; and finished rows refilled with other prompts."""
-    old, new = job(names, OLD, 5), job(names, NEW, 6)
+@pytest.mark.parametrize(("target", "program"), CASES)
+def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
+    """Permuted after two rounds and back after three more; and some replaced by rows of another job."""
+    old, new = (job(target, *PROGRAMS[program], seed) for seed in (5, 6))
     assert old.decoder is new.decoder
-    expected, others = texts(advanced(old, started(old))), texts(advanced(new, started(new)))
+    expected, others = (texts(advanced(one, started(one))) for one in (old, new))
+    count = len(expected)
+    order = np.random.default_rng(7).permutation(count)
 
-    state = take(advanced(old, started(old), 2), ORDER)
-    assert all(leaf.shape[:1] == (4,) for leaf in jax.tree.leaves(state))
-    state = take(advanced(old, state, 3), np.argsort(ORDER))
+    state = take(advanced(old, started(old), 2), order)
+    assert all(leaf.shape[:1] == (count,) for leaf in jax.tree.leaves(state))
+    state = take(advanced(old, state, 3), np.argsort(order))
     assert texts(advanced(old, state)) == expected
 
-    state, waiting = started(old), [2, 0, 3]  # prompts of the other job, by number
-    held = list(enumerate("old" for _ in OLD))
-    seen = {}
-    while True:
-        done = np.asarray(state.done)
-        for slot in np.flatnonzero(done):
-            seen[held[slot][::-1]] = texts(state)[slot]
-        free = np.flatnonzero(done)[: len(waiting)]
-        if len(free):
-            numbers = np.array([waiting.pop(0) for _ in free])
-            # A program for each number of rows would be compiled: all four are put, the others as they are.
-            whole, chosen = np.arange(4), np.zeros(4, int)
-            chosen[free] = numbers
-            fresh = take(started(new), chosen)
-            kept = take(state, whole)
-            mixed = put(kept, np.where(np.isin(whole, free), whole, 4), fresh)  # past the end: nothing is put
-            state = mixed
-            for slot, number in zip(free, numbers, strict=True):
-                held[slot] = (int(number), "new")
-            continue
-        if done.all():
-            break
-        state = advanced(old, state, 1)
-    assert seen == {("old", i): expected[i] for i in range(4)} | {("new", i): others[i] for i in (2, 0, 3)}
+    rows = np.arange(1, count, 2)  # of the other job, in mid-generation like those they join
+    mixed = put(advanced(old, started(old), 2), rows, take(advanced(new, started(new), 1), rows))
+    assert texts(advanced(old, mixed)) == [(others if row % 2 else expected)[row] for row in range(count)]
 
 
 def test_rows_may_be_dropped():
     """What is left of a batch is a smaller batch."""
-    names = ("table", "a tree", None)
-    whole = job(names, OLD, 5)
+    whole = job("table", TREES, {}, 5)
     expected = texts(advanced(whole, started(whole)))
     state = advanced(whole, started(whole), 2)
     some = advanced(whole, buffers.take_rows(state, jnp.array([3, 1])))
     assert texts(some) == [expected[3], expected[1]]
-    assert isinstance(whole.prompt, Prompt)

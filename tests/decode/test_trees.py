@@ -7,6 +7,7 @@ one (`drafters.tree`) goes through the drafters' conformance table.
 from __future__ import annotations
 
 import functools
+import json
 from typing import NamedTuple
 
 import jax
@@ -38,6 +39,18 @@ def prompt(rows=PROMPTS, width=8):
 
 def tokens_of(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+class Letters:
+    """As much of a tokenizer as decoding needs: a token is a letter."""
+
+    eos_token_id = None
+
+    def __len__(self):
+        return VOCAB
+
+    def decode(self, tokens, skip_special_tokens):
+        return "".join("abcdefg"[token] for token in tokens)
 
 
 class Grown(NamedTuple):
@@ -175,6 +188,14 @@ def check_trace(out, gamma=DEPTH):
     assert "line-through" in html
 
 
+def test_a_model_that_drafts_trees_for_itself_is_always_accepted():
+    """So its cache has followed each accepted path: siblings that were not accepted would be read in the next round."""
+    model = network("t5")
+    options = dict(drafter=drafters.tree(model, (2, 2, 1)), temperature=[0.0, 1.0, 0.0, 1.0], max_new_tokens=13)
+    out = jaxspec.generate(model, prompt(), key=jax.random.key(7), **options)
+    assert out.trace.num_accepted[:, :3].tolist() == [[3, 3, 3]] * 4 and out.stats.rounds.tolist() == [3] * 4
+
+
 @pytest.mark.parametrize("length", range(1, DEPTH + 3))
 def test_every_limit_up_to_the_depth_and_two(length):
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=length)
@@ -191,6 +212,26 @@ def test_limits_per_row():
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=20)
     out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=limits)
     assert tokens_of(out) == [row[:n] for row, n in zip(tokens_of(plain), limits, strict=True)]
+    check_trace(out)
+    for row in json.loads(json.dumps(out.to_dict()))["rows"]:
+        for step in row["trace"][1:]:
+            accepted = [step["draft"][node] for node in step["path"]]
+            assert accepted[: len(step["new"])] == step["new"][: len(accepted)]
+
+
+def test_text_that_is_streamed_and_stopped_round_by_round():
+    """Of a tree the rounds show the nodes that were verified, without those that rows have lost and without padding."""
+    spelt, one = TARGET._replace(tokenizer=Letters()), prompt([[3, 1, 4]])
+    options = dict(drafter=top_choices(BLEND), max_new_tokens=NEW)
+    plain = jaxspec.generate(spelt, one, max_new_tokens=NEW)
+    pieces = list(jaxspec.stream(spelt, one, **options))
+    assert [token for piece in pieces for token in piece.tokens] == tokens_of(plain)[0]
+    assert "".join(piece.text for piece in pieces) == plain.texts[0]
+    stats = pieces[-1].stats
+    assert sum(len(piece.draft) for piece in pieces) == int(stats.drafted[0]) < NODES * int(stats.rounds[0])
+    stop = plain.texts[0][7:10]
+    out = jaxspec.generate(spelt, one, stop=[stop], **options)
+    assert out.texts == [plain.texts[0].partition(stop)[0]]
     check_trace(out)
 
 

@@ -1,54 +1,133 @@
-"""Every exact rule on chains and trees: the whole round is a black box, the construction of the tree included."""
+"""Every exact rule on chains and trees: the whole round is a black box, the construction of the tree included.
+
+The tests are the cheap part of a grid: rule × chain or 1 to 3 children at each of two levels × how they are drawn ×
+plain and truncated distributions × no end token and one inside. As a script this file goes through all of it:
+
+    JAX_PLATFORMS=cpu python tests/exactness/test_trees.py                      # an hour or two of one core
+    JAX_PLATFORMS=cpu python tests/exactness/test_trees.py coupled "(2, 2)"     # those whose names have these words
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, get_args
+
+if __name__ == "__main__":  # as conftest.py does, because compiling is most of the time
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxspec import accept, drafters
-from jaxspec.testing import certify, table_model
+from jaxspec.base import Bound, Drafter, Prompt, Rule
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.tree import DrawName
+from jaxspec.testing import certify, certify_job, table_model, with_sampler
+from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
-TARGET = table_model(jax.random.key(1), vocab=3, order=1)
-DRAFT = table_model(jax.random.key(2), vocab=3, order=1)
-DRAWS = ("without_replacement", "replacement", "top", "mixed")
-SHAPES = ((3,), (1, 2), (2, 2))
+VOCAB, STEPS = 3, 3
+TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1) for seed in (1, 2))
+PROMPT = Prompt(jnp.array([[0]]), jnp.array([1]))
+SHAPES = (None, *itertools.product((1, 2, 3), repeat=2))  # None: a chain of two
+DRAWS = get_args(DrawName)
+RULES = (accept.rejection(), accept.coupled(), accept.exact_match(), accept.block(), accept.classical_rejection())
+DISTRIBUTIONS = {  # temperature, top-k, and the drafter's temperature
+    "plain": (1.0, VOCAB, 1.0),
+    "warped": (0.7, 2, 1.5),
+}
+END_TOKENS = {"no end token": (), "an end token": (1,)}
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rejection_is_exact_on_trees(shape, draw):
-    for end_tokens in ([], [1]):  # one program
-        drafter = drafters.tree(DRAFT, shape, draw=draw)
-        assert certify(TARGET, drafter=drafter, steps=3, eos_ids=end_tokens) < EXACT
+class Case(NamedTuple):
+    """One program, for all distributions and end tokens."""
+
+    rule: Rule
+    shape: tuple[int, ...] | None
+    draw: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.name} {'chain' if self.shape is None else self.shape} {self.draw}"
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-def test_rejection_is_exact_on_trees_of_truncated_distributions(draw):
-    options = dict(temperature=0.7, top_k=2, draft_temperature=1.5)
-    assert certify(TARGET, drafter=drafters.tree(DRAFT, (2, 1), draw=draw), steps=3, **options) < EXACT
+def grid(rules: Iterable[Rule] = RULES, shapes: Iterable = SHAPES, draws: Iterable[str] = DRAWS) -> Iterator[Case]:
+    for shape, rule in itertools.product(shapes, rules):
+        if shape is None:
+            yield from (Case(rule, shape, draw) for draw in ("sampled", "top", *["coupled"] * rule.shares_noise))
+        elif rule.trees:
+            yield from (Case(rule, shape, draw) for draw in draws)
 
 
-@pytest.mark.parametrize("rule", [accept.coupled(), accept.exact_match()], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("draw", ["without_replacement", "top"])
-def test_other_rules_are_exact_on_trees(rule, draw):
-    drafter = drafters.tree(DRAFT, (2, 2), draw=draw)
-    assert certify(TARGET, drafter=drafter, accept=rule, steps=3, eos_ids=[1]) < EXACT
+def drafter_of(case: Case) -> Bound[Drafter]:
+    if case.shape is not None:
+        return drafters.tree(DRAFT, case.shape, draw=case.draw)
+    return drafters.greedy(DRAFT) if case.draw == "top" else drafters.model(DRAFT, coupled=case.draw == "coupled")
 
 
-def test_a_tree_whose_draws_are_called_something_else_is_caught():
-    """Siblings without replacement that claim to be independent: the certificate can fail."""
+def deviation(case: Case, distribution: str, end_tokens: str) -> float:
+    """The total variation between the first tokens' distribution and plain sampling's."""
+    temperature, top_k, draft_temperature = DISTRIBUTIONS[distribution]
+    one = SamplingParams(jnp.array([temperature]), jnp.array([top_k]))
+    options = dict(drafter=drafter_of(case), accept=case.rule, gamma=2, temperature=1.0, key=jax.random.key(0))
+    job = prepare(TARGET, PROMPT, eos_ids=END_TOKENS[end_tokens], max_new_tokens=STEPS, **options)
+    own = one._replace(temperature=jnp.array([draft_temperature]))
+    return certify_job(with_sampler(job, sampling(VOCAB), one, own), STEPS)
+
+
+CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules and drafters
+    *grid([accept.rejection()], [(1, 2), (3, 1), (2, 2)]),
+    *grid([accept.coupled(), accept.exact_match()], [(2, 2)], ["without_replacement", "top"]),
+]
+
+
+@pytest.mark.parametrize("case", CHEAP, ids=str)
+def test_text_has_the_distribution_of_plain_sampling(case):
+    for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
+        assert deviation(case, distribution, end_tokens) < EXACT, (distribution, end_tokens)
+
+
+def called_with_replacement(draft):
+    """Siblings without replacement that claim to be independent."""
+    return draft._replace(draws=2 * draft.draws)
+
+
+def without_a_token(draft):
+    """Nodes are left out for the token that was drawn: what remains is not drawn from the distribution it claims."""
+    return draft._replace(parent=jnp.where(draft.tokens == 1, -1, draft.parent))
+
+
+@pytest.mark.parametrize("mistake", [called_with_replacement, without_a_token])
+def test_a_tree_that_is_not_drawn_as_it_claims_is_caught(mistake):
     honest = drafters.tree(DRAFT, (2,)).functions
 
     def propose(weights, caches, context):
         draft, caches = honest.propose(weights, caches, context)
-        return draft._replace(draws=2 * draft.draws), caches  # Draw.WITH_REPLACEMENT
+        return mistake(draft), caches
 
     drafter = drafters.tree(DRAFT, (2,))._replace(functions=honest._replace(propose=propose))
     assert certify(TARGET, drafter=drafter, steps=2) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("draw", DRAWS)
-def test_rejection_is_exact_on_a_tree_of_twelve(draw):
-    assert certify(TARGET, drafter=drafters.tree(DRAFT, (3, 3), draw=draw), steps=2) < EXACT
+def main() -> None:
+    """Prints a line for each certificate, and the largest; exits with 1 if it is not small."""
+    words, largest = sys.argv[1:], 0.0
+    for case in grid():
+        if not all(word in str(case) for word in words):
+            continue
+        for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
+            started = time.monotonic()
+            found = deviation(case, distribution, end_tokens)
+            largest = max(largest, found)
+            print(f"{found:.1e} {case}, {distribution}, {end_tokens} ({time.monotonic() - started:.0f} s)", flush=True)
+        jax.clear_caches()
+    print(f"largest total variation: {largest:.1e}")
+    sys.exit(largest >= EXACT)
+
+
+if __name__ == "__main__":
+    main()

@@ -203,6 +203,18 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
         assert limit == then
 
 
+def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
+    """A tree of 12 nodes in two levels, accepted ten times over: after one rejection it drafts one level less."""
+    policy, params, _ = policies.heuristic(start=1, grow=1, shrink=2)
+    memory, two, one = policy.init(params, FEW), jnp.array([2]), jnp.array([1])
+    draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
+    for _ in range(10):
+        memory = policy.update(params, memory, draft, Verdict(two, None, two), two + 1)
+    assert policy.max_draft(params, memory, 2).tolist() == [2]
+    memory = policy.update(params, memory, draft, Verdict(one, None, two), two)
+    assert policy.max_draft(params, memory, 2).tolist() == [1]
+
+
 ENTROPIES = {  # of four tokens, in units of log 4
     0.0: [0.0, 1.0, 0.0, 0.0],
     0.5: [0.5, 0.0, 0.0, 0.5],

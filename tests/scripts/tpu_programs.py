@@ -3,9 +3,11 @@
 libtpu compiles on any Linux machine. Give it an environment (or a folder on PYTHONPATH) of its own, and
 
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py            # the pairs of docs/results.md: some minutes
+    JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py T5 tree    # those whose names have these words
     JAX_PLATFORMS=cpu python tests/scripts/tpu_programs.py --small    # small shapes of the same: what CI compiles
 
-Nothing runs, and no weights are needed. The sizes are the compiler's; so are cycles, which are estimates.
+Nothing runs, and no weights are needed. The sizes are the compiler's; so are cycles, which are estimates: of a part of
+a round each, where one step of a chain's draft loop stands for all.
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ from jaxspec.nets import decoder, t5
 from jaxspec.recipes import net_of
 from jaxspec.weights import int8
 
+SCOPES = {  # of a round (decode.speculative), and how the names of its operations begin
+    "draft step": "draft/while/body/",
+    "draft": "draft/",
+    "target": "target/",
+    "accept": "accept/",
+    "commit": "commit/",
+}
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
 
@@ -55,13 +64,13 @@ class Case(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What came out: seconds, bytes of each chip, and collectives by kind."""
+    """What came out: seconds, bytes of each chip, collectives by kind, and estimated cycles by part of a round."""
 
     seconds: float
     arguments: int
     temporaries: int
     collectives: dict[str, int]
-    text: str
+    cycles: dict[str, int]
 
 
 def sizes(name: str) -> Any:
@@ -80,7 +89,7 @@ def tiny_llama(dim: int) -> Any:
 
 def cases(small: bool) -> list[Case]:
     made = []
-    for branching in (None, (4, 2, 1, 1)):
+    for branching in (None, (4, 2, 1, 1) if small else (8, 1, 1, 1)):  # the latter has 32 nodes
         kind = "chain" if branching is None else "tree"
         if small:
             made.append(Case(f"T5, {kind}", "v5p:2x2x1", 1, tiny_t5(256), tiny_t5(128), branching, 1, 0.0))
@@ -130,20 +139,37 @@ def compile_case(case: Case) -> Compiled:
     compiled = loop.generation.lower(made, weights, prompt, request, buffers.bucket(case.new)).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
-    return Compiled(
-        time.monotonic() - started, memory.argument_size_in_bytes, memory.temp_size_in_bytes, dict(found), text
-    )
+    sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    return Compiled(time.monotonic() - started, *sizes, dict(found), cycles(text))
+
+
+def cycles(text: str) -> dict[str, int]:
+    """The compiler's estimate for each part of a round, in cycles; of prefill and the rest nothing."""
+    found = collections.Counter()
+    for line in text.splitlines():
+        estimate, name = re.search(r'"estimated_cycles":"(\d+)"', line), re.search(r'op_name="([^"]*)"', line)
+        if estimate and name and "/while/body/" in name[1]:
+            inside = name[1].partition("/while/body/")[2]
+            found[next((scope for scope, start in SCOPES.items() if inside.startswith(start)), "other")] += int(
+                estimate[1]
+            )
+    return dict(found)
 
 
 def main() -> None:
-    """Compiles all cases and prints a table."""
-    print("| program | chips | compiled in | arguments, temporaries per chip | collectives |\n|---|---|---|---|---|")
+    """Compiles the cases and prints a table."""
+    words = [word for word in sys.argv[1:] if word != "--small"]
+    print("| program | chips | compiled in | arguments, temporaries per chip | collectives | cycles of a round |")
+    print("|---|---|---|---|---|---|")
     for case in cases("--small" in sys.argv):
+        if not all(word in f"{case.name} {case.topology}" for word in words):
+            continue
         made = compile_case(case)
         chips = f"{case.chips} x {case.topology.split(':')[0]}, batch {case.batch}, T = {case.temperature:g}"
         found = ", ".join(f"{count} {kind}" for kind, count in made.collectives.items()) or "none"
         memory = f"{made.arguments / 1e9:.2f} GB, {made.temporaries / 1e9:.3f} GB"
-        print(f"| {case.name} | {chips} | {made.seconds:.0f} s | {memory} | {found} |", flush=True)
+        estimated = ", ".join(f"{scope} {count / 1e6:.2f}M" for scope, count in made.cycles.items())
+        print(f"| {case.name} | {chips} | {made.seconds:.0f} s | {memory} | {found} | {estimated} |", flush=True)
 
 
 if __name__ == "__main__":
