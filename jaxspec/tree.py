@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -85,14 +86,65 @@ def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[
     >>> path_of(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]]))  # 0 -> 1 -> 3 -> 4
     (Array([3], dtype=int32), Array([[1, 3, 4, 0, 2]], dtype=int32))
     """
+    return _in_order(reached(parent, chosen))
+
+
+def reached(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
+    """Which nodes of a `Draft.parent` are chosen, and all above them, too.
+
+    >>> reached(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]])).tolist()
+    [[False, True, False, True, True]]
+    """
     whole = ancestors(fed(parent))
-    reached = jnp.logical_or(
-        jnp.logical_not(whole), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :]
-    )
-    on_path = jnp.logical_and(jnp.all(reached, axis=-1), whole[:, :, 0])[:, 1:]
+    passed = jnp.logical_or(jnp.logical_not(whole), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :])
+    return jnp.logical_and(jnp.all(passed, axis=-1), whole[:, :, 0])[:, 1:]
+
+
+def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+    """The path from the last committed token to a fed token.
+
+    Args:
+        parent: as in `Draft`.
+        last: the fed token; 0: an empty path.
+
+    Returns:
+        As `path_of`.
+
+    >>> path_to(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([4]))  # fed token 4 is draft token 3
+    (Array([2], dtype=int32), Array([[1, 3, 0, 2, 4]], dtype=int32))
+    """
+    above = jnp.take_along_axis(ancestors(fed(parent)), last[:, None, None], axis=1)[:, 0, 1:]
+    return _in_order(above)
+
+
+def _in_order(on_path: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
     # Parents come before children, so the nodes of a path are in order already: a stable sort brings them to the front.
     order = jnp.argsort(jnp.logical_not(on_path), axis=1, stable=True).astype(jnp.int32)
     return jnp.sum(on_path, axis=1, dtype=jnp.int32), order
+
+
+def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
+    """For each fed token the first one that is reached by the same tokens, which may be itself.
+
+    Args:
+        parent: as in `Draft`; nodes that are no part of the tree are like no other.
+        tokens: of the nodes.
+
+    >>> same_prefix(jnp.array([[0, 1, 0, 3, 0]]), jnp.array([[5, 6, 5, 6, 7]])).tolist()  # 5 6, 5 6 and 7
+    [[0, 1, 2, 1, 2, 5]]
+    """
+    batch, nodes = parent.shape
+    number = jnp.arange(nodes, dtype=jnp.int32)
+
+    def one(node: Int[Array, ""], first: Int[Array, "B N+1"]) -> Int[Array, "B N+1"]:
+        above = jnp.where(parent >= 0, jnp.take_along_axis(first, jnp.maximum(parent, 0), axis=1), -1 - number[None, :])
+        here, token = (jax.lax.dynamic_slice_in_dim(x, node, 1, axis=1) for x in (above, tokens))
+        same = jnp.logical_and(above == here, tokens == token)
+        twin = jnp.argmax(same, axis=1).astype(jnp.int32)[:, None]  # at most itself: later nodes are not known yet
+        return jax.lax.dynamic_update_slice_in_dim(first, twin + 1, node + 1, axis=1)
+
+    start = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32)[None, :], (batch, nodes + 1))
+    return jax.lax.fori_loop(0, nodes, one, start)
 
 
 def of_sequences(tokens: Int[Array, "B K G"]) -> tuple[Int[Array, "B K*G"], Int[Array, "B K*G"]]:

@@ -1,8 +1,9 @@
 """Acceptance rules, one per file.
 
-Exact, whatever the drafter: `rejection` (the paper's), `block` (accepts the most of a chain), `coupled` (emits what
-plain sampling emits), `exact_match` and `classical_rejection` (baselines). Inexact, each with a guarantee of its own:
-`lenient`, `typical`. `rule.exact` and `rule.trees` tell whether a rule is exact, and whether it judges token trees.
+Exact, whatever the drafter: `rejection` (the paper's, and multi-round on trees), `block` (accepts the most of a chain),
+`traversal` (block verification for trees), `k_seq` (for independent candidates), `coupled` (emits what plain sampling
+emits), `exact_match` and `classical_rejection` (baselines). Inexact, each with a guarantee of its own: `lenient`,
+`typical`. `rule.exact` and `rule.trees` tell whether a rule is exact, and whether it judges token trees.
 `catalogue` lists them all, with ordinary parameters, for measuring or checking each of them.
 """
 
@@ -10,8 +11,20 @@ from jaxspec.accept.block import block
 from jaxspec.accept.classical import classical_rejection
 from jaxspec.accept.coupled import coupled
 from jaxspec.accept.exact_match import exact_match
+from jaxspec.accept.k_seq import k_seq
 from jaxspec.accept.lenient import lenient
 from jaxspec.accept.rejection import rejection
+from jaxspec.accept.traversal import traversal
 from jaxspec.accept.typical import typical
 
-__all__ = ["block", "classical_rejection", "coupled", "exact_match", "lenient", "rejection", "typical"]
+__all__ = [
+    "block",
+    "classical_rejection",
+    "coupled",
+    "exact_match",
+    "k_seq",
+    "lenient",
+    "rejection",
+    "traversal",
+    "typical",
+]

@@ -16,6 +16,7 @@ from jaxspec.accept.common import (
     likelihood_ratio,
     match,
     probs_at,
+    require_chain,
     residual,
     sample_residual,
     take_position,
@@ -65,6 +66,7 @@ def block() -> Rule:
     """
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        require_chain(draft, "block")
         if target.tokens is not None:
             return match(draft, target.tokens)
         assert target.log_probs is not None

@@ -15,8 +15,10 @@ from jaxspec.accept.block import block
 from jaxspec.accept.classical import classical_rejection
 from jaxspec.accept.coupled import coupled
 from jaxspec.accept.exact_match import exact_match
+from jaxspec.accept.k_seq import k_seq
 from jaxspec.accept.lenient import lenient
 from jaxspec.accept.rejection import rejection
+from jaxspec.accept.traversal import traversal
 from jaxspec.accept.typical import threshold, typical
 from jaxspec.base import Rule
 
@@ -61,6 +63,8 @@ def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]
 RULES: dict[str, Entry] = {
     "rejection": Entry(rejection()),
     "block": Entry(block()),
+    "traversal": Entry(traversal()),
+    "k_seq": Entry(k_seq()),
     "coupled": Entry(coupled()),
     "exact_match": Entry(exact_match()),
     "classical_rejection": Entry(classical_rejection()),

@@ -14,6 +14,7 @@ from jaxspec.accept.common import (
     draft_probs,
     match,
     probs_at,
+    require_chain,
     sample_residual,
     take_position,
     uniforms,
@@ -42,6 +43,7 @@ def classical_rejection() -> Rule:
     """
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        require_chain(draft, "classical_rejection")
         if target.tokens is not None:
             return match(draft, target.tokens)
         assert target.log_probs is not None

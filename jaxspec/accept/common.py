@@ -16,11 +16,22 @@ from jaxspec.base import Draft, Keys, Verdict
 # because its mass is the probability of getting there.
 NOTHING = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
+JUDGE_TREES = "accept.rejection(), traversal(), k_seq(), coupled(), exact_match(), lenient() or typical()"
 
 
 def is_real(draft: Draft) -> Bool[Array, "B N"]:
     """Which draft tokens of each row are real, and not padding."""
     return jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
+
+
+def require_chain(draft: Draft, rule: str) -> None:
+    """For rules without trees.
+
+    Raises:
+        ValueError: a tree.
+    """
+    if draft.parent is not None:
+        raise ValueError(f"the rule {rule} judges chains only, and got a tree: use {JUDGE_TREES}")
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -58,24 +69,59 @@ def match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
     if draft.parent is None:
         count = count_accepted(draft.tokens == tokens[:, :-1], draft.length)
         return chain_verdict(draft, count, take_position(tokens, count))
-    parent = jnp.where(is_real(draft), draft.parent, -1)
+    parent = real_parent(draft)
     wanted = jnp.take_along_axis(tokens, jnp.maximum(parent, 0), axis=1)
-    # Of siblings with one token the first counts.
-    twin = jnp.logical_and(
-        parent[:, :, None] == parent[:, None, :], draft.tokens[:, :, None] == draft.tokens[:, None, :]
-    )
-    earlier = jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]
-    first = jnp.logical_not(jnp.any(jnp.logical_and(twin, earlier), axis=-1))
-    count, path = tree.path_of(parent, jnp.logical_and(draft.tokens == wanted, first))
-    count = count.astype(draft.length.dtype)
+    count, path = follow(parent, draft.tokens == wanted)
+    return tree_verdict(parent, count, path, take_position(tokens, last_of(path, count)))
+
+
+def real_parent(draft: Draft) -> Int[Array, "B N"]:
+    """`Draft.parent` of a tree, -1 for padding."""
+    assert draft.parent is not None
+    return jnp.where(is_real(draft), draft.parent, -1)
+
+
+def at_nodes(values: Float[Array, "B T V"], draft: Draft) -> Float[Array, "B N"]:
+    """Of each node of a tree, the value of its token at its parent: its probability there, of log probabilities.
+
+    >>> star = Draft(jnp.array([[2, 0]]), jnp.array([2]), parent=jnp.array([[0, 1]]))
+    >>> at_nodes(jnp.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]), star).tolist()
+    [[3.0, 4.0]]
+    """
+    assert draft.parent is not None
+    row = jnp.arange(len(draft.tokens), dtype=jnp.int32)[:, None]
+    return values.at[row, jnp.maximum(draft.parent, 0), draft.tokens].get(mode="clip")
+
+
+def follow(parent: Int[Array, "B N"], passes: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
+    """The path from the last committed token on which each node is the first of its siblings that passes.
+
+    Returns:
+        As `tree.path_of`.
+
+    >>> count, path = follow(jnp.array([[0, 0, 1, 2, 2]]), jnp.array([[False, True, True, True, True]]))
+    >>> count.tolist(), path[:, :2].tolist()
+    ([2], [[1, 3]])
+    """
+    siblings = jnp.logical_and(parent[:, :, None] == parent[:, None, :], passes[:, None, :])
+    elder = jnp.any(jnp.logical_and(siblings, jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]), axis=-1)
+    return tree.path_of(parent, jnp.logical_and(passes, jnp.logical_not(elder)))
+
+
+def tree_verdict(
+    parent: Int[Array, "B N"], count: Int[Array, " B"], path: Int[Array, "B N"], next_token: Int[Array, " B"]
+) -> Verdict:
+    """The verdict on a tree of which a path is accepted.
+
+    Siblings have their trials in order, up to the one that is accepted; all children of the last node have theirs.
+    """
     last = last_of(path, count)
-    # Siblings are tried in order, up to the one that is accepted; all children of the last node are.
     current = jnp.concatenate([jnp.zeros_like(path[:, :1]), path[:, :-1] + 1], axis=1)
     step = jnp.arange(path.shape[1], dtype=count.dtype)[None, :]
     visited = jnp.logical_and(parent[:, :, None] == current[:, None, :], (step < count[:, None])[:, None, :])
     before = jnp.arange(parent.shape[1], dtype=path.dtype)[None, :, None] <= path[:, None, :]
     tested = jnp.logical_or(jnp.any(jnp.logical_and(visited, before), axis=-1), parent == last[:, None])
-    return Verdict(count, take_position(tokens, last), jnp.sum(tested, axis=1, dtype=count.dtype), path)
+    return Verdict(count, next_token, jnp.sum(tested, axis=1, dtype=count.dtype), path)
 
 
 def last_of(path: Int[Array, "B N"], count: Int[Array, " B"]) -> Int[Array, " B"]:

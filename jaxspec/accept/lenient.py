@@ -10,16 +10,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.accept.common import (
+    at_nodes,
     chain_verdict,
     count_accepted,
     draft_probs,
+    follow,
+    last_of,
     likelihood_ratio,
     match,
     probs_at,
+    real_parent,
     take_position,
+    tree_verdict,
     uniforms,
 )
-from jaxspec.accept.rejection import residual_token
+from jaxspec.accept.rejection import residual_token, verify_tree
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
@@ -37,15 +42,18 @@ def lenient(lenience: float) -> Rule:
     This reads the target's logits (`Distribution.logits`); a row at temperature 0 is judged alike, whatever the
     temperatures of the others.
 
+    In a tree siblings have their trials one after the other, as under `rejection`; at temperature 0 the first of them
+    that passes is accepted. Both guarantees hold there, too.
+
     With l = 1 the rule is `rejection`, and exact.
 
     Args:
         lenience: l, in (0, 1].
 
     Returns:
-        A `base.Rule`. With B rows, G draft tokens and V tokens:
-        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
-        [B, G + 1], target.logits [B, G + 1, V], and beside target.log_probs target.greedy [B].
+        A `base.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
+        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
+        [B, N + 1], target.logits [B, N + 1, V], and beside target.log_probs target.greedy [B].
 
     Raises:
         ValueError: a lenience outside (0, 1].
@@ -66,9 +74,18 @@ def lenient(lenience: float) -> Rule:
         if target.tokens is not None:
             if lenience == 1:
                 return match(draft, target.tokens)
+            if draft.parent is not None:
+                parent = real_parent(draft)
+                count, path = follow(parent, near_best(target, draft))
+                return tree_verdict(parent, count, path, take_position(target.tokens, last_of(path, count)))
             count = count_accepted(near_best(target, draft), draft.length)
             return chain_verdict(draft, count, take_position(target.tokens, count))
         assert target.log_probs is not None
+        if draft.parent is not None:
+            forced = None
+            if target.greedy is not None and lenience < 1:
+                forced = target.greedy, near_best(target, draft)
+            return verify_tree(keys, position, draft, target, lenience, forced)
         scaled = uniforms(keys, position, draft) * (lenience * draft_probs(draft))
         accepted = scaled < probs_at(target.log_probs[:, :-1], draft.tokens)
         if target.greedy is not None and lenience < 1:
@@ -76,17 +93,19 @@ def lenient(lenience: float) -> Rule:
         count = count_accepted(accepted, draft.length)
         return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
 
-    def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B G"]:
+    def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
         if target.logits is None:
             raise ValueError("this rule reads logits, and the sampler gives none: set Distribution.logits in it")
-        logits = target.logits[:, :-1]
-        chosen = jnp.take_along_axis(logits, draft.tokens[..., None], axis=-1)[..., 0]
-        return chosen >= jnp.max(logits, axis=-1) + math.log(lenience)
+        least = jnp.max(target.logits, axis=-1) + math.log(lenience)
+        if draft.parent is None:
+            chosen = jnp.take_along_axis(target.logits[:, :-1], draft.tokens[..., None], axis=-1)[..., 0]
+            return chosen >= least[:, :-1]
+        return at_nodes(target.logits, draft) >= jnp.take_along_axis(least, jnp.maximum(draft.parent, 0), axis=1)
 
     def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
         """min(p / l, q) / p."""
         return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
-    return Rule(verify, name, exact=lenience == 1, acceptance_ratio=acceptance_ratio)
+    return Rule(verify, name, exact=lenience == 1, trees=True, acceptance_ratio=acceptance_ratio)

@@ -10,22 +10,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import tree
+from jaxspec.accept import remainder
 from jaxspec.accept.common import (
-    NOTHING,
     chain_verdict,
     count_accepted,
     draft_distribution_at,
     draft_probs,
-    is_real,
     likelihood_ratio,
     match,
     probs_at,
     residual,
     sample_residual,
     take_position,
+    tree_verdict,
     uniforms,
 )
-from jaxspec.base import Distribution, Draft, Draw, Keys, Rule, Verdict
+from jaxspec.accept.remainder import Left
+from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
 @functools.cache
@@ -97,113 +99,63 @@ def residual_token(
 class Walk(NamedTuple):
     """Where each row is on its way down the tree.
 
-    What is left of p at the current node is max(a p - b q, 0), and 0 at the tokens of rejected children: taking more of
-    q away and normalising changes the two numbers only, so no array of distributions is carried.
-
     Attributes:
         current: the fed token whose children are tried.
-        tried: draft tokens below this number have had their trial.
-        a, b: see above; 1 and 0 at a node's first child.
-        rejected: tokens of the current node's rejected children.
-        count, tested: draft tokens that were accepted, and that had a trial.
-        path: the accepted ones.
-        going: rows whose current node may have children left.
+        tried: draft tokens below this number had their trial, or never will.
+        left: of p after each fed token.
     """
 
     current: Int[Array, " B"]
     tried: Int[Array, " B"]
-    a: Float[Array, " B"]
-    b: Float[Array, " B"]
-    rejected: Bool[Array, "B V"]
-    count: Int[Array, " B"]
-    tested: Int[Array, " B"]
-    path: Int[Array, "B N"]
-    going: Bool[Array, " B"]
+    left: Left
 
 
-def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
-    """The rule on a tree: every row goes from child to child, one trial a step, until it has no child left to try.
+def verify_tree(
+    keys: Keys,
+    position: Int[Array, " B"],
+    draft: Draft,
+    target: Distribution,
+    lenience: float = 1.0,
+    forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
+) -> Verdict:
+    """The rule on a tree: every row goes from child to child until it has no child left to try.
 
-    A step reads one row of p and one of q. The number of steps is that of the trials of the row with the most, not of
-    the nodes: accepted tokens and their rejected elder siblings, and the children of the last node.
+    Only a rejection reads the vocabulary, a row of p and one of q. The loop over these ends with the row that has the
+    most.
+
+    Args:
+        keys, position, draft, target: as of the rule.
+        lenience: scales q in trials (see `accept.lenient`).
+        forced: rows in which trials are decided beforehand, and which nodes would be accepted there.
     """
-    assert target.log_probs is not None and draft.parent is not None
-    log_probs, (batch, nodes) = target.log_probs, draft.tokens.shape
-    vocab = log_probs.shape[-1]
-    parent = jnp.where(is_real(draft), draft.parent, -1)
-    node, token = jnp.arange(nodes, dtype=parent.dtype)[None, :], jnp.arange(vocab, dtype=draft.tokens.dtype)[None, :]
+    nodes, number = remainder.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
     u = uniforms(keys, position, draft)
 
-    def distributions(current: Int[Array, " B"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        p = jnp.exp(take_position(log_probs, current))
-        if draft.log_probs is None:
-            return p, jnp.zeros_like(p)
-        return p, jnp.exp(take_position(draft.log_probs, jnp.minimum(current, draft.log_probs.shape[1] - 1)))
+    def trial(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
+        """The child that is to be tried, whether it is accepted, and whether rejected."""
+        children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
+        child, there = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
+        p, q = remainder.chances(nodes, s.left, child)
+        passes = take_position(u, child) * (lenience * q) < p
+        if forced is not None:
+            passes = jnp.where(forced[0], take_position(forced[1], child), passes)
+        return child, jnp.logical_and(there, passes), jnp.logical_and(there, jnp.logical_not(passes))
 
-    def left_of(p: Float[Array, "B V"], q: Float[Array, "B V"], s: Walk) -> Float[Array, "B V"]:
-        taken = jnp.where(s.b[:, None] != 0, s.b[:, None] * q, 0.0)  # q may be NaN: nothing of it was taken
-        left = jnp.maximum(s.a[:, None] * p - taken, 0.0)
-        return jnp.where(s.rejected, 0.0, left)
+    def accept(s: Walk) -> Walk:
+        child, accepted, _ = trial(s)
+        current, tried = (jnp.where(accepted, child + 1, x) for x in (s.current, s.tried))
+        return s._replace(current=current, tried=tried)
 
-    def one_trial(s: Walk) -> Walk:
-        children = jnp.logical_and(parent == s.current[:, None], node >= s.tried[:, None])
-        trial = jnp.logical_and(s.going, jnp.any(children, axis=1))
-        child = jnp.argmax(children, axis=1).astype(parent.dtype)
-        x = take_position(draft.tokens, child)
-        p, q = distributions(s.current)
-        left, is_x = left_of(p, q, s), token == x[:, None]
-        if draft.log_probs is None:
-            scale = jnp.zeros_like(s.a)  # of q in the child's own distribution; 0: it is a point mass
-        else:
-            draw = _draw_of(draft, child)
-            unseen = jnp.sum(jnp.where(s.rejected, 0.0, q), axis=-1)
-            without = jnp.where(unseen != 0, 1.0 / jnp.where(unseen != 0, unseen, 1.0), 0.0)  # NaN is never accepted
-            scale = jnp.where(draw == int(Draw.WITH_REPLACEMENT), 1.0, without)
-            scale = jnp.where(draw == int(Draw.FIXED), 0.0, scale)
-        q_x = jnp.where(scale != 0, scale * take_position(q, x), 1.0)
-        p_x = take_position(left, x)
-        accepted = jnp.logical_and(trial, take_position(u, child) * q_x < p_x)
+    def descend(s: Walk) -> Walk:
+        return jax.lax.while_loop(lambda s: jnp.any(trial(s)[1]), accept, s)
 
-        after = s._replace(b=s.b + scale, rejected=jnp.logical_or(s.rejected, is_x))
-        mass = jnp.sum(left_of(p, q, after), axis=-1)
-        # Nothing is left where p equals q, up to rounding: then p stays as it is, and the trial was for nothing.
-        turned = jnp.logical_and(jnp.logical_and(trial, jnp.logical_not(accepted)), mass > NOTHING)
-        mass = jnp.where(turned, mass, 1.0)
+    def reject(s: Walk) -> Walk:
+        child, _, rejected = trial(s)
+        _, left = remainder.without(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
+        return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
 
-        def choose(down: Array, on: Array, stay: Array) -> Array:
-            shape = -1, *[1] * (stay.ndim - 1)
-            return jnp.where(accepted.reshape(shape), down, jnp.where(turned.reshape(shape), on, stay))
-
-        return Walk(
-            current=jnp.where(accepted, child + 1, s.current),
-            tried=jnp.where(trial, child + 1, s.tried),
-            a=choose(jnp.ones_like(s.a), s.a / mass, s.a),
-            b=choose(jnp.zeros_like(s.b), after.b / mass, s.b),
-            rejected=choose(jnp.zeros_like(s.rejected), after.rejected, s.rejected),
-            count=s.count + accepted.astype(s.count.dtype),
-            tested=s.tested + trial.astype(s.tested.dtype),
-            path=jnp.where(jnp.logical_and(accepted[:, None], node == s.count[:, None]), child[:, None], s.path),
-            going=trial,
-        )
-
-    zero, one = jnp.zeros_like(draft.length), jnp.ones((batch,), jnp.float32)
-    start = Walk(
-        current=zero.astype(parent.dtype),
-        tried=zero.astype(parent.dtype),
-        a=one,
-        b=jnp.zeros_like(one),
-        rejected=jnp.zeros((batch, vocab), bool),
-        count=zero,
-        tested=zero,
-        path=jnp.zeros_like(parent),
-        going=zero == 0,
-    )
-    end = jax.lax.while_loop(lambda s: jnp.any(s.going), one_trial, start)
-    log_left = jnp.log(left_of(*distributions(end.current), end))
-    return Verdict(end.count, sample_residual(keys, position, log_left), end.tested, end.path)
-
-
-def _draw_of(draft: Draft, child: Int[Array, " B"]) -> Int[Array, " B"]:
-    if draft.draws is None:
-        return jnp.full(child.shape, int(Draw.WITHOUT_REPLACEMENT), jnp.int32)
-    return take_position(draft.draws, child)
+    zero = jnp.zeros_like(draft.length, jnp.int32)
+    start = descend(Walk(zero, zero, remainder.everything(nodes)))
+    end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
+    next_token = sample_residual(keys, position, remainder.log_left(nodes, end.left, end.current))
+    return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import buffers, tree
 from jaxspec import warp as warps
+from jaxspec.accept.common import JUDGE_TREES
 from jaxspec.base import (
     Cache,
     Decoder,
@@ -87,7 +88,7 @@ def speculative(
             )
         if not rule.trees:
             raise ValueError(
-                f"the drafter drafts trees, and the rule {rule.name} judges chains only: use accept.rejection()"
+                f"the drafter drafts trees, and the rule {rule.name} judges chains only: use {JUDGE_TREES}"
             )
         if policy is not None and policy.should_continue is not None:
             raise ValueError(

@@ -238,6 +238,58 @@ def test_the_rejection_rule_is_a_walk_down_the_tree(scripted, kinds):
     assert depths >= {0, 1, 2}
 
 
+def climb(draft, target, coins, row):
+    """Traversal in float64, for one row: the accepted fed token and what is left of p after it."""
+    tokens, parent, draws = (np.asarray(x[row]) for x in (draft.tokens, draft.parent, draft.draws))
+    p_of, q_of = (np.exp(np.asarray(x[row], np.float64)) for x in (target.log_probs, draft.log_probs))
+    children = {at: list(np.flatnonzero(parent[: int(draft.length[row])] == at)) for at in range(len(tokens) + 1)}
+    weights, left, gone = {0: 1.0}, dict(enumerate(p_of)), {at: [] for at in children}
+
+    def drawn_from(at, child):
+        if draws[child] == FIXED:
+            return np.eye(VOCAB)[tokens[child]]
+        q = q_of[at].copy()
+        if draws[child] == WITHOUT:
+            q[gone[at]] = 0
+            q = q / q.sum() if q.sum() > 0 else np.eye(VOCAB)[tokens[child]]
+        return q
+
+    def accepted_below(at):
+        while children[at]:
+            child = children[at][0]
+            x, q = tokens[child], drawn_from(at, child)
+            weights[child + 1] = min(1, weights[at] * left[at][x] / q[x]) if q[x] > 0 else float(left[at][x] > 0)
+            found = accepted_below(child + 1)
+            if found is not None:
+                return found
+            rest = np.maximum(weights[at] * left[at] - q, 0)
+            gone[at].append(x)
+            children[at].pop(0)
+            mass = rest.sum()
+            weights[at] = mass / (mass + 1 - weights[at]) if mass + 1 - weights[at] > 0 else 1.0
+            left[at] = rest / mass if mass > 1e-6 else left[at]
+        return at if at == 0 or coins[row][at - 1] < weights[at] else None
+
+    at = accepted_below(0)
+    return at, left[at]
+
+
+@pytest.mark.parametrize("kinds", [tuple(Draw), (WITHOUT,), (WITH,), (FIXED,)], ids=str)
+def test_traversal_is_a_walk_up_from_the_leaves(scripted, kinds):
+    rows = 400
+    draft, target = random_trees(rows, kinds=kinds, seed=len(kinds))
+    coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
+    verdict, left = scripted(accept.traversal(), draft, target, coins)
+    depths, branches = set(), 0
+    for row in range(rows):
+        last, rest = climb(draft, target, coins, row)
+        path = path_of(verdict, row)
+        assert (path[-1] + 1 if path else 0) == last, row
+        np.testing.assert_allclose(left[row], rest, atol=1e-4)
+        depths.add(len(path))
+    assert depths >= {0, 1, 2}
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_of_a_certain_target_children_are_accepted_that_are_its_tokens(name):
     """In the one program that all rules have for it; of two siblings with one token the first counts."""
