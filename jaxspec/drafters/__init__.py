@@ -1,5 +1,6 @@
-"""Drafters, one per file. `sequential` is the draft loop of those that give logits."""
+"""Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree."""
 
+from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.model import model
@@ -7,13 +8,16 @@ from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
 from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
+from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.token_recycling import token_recycling
 from jaxspec.drafters.tree import tree
 from jaxspec.drafters.uniform import uniform
 from jaxspec.drafters.without_backoff import without_backoff
 
 __all__ = [
     "bigram",
+    "dynamic_tree",
     "fallback",
     "greedy",
     "model",
@@ -21,7 +25,9 @@ __all__ = [
     "online_ngram",
     "prompt_lookup",
     "retrieval",
+    "sequences",
     "sequential",
+    "token_recycling",
     "tree",
     "uniform",
     "unigram",
