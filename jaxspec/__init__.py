@@ -1,7 +1,8 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
 `load` a model, `generate` or `stream` from it; `drafters`, `accept` and `policies` hold the alternatives, `base` the
-types, `sharding` the placement on several devices.
+types, `sharding` the placement on several devices. `trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a
+model of another vocabulary, or of a part of it, draft.
 `speculate` does for any two slow functions what decoding does for a model.
 """
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.execution import speculate
     from jaxspec.model import load
+    from jaxspec.shared_vocabulary import share_vocabulary
+    from jaxspec.trim import trim_vocabulary
+    from jaxspec.vocabulary_map import map_vocabulary
 
 __version__ = "0.1.0"
 
@@ -30,11 +34,14 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "map_vocabulary",
     "policies",
     "sharding",
+    "share_vocabulary",
     "speculate",
     "speculative",
     "stream",
+    "trim_vocabulary",
 ]
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
@@ -49,11 +56,14 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
+    "map_vocabulary": "jaxspec.vocabulary_map",
     "policies": "",
+    "share_vocabulary": "jaxspec.shared_vocabulary",
     "sharding": "",
     "speculate": "jaxspec.execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
+    "trim_vocabulary": "jaxspec.trim",
 }
 
 

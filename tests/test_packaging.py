@@ -24,6 +24,7 @@ CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files"}
 MODELS = {"nets", "families", "recipes", "weights", "model", "vocabulary"}
+MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
     "tree": set(),
@@ -49,6 +50,9 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders"},
     "vocabulary": {"model", "weights"},
+    "vocabulary_map": CORE,
+    "trim": CORE | {"recipes", "vocabulary_map"},  # the head of a network of ours
+    "shared_vocabulary": {"base", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files"},
@@ -57,7 +61,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 }
 NEEDS_NO_FLAX = (
     *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "folders", "files", "corpus", "datastore"),
-    *("accept", "drafters", "policies", "decode", "execution"),
+    *("accept", "drafters", "policies", "decode", "execution", "vocabulary_map", "shared_vocabulary"),
 )
 
 

@@ -30,7 +30,8 @@ def generate(
         str | None,
         typer.Option(
             help="What drafts: a model, prompt_lookup, prompt_lookup=2, online_ngram, retrieval:DIR, greedy:MODEL, "
-            "without_backoff:TABLES, prompt_lookup+MODEL, or none. By default the small sibling of a shipped target."
+            "without_backoff:TABLES, trim=4096:MODEL (a head over 4096 tokens), share:MODEL (another tokenizer's), "
+            "prompt_lookup+MODEL, or none. By default the small sibling of a shipped target."
         ),
     ] = None,
     gamma: Annotated[int, typer.Option("--gamma", "-g", help="Draft tokens a round; with a --policy, at most.")] = 3,

@@ -86,7 +86,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     A model by its name or folder; "prompt_lookup" or "prompt_lookup=2" (matches of at least 2 tokens);
     "online_ngram"; "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a point mass);
     "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one of 1 token,
-    was counted). A + in a path that exists belongs to the path.
+    was counted); "trim=4096:NAME" (a model with a head over 4096 tokens), "share:NAME" (a model with another
+    tokenizer). A + in a path that exists belongs to the path.
 
     Args:
         name: as above.
@@ -96,7 +97,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     Raises:
         ValueError: no such drafter, or a datastore that was built with another vocabulary.
     """
-    from jaxspec import drafters, model
+    from jaxspec import drafters, model, shared_vocabulary, trim
+    from jaxspec.base import Model
 
     if len(names := drafter_names(name)) > 1:
         return drafters.fallback(*[drafter(part, dtype, mesh, target) for part in names])
@@ -110,6 +112,15 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
         if least and not least.isdecimal():
             raise ValueError(f"the drafter is {name!r}: expected without_backoff:NAME or without_backoff=NUMBER:NAME")
         return drafters.without_backoff(model.load(rest, dtype=dtype, mesh=mesh), int(least) if least else None)
+    if colon and (option == "trim" or kind == "share"):
+        if option == "trim" and not least.isdecimal():
+            raise ValueError(f"the drafter is {name!r}: expected trim=NUMBER:NAME, the number of tokens to draft")
+        draft = drafter(rest, dtype, mesh, target)
+        if not isinstance(draft, Model):
+            raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
+        if option == "trim":
+            return trim.trim_vocabulary(draft, size=int(least))
+        return draft if target is None else shared_vocabulary.share_vocabulary(draft, target)
     if option == "prompt_lookup" and least:
         shortest = int(least) if least.isdecimal() else 0
         if not shortest:

@@ -226,7 +226,8 @@ def _check_pair(target: Model, draft: Model) -> None:
         if target.lm.vocab_size != draft.lm.vocab_size:
             raise ValueError(
                 f"{ours} has {target.lm.vocab_size} token ids and {theirs} {draft.lm.vocab_size}, and without "
-                "two tokenizers there is no telling whether the ids they share mean the same"
+                "two tokenizers there is no telling whether the ids they share mean the same: if you know, make the "
+                "drafter's ids the target's with jaxspec.map_vocabulary"
             )
         return
     first = first_difference(target.tokenizer, draft.tokenizer)
@@ -234,7 +235,7 @@ def _check_pair(target: Model, draft: Model) -> None:
         index, word, other = first
         raise ValueError(
             f"{ours} and {theirs} have different tokenizers: id {index} is {word!r} for the target and {other!r} for "
-            "the drafter. A drafter must share its target's vocabulary"
+            "the drafter. jaxspec.share_vocabulary(draft, target) lets it draft the tokens that both have"
         )
 
 

@@ -130,12 +130,24 @@ def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
     return chain(remove, to=inner)
 
 
-def match_vocab(logits: Float[Array, "B T W"], vocab: int) -> Float[Array, "B T V"]:
+def match_vocab(
+    logits: Float[Array, "B T W"], vocab: int, ids: Int[Array, " W"] | None = None
+) -> Float[Array, "B T V"]:
     """Logits of another model over a vocabulary of `vocab` ids: -inf for ids it lacks, none for ids it has too many.
+
+    Args:
+        logits: the model's.
+        vocab: how many ids there are to be.
+        ids: which of them each of the model's is; `vocab` for one that has none. By default the same number.
 
     >>> match_vocab(jnp.zeros((1, 1, 2)), 3).tolist(), match_vocab(jnp.zeros((1, 1, 3)), 2).tolist()
     ([[[0.0, 0.0, -inf]]], [[[0.0, 0.0]]])
+    >>> match_vocab(jnp.array([[[5.0, 6.0, 7.0]]]), 3, jnp.array([2, 3, 0])).tolist()
+    [[[7.0, -inf, 5.0]]]
     """
+    if ids is not None:
+        nothing = jnp.full((*logits.shape[:-1], vocab), -jnp.inf, logits.dtype)
+        return nothing.at[..., ids].set(logits, mode="drop")
     missing = vocab - logits.shape[-1]
     if missing > 0:
         return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)

@@ -39,3 +39,15 @@ def test_what_is_given_arrives_as_one_argument():
     command(2, temperature=0.0, top_k=None)
     assert found == [(2, {"temperature": 0.0})]
     assert options.sampling_settings({"top_k": 3}).keys() <= set(warp.SamplingOptions.__annotations__)
+
+
+def test_drafters_over_other_vocabularies():
+    assert options.drafter("trim=512:debian-t5-small", "float32").params.to_target.shape == (512,)
+    target = options.drafter("debian-t5-base", "float32")
+    shared = options.drafter("share:debian-t5-small", "float32", target=target)
+    assert shared.params.to_target.tolist() == list(range(target.lm.vocab_size))
+    for name in ("trim=few:debian-t5-small", "trim:debian-t5-small"):
+        with pytest.raises(ValueError, match="expected trim=NUMBER:NAME"):
+            options.drafter(name, "float32")
+    with pytest.raises(ValueError, match="expected a model after the colon"):
+        options.drafter("share:prompt_lookup", "float32")

@@ -21,6 +21,7 @@ from jaxspec.testing import (
     total_variation,
     with_sampler,
 )
+from jaxspec.vocabulary_map import map_vocabulary
 from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5
@@ -30,8 +31,10 @@ TABLES = drafters.bigram(TEXTS, TARGET, followers=2)
 TRIGRAM = drafters.ngram([[0, 1, 1, 2, 0, 1], [2, 2, 0]], TARGET, order=3)  # lacks the pairs 0 0, 0 2, 1 0 and 2 1
 STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
 MODEL = table_model(jax.random.key(2), 3, sharpness=1.5)
+SPELLED = map_vocabulary(table_model(jax.random.key(3), 2, sharpness=1.5), [2, 0], 3, [[1], [0, 1], [0]])
 DRAFTERS = {
     "a model": as_drafter(MODEL),
+    "a model of another vocabulary": as_drafter(SPELLED),
     "its argmax": drafters.greedy(MODEL),
     "unigram": as_drafter(drafters.unigram(TEXTS, TARGET)),
     "n-gram samples": as_drafter(TABLES),
@@ -55,7 +58,8 @@ POLICIES = {
     "adaptive": policies.adaptive(0.1, 0.1, pause=1),
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
-SELDOM = ("a model", "its argmax", "unigram", "a tree of n-grams")  # others stand for these
+OTHER = "a model of another vocabulary"
+SELDOM = ("a model", OTHER, "its argmax", "unigram", "a tree of n-grams")  # others stand for these
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 PAIRS = [(name, policy) for name in DRAFTERS for policy in POLICIES if not (name in TREES and policy in STOPPING)]

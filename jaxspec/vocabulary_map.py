@@ -1,0 +1,296 @@
+"""A language model of another vocabulary as one that reads and writes the target's token ids.
+
+Whatever the map, the text has the target's distribution: the model's logits are put at the target's ids and every other
+id gets -inf, which makes a distribution like any other, that draft tokens are really drawn from. What a map costs is
+acceptance: at most the target's probability of the tokens that the model can draft.
+
+Shapes: B batch, P prompt, T step, S capacity, M feature dimension; V the target's vocabulary, W the model's own, R the
+most of the model's tokens that one of the target's is read as.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import buffers
+from jaxspec.base import Cache, Forward, Head, LanguageModel, Model, Params, Prompt
+from jaxspec.warp import match_vocab
+
+Outputs = TypeVar("Outputs")
+
+NONE = -1  # in `to_target`: the target has no such token
+
+
+class MappedParams(NamedTuple):
+    """The parameters of a mapped model.
+
+    Attributes:
+        model: its own.
+        head: those of another head (`trim_vocabulary`); None for the model's own logits.
+        to_target: the target's id of each of W ids; V, which is past the end, where there is none.
+        to_draft, count: what each of the target's ids is read as, and how many tokens that are (1..R); None: the model
+            reads them as they are.
+        first: read before every prompt [F]; None: nothing.
+    """
+
+    model: Params
+    head: Params | None
+    to_target: Int[Array, " W"]
+    to_draft: Int[Array, "V R"] | None = None
+    count: Int[Array, " V"] | None = None
+    first: Int[Array, " F"] | None = None
+
+
+class MappedCache(NamedTuple):
+    """The model's cache, the length of each row in the target's tokens, and how many of the model's own tokens the
+    first n of these are, for every n."""
+
+    inner: Cache
+    length: Int[Array, " B"]
+    ends: Int[Array, "B S+1"]
+
+
+def map_vocabulary(
+    model: Model,
+    to_target: Sequence[int] | np.ndarray,
+    vocab_size: int,
+    to_draft: Sequence[Sequence[int]] | None = None,
+    *,
+    first: Sequence[int] = (),
+) -> Model:
+    """Makes a model draft for a target that has other token ids, by a table that says which ids correspond.
+
+    A target's token that the model lacks is read as several of its own, so its rows are longer than the target's by a
+    number of their own. A pass is over T of its tokens where each row has one for each of the target's, as all drafted
+    tokens have; otherwise over R T.
+
+    Args:
+        model: the one that is to draft.
+        to_target: the target's id of each of the model's tokens; -1 for a token that the target lacks, which is never
+            drafted. The `d2t` of EAGLE-3 checkpoints is this minus 0, 1, 2, ...
+        vocab_size: how many ids the target has.
+        to_draft: the model's tokens that each of the target's is read as, at least one. By default the token that
+            corresponds; there must then be one for every id.
+        first: tokens of the model's that it reads before every prompt, such as its own beginning of a sequence.
+
+    Returns:
+        A model with `vocab_size` ids, without a tokenizer (give it the target's), for any drafter that takes a model.
+        It takes token trees if every token is read as one.
+
+    Raises:
+        ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing is read for.
+
+    Example:
+        >>> from jaxspec.testing import table_model
+        >>> draft = map_vocabulary(table_model(jax.random.key(0), vocab=2), [2, 0], 3, [[1], [1, 1], [0]])
+        >>> prompt = Prompt(jnp.array([[0, 1, 2]]), jnp.array([3]))
+        >>> forward, cache = draft.lm.prefill(draft.params, prompt, capacity=5)
+        >>> cache.ends[0, :4].tolist(), forward.logits[0, 0, 1].item()
+        ([0, 1, 3, 4], -inf)
+    """
+    own = model.lm.vocab_size
+    target_ids = np.asarray(to_target)
+    if target_ids.shape != (own,) or not np.issubdtype(target_ids.dtype, np.integer):
+        raise ValueError(f"to_target has shape {target_ids.shape}: expected an id for each of the model's {own} tokens")
+    if not ((target_ids >= NONE) & (target_ids < vocab_size)).all():
+        raise ValueError(f"to_target has an id out of range: expected ids from 0 to {vocab_size - 1}, -1 for none")
+    real = target_ids[target_ids != NONE]
+    if len(np.unique(real)) < len(real):
+        twice = np.flatnonzero(np.bincount(real) > 1)[0]
+        raise ValueError(f"to_target has id {twice} more than once: expected each of the target's ids at most once")
+    if to_draft is None:
+        alone = np.full(vocab_size, NONE, np.int32)
+        alone[real] = np.flatnonzero(target_ids != NONE)
+        if (alone == NONE).any():
+            raise ValueError(
+                f"the target's id {np.flatnonzero(alone == NONE)[0]} corresponds to no token of the model: give "
+                "to_draft, the tokens that each of the target's ids is to be read as"
+            )
+        to_draft = [[token] for token in alone.tolist()]
+    table, count = _table(to_draft, vocab_size, own)
+    if not all(0 <= token < own for token in first):
+        raise ValueError(f"first is {list(first)}: expected ids from 0 to {own - 1}")
+    params = MappedParams(
+        model.params,
+        None,
+        _past_the_end(target_ids, vocab_size),
+        jnp.asarray(table),
+        jnp.asarray(count),
+        jnp.asarray(first, jnp.int32) if len(first) else None,
+    )
+    longest, lead = table.shape[1], len(first)
+    alone = longest == 1 and not lead
+    lm = _mapped(model.lm, None, vocab_size) if alone else _ragged(model.lm, vocab_size, longest, lead)
+    return model._replace(lm=lm, params=params, tokenizer=None)
+
+
+def with_head(model: Model, head: Head, head_params: Params, to_target: Sequence[int] | np.ndarray) -> Model:
+    """A model that reads what it has read before, and whose logits come from another head.
+
+    Args:
+        model: with features.
+        head: makes logits over W ids of features.
+        head_params: its parameters.
+        to_target: which of the model's ids each of them is.
+    """
+    ids = _past_the_end(np.asarray(to_target), model.lm.vocab_size)
+    lm = _mapped(model.lm, head, model.lm.vocab_size)
+    return model._replace(lm=lm, params=MappedParams(model.params, head_params, ids))
+
+
+def _past_the_end(ids: np.ndarray, vocab_size: int) -> Int[Array, " W"]:
+    return jnp.asarray(np.where(ids == NONE, vocab_size, ids), jnp.int32)
+
+
+def _table(rows: Sequence[Sequence[int]], vocab_size: int, own: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids as a padded table, and their lengths."""
+    if len(rows) != vocab_size:
+        raise ValueError(f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} ids")
+    count = np.array([len(row) for row in rows], np.int32)
+    if count.min() < 1:
+        raise ValueError(f"to_draft has nothing for id {int(np.argmin(count))}: expected at least one token")
+    table = np.zeros((vocab_size, count.max()), np.int32)
+    table[np.arange(table.shape[1])[None, :] < count[:, None]] = np.fromiter((x for row in rows for x in row), np.int32)
+    if table.min() < 0 or table.max() >= own:
+        raise ValueError(f"to_draft has an id out of range: expected the model's ids, 0 to {own - 1}")
+    return table, count
+
+
+@functools.cache
+def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
+    """The pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
+    inner_head = lm.head if head is None else head
+
+    def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        return tokens if params.to_draft is None else params.to_draft[tokens, 0]
+
+    def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        assert inner_head is not None
+        logits = inner_head(params.model if head is None else params.head, features)
+        return match_vocab(logits, vocab, params.to_target)
+
+    def prefill(params: MappedParams, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+        prompt = prompt._replace(tokens=known(params, prompt.tokens))
+        forward, cache = lm.prefill(params.model, prompt, capacity)
+        if head is None:
+            return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
+        last = prompt.length - 1 if lm.start_token is None else jnp.zeros_like(prompt.length)
+        return forward._replace(logits=own_head(params, _at(forward.features, last[:, None]))), cache
+
+    def extend(
+        params: MappedParams, cache: Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Forward, Cache]:
+        forward, cache = lm.extend(params.model, cache, known(params, tokens), parent)
+        if head is None:
+            return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
+        return forward._replace(logits=own_head(params, forward.features)), cache
+
+    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=None if inner_head is None else own_head)
+
+
+@functools.cache
+def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
+    """The pure functions of a model that reads some of the target's tokens as several, after `lead` of its own."""
+    encoder = lm.start_token is not None
+
+    def as_own(
+        params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
+    ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
+        """Rows of the model's tokens, and where in them each of the target's ends.
+
+        With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
+        """
+        assert params.to_draft is not None and params.count is not None
+        batch, step = tokens.shape
+        count = jnp.where(real, params.count[tokens], 0)
+        ends = jnp.cumsum(count, axis=1)
+        part = jnp.arange(longest, dtype=ends.dtype)[None, None, :]
+        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * longest)
+        empty = jnp.zeros((batch, step * longest), jnp.int32)
+        row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+        return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
+
+    def narrowest(read: Callable[[int], Outputs], needed: Int[Array, " B"], width: int) -> Outputs:
+        """A pass over `width` tokens if no row has more, otherwise over all that there may be."""
+        return jax.lax.cond(jnp.max(needed) <= width, lambda: read(width), lambda: read(width * longest))
+
+    def at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
+        """Features and taps at the last of the tokens that each of the target's is read as."""
+        place, taps = jnp.maximum(ends - 1, 0), forward.taps
+        return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
+
+    def own_head(params: MappedParams, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        assert lm.head is not None
+        return match_vocab(lm.head(params.model, features), vocab, params.to_target)
+
+    def prefill(params: MappedParams, prompt: Prompt, capacity: int) -> tuple[Forward, MappedCache]:
+        width = prompt.tokens.shape[1]
+        real = jnp.arange(width, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None]
+        tokens, ends = as_own(params, prompt.tokens, real)
+        if params.first is not None:
+            first = jnp.broadcast_to(params.first[None], (tokens.shape[0], lead))
+            tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
+
+        def read(wide: int) -> tuple[Forward, Cache]:
+            given = Prompt(tokens[:, : wide + lead], ends[:, -1])
+            forward, cache = lm.prefill(params.model, given, lead + capacity * longest)
+            return (forward if encoder else at_ends(forward, ends)), cache
+
+        forward, cache = narrowest(read, ends[:, -1] - lead, width)
+        forward = forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
+        if encoder:  # the row is its start token
+            length = jnp.ones_like(prompt.length)
+            ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
+        else:
+            length, ends = prompt.length, jnp.pad(ends, ((0, 0), (1, 0)), constant_values=lead)
+        ends = jnp.pad(ends, ((0, 0), (0, capacity + 1 - ends.shape[1])))
+        return forward, MappedCache(cache, length, ends)
+
+    def extend(
+        params: MappedParams, cache: MappedCache, tokens: Int[Array, "B T"], parent: Any = None
+    ) -> tuple[Forward, MappedCache]:
+        if parent is not None:
+            raise ValueError("a model that reads one token as several takes chains only, no token trees")
+        start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]
+        own, ends = as_own(params, tokens, jnp.ones(tokens.shape, bool))
+
+        def read(wide: int) -> tuple[Float[Array, "B T x"], Forward, Cache]:
+            forward, inner = lm.extend(params.model, cache.inner, own[:, :wide])
+            inner, forward = lm.rewind(inner, start + ends[:, -1]), at_ends(forward, ends)
+            # A head is applied outside, where a program that does not read logits has none.
+            return (forward.features if lm.head else _at(forward.logits, ends - 1)), forward._replace(logits=0), inner
+
+        read_off, forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
+        logits = own_head(params, read_off) if lm.head else match_vocab(read_off, vocab, params.to_target)
+        after = buffers.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
+        length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)
+        return forward._replace(logits=logits), MappedCache(inner, length, after)
+
+    def rewind(cache: MappedCache, length: Int[Array, " B"]) -> MappedCache:
+        end = jnp.take_along_axis(cache.ends, length[:, None], axis=1)[:, 0]
+        return cache._replace(inner=lm.rewind(cache.inner, end), length=length)
+
+    def shortest(limit: int | None, taken: int) -> int | None:
+        return None if limit is None else (limit - taken) // longest
+
+    return lm._replace(
+        prefill=prefill,
+        extend=extend,
+        rewind=rewind,
+        select=None,
+        vocab_size=vocab,
+        head=own_head if lm.head else None,
+        max_positions=shortest(lm.max_positions, 0 if encoder else lead),
+        max_prompt=shortest(lm.max_prompt, lead),
+    )
+
+
+def _at(x: Float[Array, "B T M"], place: Int[Array, "B N"]) -> Float[Array, "B N M"]:
+    return jnp.take_along_axis(x, place[:, :, None], axis=1)

@@ -1,0 +1,212 @@
+"""Models of another vocabulary as drafters: the map, the smaller head, the tokens that two tokenizers share."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import drafters
+from jaxspec.base import Model, Prompt
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.shared_vocabulary import share_vocabulary
+from jaxspec.testing import certify, table_model, word_tokenizer
+from jaxspec.trim import trim_vocabulary
+from jaxspec.vocabulary_map import map_vocabulary
+from jaxspec.warp import SamplingParams, sampling
+from jaxspec.weights import int8
+
+EXACT = 1e-5
+TARGET = table_model(jax.random.key(1), 3)
+PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
+FOUR = table_model(jax.random.key(2), 4, sharpness=1.5)
+TWO = table_model(jax.random.key(3), 2, order=3, sharpness=1.5)
+SPELLED = [[1], [0, 1], [1, 0, 0]]
+MODELS = {  # a model that drafts for the target, whose ids are 0, 1 and 2
+    "permuted": map_vocabulary(FOUR, [2, -1, 0, -1], 3, [[2], [3], [0]]),
+    "spelled": map_vocabulary(TWO, [2, 0], 3, SPELLED),
+    "spelled, with a beginning": map_vocabulary(TWO, [-1, 0], 3, SPELLED, first=[1, 1]),
+}
+EVERYTHING = sampling(3, True)
+PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_at_any_temperature(name):
+    options = dict(drafter=MODELS[name], gamma=2, prompt=PROMPT, sampler=EVERYTHING)
+    for params in (PLAIN, PLAIN._replace(temperature=jnp.zeros(1)), PLAIN._replace(top_k=jnp.array([2]))):
+        assert certify(TARGET, sampling_params=params, **options) < EXACT
+
+
+def test_exact_where_nothing_that_is_drafted_is_allowed():
+    """The drafter's distribution is then no distribution at all."""
+    assert certify(TARGET, drafter=MODELS["permuted"], prompt=PROMPT, banned=[0, 2], steps=2) < EXACT
+
+
+def test_exact_in_trees():
+    assert certify(TARGET, drafter=drafters.tree(MODELS["permuted"], (2,)), prompt=PROMPT, steps=3) < EXACT
+
+
+@pytest.mark.slow
+def test_exact_in_an_encoder_decoder():
+    target, draft = (table_model(jax.random.key(4), vocab, encoder=True) for vocab in (3, 2))
+    spelled = map_vocabulary(draft, [2, 0], 3, [[0], [0, 1], [1, 0, 0]])  # the start token is the drafter's, too
+    assert certify(target, drafter=spelled, prompt=PROMPT, steps=3) < EXACT
+
+
+def test_a_spelled_row_is_what_the_model_reads():
+    """Ragged rows, rewound and fed again: the logits are those of the model after the spelled row."""
+    draft, length = MODELS["spelled, with a beginning"], jnp.array([3, 1])
+    rows = np.array([[1, 0, 2, 2, 1, 0], [2, 1, 1, 0, 0, 0]])
+    forward, cache = draft.lm.prefill(draft.params, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), 8)
+    found = [forward.logits[:, 0]]
+    for _ in range(2):
+        cache = draft.lm.rewind(cache, length)
+        new = np.stack([row[n : n + 3] for row, n in zip(rows, [3, 1], strict=True)])
+        forward, cache = draft.lm.extend(draft.params, cache, jnp.asarray(new, jnp.int32))
+        found.append(forward.logits[:, 2])
+    for row, ends in ((0, (3, 6, 6)), (1, (1, 4, 4))):
+        for logits, end in zip(found, ends, strict=True):
+            own = [1, 1] + [x for token in rows[row, :end] for x in SPELLED[token]]
+            expected = TWO.params[tuple(own[-3:])]
+            np.testing.assert_array_equal(logits[row], [expected[1], -np.inf, -np.inf])
+
+
+# --- a smaller head
+
+DECODER = decoder.DecoderConfig(40, dim=8, ff_dim=16, layers=1, heads=2, kv_heads=1, head_dim=4, logits_cap=5.0)
+NETS = {
+    "own head": (decoder, DECODER),
+    "tied": (decoder, dataclasses.replace(DECODER, tied_head=True, end_tokens=(39,))),
+    "gpt": (gpt, gpt.GPTConfig(40, dim=8, ff_dim=16, layers=1, heads=2, max_positions=32)),
+    "t5": (t5, t5.T5Config(40, 8, 16, 2, 4, 1, 1, tied_head=True, start_token=7)),
+    "int8": (decoder, DECODER),
+}
+
+
+def network(name):
+    net, config = NETS[name]
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), jnp.float32), shapes)
+    return Model(net.language_model(config), int8.quantise(params) if name == "int8" else params, config=config)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_smaller_head_has_the_same_logits(name):
+    model = network(name)
+    small = trim_vocabulary(model, ids=[3, 30, 5])
+    kept = [3, 5, 30] + ([39] if name == "tied" else [])
+    prompt = Prompt(jnp.array([[1, 30, 4, 2]] * 2, jnp.int32), jnp.array([4, 2]))
+
+    def passes(lm, params):
+        first, cache = lm.prefill(params, prompt, 8)
+        second, _ = lm.extend(params, cache, prompt.tokens[:, :2])
+        return first.logits, second.logits, lm.head(params, second.features)
+
+    whole, part = (jax.jit(passes, static_argnums=0)(m.lm, m.params) for m in (model, small))
+    for all_logits, logits in zip(whole, part, strict=True):
+        np.testing.assert_allclose(logits[..., kept], all_logits[..., kept], rtol=2e-5, atol=2e-5)
+        assert np.isneginf(np.delete(logits, kept, axis=-1)).all()
+
+
+def test_a_smaller_head_costs_less():
+    """What the compiled draft step computes: the whole product is in it no more."""
+    config = dataclasses.replace(DECODER, vocab_size=4096)
+    model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+    flops = {}
+    for name, m in (("whole", model), ("trimmed", trim_vocabulary(model, size=512))):
+        _, cache = m.lm.prefill(m.params, Prompt(jnp.ones((1, 2), jnp.int32), jnp.array([2])), 4)
+
+        def step(params, cache, lm=m.lm):
+            forward, _ = lm.extend(params, cache, jnp.ones((1, 1), jnp.int32))
+            return forward.logits
+
+        flops[name] = jax.jit(step).lower(m.params, cache).compile().cost_analysis()["flops"]
+    assert flops["whole"] - flops["trimmed"] > 0.9 * 2 * config.dim * (4096 - 512)
+
+
+def test_which_tokens_are_drafted():
+    model = network("tied")
+    counts = np.zeros(40)
+    counts[[4, 9, 2]] = 3, 8, 1
+    assert trim_vocabulary(model, size=3).params.to_target.tolist() == [0, 1, 39]
+    assert trim_vocabulary(model, counts=counts, size=3).params.to_target.tolist() == [4, 9, 39]
+    assert trim_vocabulary(network("own head"), counts=counts).params.to_target.tolist() == [2, 4, 9]
+
+
+@pytest.mark.slow
+def test_a_smaller_head_is_exact():
+    config = dataclasses.replace(NETS["tied"][1], vocab_size=4, end_tokens=())
+    random = np.random.default_rng(1)
+    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), jnp.float32), shapes)
+    small = trim_vocabulary(Model(decoder.language_model(config), params, config=config), ids=[0, 2])
+    target = table_model(jax.random.key(5), 4, order=1)
+    for temperature in (0.0, 1.0):
+        assert certify(target, drafter=small, gamma=1, temperature=temperature, steps=3) < EXACT
+
+
+# --- two tokenizers
+
+SENTENCE = ["<unk>", "</s>", "<s>", "▁", "▁the", "▁old", "dog", "d", "o", "g", "<0xC3>", "<0xA9>"]
+BYTES = ["<|end|>", "Ġthe", "Ġold", "Ã©", "Ã", "dog", "Ġdog", "Ġcat"]
+
+
+def model_with(words, key, **tokens):
+    return table_model(jax.random.key(key), len(words))._replace(tokenizer=word_tokenizer(words, **tokens))
+
+
+def test_tokens_that_spell_the_same_are_shared():
+    sentence = model_with(SENTENCE, 1, bos_token="<s>")
+    byte_level = model_with(BYTES, 2, end="<|end|>", unknown="<|end|>")
+    shared = share_vocabulary(byte_level, sentence)  # drafts by bytes for a target of SentencePiece's
+    assert shared.params.to_target.tolist() == [1, 4, 5, 12, 10, 6, 12, 12]
+    one = map_vocabulary(byte_level, [1, 4, 5, -1, 10, 6, -1, -1], 12, [[0]] * 12)
+    assert (shared.params.to_target == one.params.to_target).all()
+    shared = share_vocabulary(sentence, byte_level)
+    table, count = np.asarray(shared.params.to_draft), np.asarray(shared.params.count)
+    spelled = {word: table[i, : count[i]].tolist() for i, word in enumerate(BYTES)}
+    assert spelled == {
+        "<|end|>": [1],
+        "Ġthe": [4],
+        "Ġold": [5],
+        "Ã©": [10, 11],
+        "Ã": [10],
+        "dog": [6],
+        "Ġdog": [3, 6],
+        "Ġcat": [3],  # the letters of "cat" are no tokens
+    }
+
+
+BAD = {
+    "to_target has shape (3,): expected an id for each of the model's 4 tokens": lambda: map_vocabulary(
+        FOUR, [0, 1, 2], 3
+    ),
+    "expected ids from 0 to 2, -1 for none": lambda: map_vocabulary(FOUR, [0, 1, 2, 3], 3),
+    "has id 1 more than once": lambda: map_vocabulary(FOUR, [0, 1, 1, 2], 3),
+    "id 1 corresponds to no token": lambda: map_vocabulary(FOUR, [0, 2, -1, -1], 3),
+    "to_draft has nothing for id 2": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0], [1], []]),
+    "to_draft has 1 entries": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0]]),
+    "expected the model's ids, 0 to 3": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, [[0], [1], [9]]),
+    "first is [4]": lambda: map_vocabulary(FOUR, [0, 1, 2, -1], 3, first=[4]),
+    "(a TableConfig) cannot be trimmed": lambda: trim_vocabulary(FOUR, size=2),
+    "takes ids, or size and counts": lambda: trim_vocabulary(network("gpt")),
+    "size is 41": lambda: trim_vocabulary(network("gpt"), size=41),
+    "ids has 3 to 40": lambda: trim_vocabulary(network("gpt"), ids=[3, 40]),
+    "counts has shape (3,)": lambda: trim_vocabulary(network("gpt"), counts=[1, 2, 3]),
+    "has a vocabulary map already": lambda: trim_vocabulary(trim_vocabulary(network("gpt"), size=8), size=4),
+    "the drafter (table-4) has no tokenizer": lambda: share_vocabulary(FOUR, TARGET),
+    "have no token in common": lambda: share_vocabulary(
+        model_with(["a", "b"], 1, end="a", unknown="b"), model_with(["c"], 2, end="c", unknown="c")
+    ),
+    "takes chains only": lambda: drafters.tree(MODELS["spelled"], (2, 1)),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_cannot_be_mapped(message):
+    with pytest.raises(ValueError) as error:
+        BAD[message]()
+    assert message in str(error.value)
