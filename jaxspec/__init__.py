@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec import accept, drafters, policies, sharding
-    from jaxspec.base import Drafter, LanguageModel, Model, Prompt
+    from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.execution import speculate
-    from jaxspec.model import load
+    from jaxspec.model import load, with_taps
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bound",
     "Drafter",
     "Generation",
     "LanguageModel",
@@ -35,10 +36,12 @@ __all__ = [
     "speculate",
     "speculative",
     "stream",
+    "with_taps",
 ]
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
+    "Bound": "jaxspec.base",
     "Drafter": "jaxspec.base",
     "Generation": "jaxspec.decode",
     "LanguageModel": "jaxspec.base",
@@ -54,6 +57,7 @@ _HOMES = {
     "speculate": "jaxspec.execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
+    "with_taps": "jaxspec.model",
 }
 
 
