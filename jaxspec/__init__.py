@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.execution import speculate
+    from jaxspec.heads import load_drafter
     from jaxspec.model import load, with_taps
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "load_drafter",
     "policies",
     "sharding",
     "speculate",
@@ -52,6 +54,7 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
+    "load_drafter": "jaxspec.heads",
     "policies": "",
     "sharding": "",
     "speculate": "jaxspec.execution",

@@ -1,4 +1,4 @@
-"""Networks that draft from a target's hidden states, as pure functions: what `drafters.eagle` and its like are made of."""
+"""Networks that draft from a target's hidden states, as pure functions: what `drafters.eagle` and others take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Needs(NamedTuple):
     Attributes:
         vocab_size: number of token ids.
         hidden_size: width of the target's features, and of each tap.
-        taps: layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty: none.
+        taps: layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty:
+        none.
         embedding, head: whether it takes these from the target.
     """
 

@@ -214,7 +214,7 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
 
 
 def _with_taps(target: Model, made_for: Model) -> Model:
-    """The target with the language model that a drafter was made for, which may give taps that the target's does not."""
+    """The target with the language model that a drafter was made for, which may give taps that its own does not."""
     if target.lm is made_for.lm or target.lm == made_for.lm:
         return target
     if target.config is None or target.config != made_for.config:

@@ -85,7 +85,9 @@ def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
             features = head.block(weights.draft, shared, state.cache, last, count)
             return features, head.logits(weights.draft, shared, features)
 
-        def logits_at(i: int | Int[Array, ""], previous: Int[Array, " B"], carry: Any) -> tuple[Float[Array, "B V"], Any]:
+        def logits_at(
+            i: int | Int[Array, ""], previous: Int[Array, " B"], carry: Any
+        ) -> tuple[Float[Array, "B V"], Any]:
             features, logits, memory = carry
             here = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
             if head.correct is not None:

@@ -34,7 +34,8 @@ class HeadsState(NamedTuple):
 
 
 def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
-    """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass (Medusa).
+    """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
+    (Medusa).
 
     There is no pass of any model: head i is a small block and a vocabulary projection, which predicts the token after i
     draft tokens. Medusa's and blockwise decoding's heads do not look at these, and so each token is drawn

@@ -1,4 +1,5 @@
-"""What drafters that read their target's hidden states share: checks, the accepted path, tokens that are drawn in a row.
+"""What drafters that read their target's hidden states share: checks, the accepted path, tokens that are drawn in a
+row.
 
 Axis letters as in `jaxspec.base`; W logits of a drafter, C draft tokens that it has logits of.
 """
@@ -43,8 +44,8 @@ def check_target(needs: Needs, target: Model, kind: str) -> None:
     lm, name = target.lm, target.name or "the target"
     if lm.feature_size == 0:
         raise ValueError(
-            f"{kind} reads hidden states, and {name} gives none (LanguageModel.feature_size is 0): expected a network of "
-            "jaxspec.nets"
+            f"{kind} reads hidden states, and {name} gives none (LanguageModel.feature_size is 0): expected a network "
+            "of jaxspec.nets"
         )
     if lm.feature_size != needs.hidden_size:
         raise ValueError(
@@ -53,8 +54,8 @@ def check_target(needs: Needs, target: Model, kind: str) -> None:
         )
     if lm.vocab_size != needs.vocab_size:
         raise ValueError(
-            f"{kind} was made for {needs.vocab_size} token ids, and {name} has {lm.vocab_size}: it was made for another "
-            "target"
+            f"{kind} was made for {needs.vocab_size} token ids, and {name} has {lm.vocab_size}: it was made for "
+            "another target"
         )
     if needs.taps and lm.taps != needs.taps:
         have = f"has the outputs of layers {list(lm.taps)}" if lm.taps else "was built without taps"

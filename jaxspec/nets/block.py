@@ -1,9 +1,9 @@
 """Block drafters: one pass over a block of mask tokens, whose attention also reads the target's hidden states.
 
-DFlash (Chen et al., arXiv 2602.06036): the outputs of several of the target's layers, at every committed position, are fused
-into one vector, of which each layer of the drafter makes keys and values. The block is the last committed token and
-mask tokens; within it every position attends to every other one. DSpark adds to the logits of a token what a low-rank
-matrix says of the token before it, so that the tokens of a block depend on each other.
+DFlash (Chen et al., arXiv 2602.06036): the outputs of several of the target's layers, at every committed position, are
+fused into one vector, of which each layer of the drafter makes keys and values. The block is the last committed token
+and mask tokens; within it every position attends to every other one. DSpark adds to the logits of a token what a
+low-rank matrix says of the token before it, so that the tokens of a block depend on each other.
 
 Shapes: B batch, T step, S cache capacity, C tokens of a block, M the layers' width, F what is read of the target,
 V vocabulary, R rank.

@@ -1,11 +1,11 @@
 """EAGLE's networks: one transformer layer (or a few) that continues the target's hidden states, token by token.
 
-EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's features and predicts
-the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv 2503.01840) fuses the outputs of several
-of the target's layers, has a head of its own, and often a vocabulary of its own.
+EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's features and
+predicts the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv 2503.01840) fuses the outputs of
+several of the target's layers, has a head of its own, and often a vocabulary of its own.
 
-A pair is the hidden state of one position and the token of the next: pair t gives the hidden state of position t + 1, and
-the logits of token t + 2.
+A pair is the hidden state of one position and the token of the next: pair t gives the hidden state of position t + 1,
+and the logits of token t + 2.
 
 Shapes: B batch, T step, M the layers' width, F what is read of the target, V vocabulary.
 """
@@ -67,8 +67,8 @@ class EagleConfig:
             )
         if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
             raise ValueError(
-                f"without taps this is EAGLE-1, whose width is the target's, {self.hidden_size}, and whose vocabulary is "
-                f"the target's: got width {c.dim} and draft_vocab {self.draft_vocab}"
+                f"without taps this is EAGLE-1, whose width is the target's, {self.hidden_size}, and whose vocabulary "
+                f"is the target's: got width {c.dim} and draft_vocab {self.draft_vocab}"
             )
         if not self.own_embedding and c.dim != self.hidden_size:
             raise ValueError(
@@ -76,7 +76,9 @@ class EagleConfig:
                 "expected own_embedding"
             )
         if not self.own_head and (c.dim != self.hidden_size or self.draft_vocab is not None):
-            raise ValueError("a head of another width or vocabulary than the target's cannot be shared: expected own_head")
+            raise ValueError(
+                "a head of another width or vocabulary than the target's cannot be shared: expected own_head"
+            )
         if self.norm_before_fc and self.norm_each_tap:
             raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
 

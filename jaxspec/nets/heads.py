@@ -1,8 +1,8 @@
 """Heads beside a model's own, each of which predicts a token further ahead from the same features.
 
-Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115) has a feed-forward block for each and shares the
-model's head; Medusa (Cai et al., arXiv 2401.10774) has residual blocks and a head for each; in Hydra (Ankner et al.,
-arXiv 2402.05109) a head also reads the tokens before the one that it predicts.
+Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115) has a feed-forward block for each and shares
+the model's head; Medusa (Cai et al., arXiv 2401.10774) has residual blocks and a head for each; in Hydra (Ankner et
+al., arXiv 2402.05109) a head also reads the tokens before the one that it predicts.
 
 Shapes: B batch, M model dimension, H heads, V vocabulary.
 """
@@ -143,8 +143,6 @@ def head(config: HeadsConfig) -> ParallelHeads:
 def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
     """Random parameters; blocks begin as the identity."""
     c = config
-    shared = Shared(
-        lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size))
-    )
+    shared = Shared(lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size)))
     made = functools.partial(Heads(c).init, shared=shared)
     return jax.jit(made)(key, jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32))["params"]
