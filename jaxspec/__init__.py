@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec import accept, drafters, policies, sharding
-    from jaxspec.base import Drafter, LanguageModel, Model, Prompt
+    from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
     from jaxspec.execution import speculate
-    from jaxspec.model import load
+    from jaxspec.heads import load_drafter
+    from jaxspec.model import load, with_taps
     from jaxspec.shared_vocabulary import share_vocabulary
     from jaxspec.trim import trim_vocabulary
     from jaxspec.vocabulary_map import map_vocabulary
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bound",
     "Drafter",
     "Generation",
     "LanguageModel",
@@ -34,6 +36,7 @@ __all__ = [
     "drafters",
     "generate",
     "load",
+    "load_drafter",
     "map_vocabulary",
     "policies",
     "sharding",
@@ -42,10 +45,12 @@ __all__ = [
     "speculative",
     "stream",
     "trim_vocabulary",
+    "with_taps",
 ]
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
+    "Bound": "jaxspec.base",
     "Drafter": "jaxspec.base",
     "Generation": "jaxspec.decode",
     "LanguageModel": "jaxspec.base",
@@ -56,6 +61,7 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
+    "load_drafter": "jaxspec.heads",
     "map_vocabulary": "jaxspec.vocabulary_map",
     "policies": "",
     "share_vocabulary": "jaxspec.shared_vocabulary",
@@ -64,6 +70,7 @@ _HOMES = {
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
     "trim_vocabulary": "jaxspec.trim",
+    "with_taps": "jaxspec.model",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,31 @@ def load(
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
     return Model(net_of(config).language_model(config), params, tokenizer, config, name)
+
+
+def with_taps(target: Model, taps: Sequence[int]) -> Model:
+    """The same model, whose passes also give the outputs of some of its layers: what EAGLE-3 and DFlash read.
+
+    `load_drafter` does this where a head asks for it. A program that reads no taps computes none.
+
+    Args:
+        target: a model with one of jaxspec's networks.
+        taps: layers; 0 is the output of the first one. See `nets.stack.check_taps`.
+
+    Raises:
+        ValueError: the model is none of jaxspec's networks, or has no such layer.
+
+    >>> target = with_taps(load("debian-t5-small"), (0, 1))
+    >>> target.lm.taps
+    (0, 1)
+    """
+    try:
+        lm = net_of(target.config).language_model(target.config, taps)
+    except TypeError as error:
+        raise ValueError(
+            f"{target.name or 'the model'} has no layers to tap: expected a network of jaxspec.nets, with its config"
+        ) from error
+    return target._replace(lm=lm)
 
 
 def format_of(folder: Path) -> str:

@@ -6,6 +6,7 @@ A file per concept, to be read in this order:
     distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
     draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
     rule            Rule: which draft tokens are accepted
+    draft_head      RecurrentHead, ParallelHeads, ...: networks that draft from a target's hidden states
     drafter         Drafter: init, propose, commit; the DraftContext of a round; Bound, functions with their values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
@@ -26,6 +27,26 @@ one fed in the next pass. Positions and lengths always count within the row.
 from jaxspec.base.decoder import Caches, Decoder, DecoderInit, DecoderStep, Request, RoundInfo, State, Stats, Weights
 from jaxspec.base.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
 from jaxspec.base.draft import Draft, Draw, Verdict
+from jaxspec.base.draft_head import (
+    AppendContext,
+    Block,
+    BlockHead,
+    Correct,
+    Embed,
+    EmbedTokens,
+    EmptyCache,
+    ExtendHidden,
+    HeadLogits,
+    HeadsLogits,
+    HiddenLogits,
+    LookAhead,
+    LookAheadEmbeddings,
+    Needs,
+    ParallelHeads,
+    Read,
+    RecurrentHead,
+    Shared,
+)
 from jaxspec.base.drafter import Bound, Commit, DraftContext, Drafter, DraftInit, Propose, TreeSize
 from jaxspec.base.language_model import (
     Cache,
@@ -46,10 +67,14 @@ from jaxspec.base.rule import AcceptanceRatio, Rule, Verify
 
 __all__ = [
     "AcceptanceRatio",
+    "AppendContext",
+    "Block",
+    "BlockHead",
     "Bound",
     "Cache",
     "Caches",
     "Commit",
+    "Correct",
     "Decoder",
     "DecoderInit",
     "DecoderStep",
@@ -59,13 +84,24 @@ __all__ = [
     "DraftInit",
     "Drafter",
     "Draw",
+    "Embed",
+    "EmbedTokens",
+    "EmptyCache",
     "Extend",
+    "ExtendHidden",
     "Forward",
     "Head",
+    "HeadLogits",
+    "HeadsLogits",
+    "HiddenLogits",
     "Keys",
     "LanguageModel",
     "LogitsProcessor",
+    "LookAhead",
+    "LookAheadEmbeddings",
     "Model",
+    "Needs",
+    "ParallelHeads",
     "Params",
     "Policy",
     "PolicyInit",
@@ -76,12 +112,15 @@ __all__ = [
     "Prefix",
     "Prompt",
     "Propose",
+    "Read",
+    "RecurrentHead",
     "Request",
     "Rewind",
     "RoundInfo",
     "Rule",
     "Sampler",
     "Select",
+    "Shared",
     "State",
     "Stats",
     "ToDistribution",

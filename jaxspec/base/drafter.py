@@ -84,6 +84,7 @@ class Drafter(NamedTuple):
         lm: the language model that drafts, for checks of its vocabulary and positions; None if there is none.
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
+        longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
     """
 
     init: DraftInit
@@ -92,6 +93,7 @@ class Drafter(NamedTuple):
     lm: LanguageModel | None = None
     may_be_empty: bool = False
     tree: TreeSize | None = None
+    longest: int | None = None
 
 
 class Bound(NamedTuple, Generic[Functions]):
@@ -102,8 +104,11 @@ class Bound(NamedTuple, Generic[Functions]):
         params: traced values. A drafter's are `Weights.draft`; a policy's numbers have an entry for each row or one for
             all, and become `Request.policy`.
         models: of a drafter: those that it was made from, to be checked against the target.
+        target: of a drafter that reads hidden states: the model that it was made for. The target must be that model,
+            and its language model (with the taps that the drafter reads) is used.
     """
 
     functions: Functions
     params: Params = None
     models: tuple[Model, ...] = ()
+    target: Model | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int, Key
+
+if TYPE_CHECKING:
+    from jaxspec.base.draft_head import Embed
 
 Params = Any
 """Any pytree of arrays."""
@@ -111,6 +114,8 @@ class LanguageModel(NamedTuple):
         max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
         head: see the protocol; None if logits cannot be had from features, or none need be spared.
         feature_size: width of `Forward.features`; 0: the model gives none.
+        embed: rows of the embedding matrix (`base.Embed`); None if they cannot be had.
+        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
     """
 
     prefill: Prefill
@@ -123,6 +128,8 @@ class LanguageModel(NamedTuple):
     head: Head | None = None
     select: Select | None = None
     feature_size: int = 0
+    embed: Embed | None = None
+    taps: tuple[int, ...] = ()
 
 
 class Model(NamedTuple):

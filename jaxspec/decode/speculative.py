@@ -80,6 +80,8 @@ def speculative(
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
     if gamma == 0:
         return autoregressive(target, sampler)
+    if drafter.longest is not None:
+        gamma = min(gamma, drafter.longest)
     nodes, depth = (gamma, gamma) if drafter.tree is None else drafter.tree
     if drafter.tree is not None:
         if target.select is None:

@@ -1,9 +1,14 @@
 """Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree."""
 
+from jaxspec.drafters.block import block
 from jaxspec.drafters.dynamic_tree import dynamic_tree
+from jaxspec.drafters.eagle import eagle
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
+from jaxspec.drafters.heads import heads
+from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
+from jaxspec.drafters.mtp import mtp
 from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
 from jaxspec.drafters.prompt_lookup import prompt_lookup
@@ -17,10 +22,15 @@ from jaxspec.drafters.without_backoff import without_backoff
 
 __all__ = [
     "bigram",
+    "block",
     "dynamic_tree",
+    "eagle",
     "fallback",
     "greedy",
+    "heads",
+    "lookahead_embeddings",
     "model",
+    "mtp",
     "ngram",
     "online_ngram",
     "prompt_lookup",

@@ -50,8 +50,11 @@ def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
                 "last (or drafters.without_backoff around it, if it is n-gram tables)"
             )
     models = tuple(found for drafter in made for found in drafter.models)
+    targets = [drafter.target for drafter in made if drafter.target is not None]
+    if any(target.lm != targets[0].lm for target in targets[1:]):
+        raise ValueError("the drafters read the hidden states of different targets, or different taps: expected one")
     functions = _fallback(tuple(drafter.functions for drafter in made))
-    return Bound(functions, tuple(drafter.params for drafter in made), models)
+    return Bound(functions, tuple(drafter.params for drafter in made), models, targets[0] if targets else None)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def greedy(draft: Model | Bound[Drafter]) -> Bound[Drafter]:
         [5]
     """
     drafter = as_drafter(draft)
-    if drafter.functions.lm is None:
+    if drafter.functions.lm is None and drafter.target is None:
         raise ValueError("greedy got a drafter without a model: expected a model, or a drafter that samples from one")
     return drafter._replace(functions=_greedy(drafter.functions))
 

@@ -120,6 +120,15 @@ class AttentionInputs(NamedTuple):
     bias: Float[Array, "#B H T S"] | None
 
 
+def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
+    """The rotation of global layers at some positions; None if positions are not rotary."""
+    c = config
+    if c.positions != "rotary":
+        return None
+    scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original)
+    return rotary.rotation(position, rotary.frequencies(c.head_dim, c.rope_base, scaling))
+
+
 class DecoderLayer(nn.Module):
     config: DecoderConfig
 
@@ -196,17 +205,13 @@ class Decoder(nn.Module):
         if c.positions == "relative":
             bias = biases(self.bias(distances(capacity)), length, step, capacity, parent)
 
-        def rotary_of(base: float, scaling: RopeScaling | None) -> Rotation | None:
-            if c.positions != "rotary":
-                return None
-            return rotary.rotation(position, rotary.frequencies(c.head_dim, base, scaling))
-
-        scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original)
-        inputs = {False: AttentionInputs(mask[:, None], rotary_of(c.rope_base, scaling), bias)}
+        inputs = {False: AttentionInputs(mask[:, None], rotation_of(c, position), bias)}
         if c.window is not None and any(c.local):
             near = jnp.logical_and(mask, within(c.window, position, kv.key_positions(length, step, capacity, parent)))
             # A base of their own is not scaled: within the window no distance is longer than in training.
-            own = inputs[False].rotary if c.local_rope_base is None else rotary_of(c.local_rope_base, None)
+            own = inputs[False].rotary
+            if own is not None and c.local_rope_base is not None:
+                own = rotary.rotation(position, rotary.frequencies(c.head_dim, c.local_rope_base))
             inputs[True] = AttentionInputs(near[:, None], own, bias)
         return inputs
 
@@ -250,7 +255,7 @@ def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageMod
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(Decoder(c, taps), empty, c.vocab_size, c.max_positions, c.dim)
+    return stack.decoder_only(Decoder(c, taps), empty, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

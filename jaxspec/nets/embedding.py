@@ -19,6 +19,9 @@ from jaxspec.nets.quantised import Matrix
 class Embedding(nn.Module):
     """Looks rows up, as `dtype`; a tied head multiplies with them.
 
+    Parameters may have a second matrix, `more` [n, dim]: ids from `size` on are its rows. These are vectors to be fed
+    that are no tokens (`nets.lookahead_embeddings`).
+
     Attributes:
         size, dim: rows of the matrix, and their width.
         embedding_init: of the matrix.
@@ -33,6 +36,13 @@ class Embedding(nn.Module):
         self.embedding: Matrix = self.param("embedding", self.embedding_init, (self.size, self.dim), jnp.float32)
 
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
+        if not self.has_variable("params", "more"):
+            return self._rows(ids)
+        more: Array = self.get_variable("params", "more")
+        own = jnp.take(more, jnp.maximum(ids - self.size, 0), axis=0).astype(self.dtype)
+        return jnp.where((ids >= self.size)[..., None], own, self._rows(jnp.minimum(ids, self.size - 1)))
+
+    def _rows(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
         if isinstance(self.embedding, Mapping):
             return quantised.rows(ids, **self.embedding).astype(self.dtype)
         return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)

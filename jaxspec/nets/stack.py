@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, Head, LanguageModel, Params, Prompt
+from jaxspec.base import Embed, Forward, Head, LanguageModel, Params, Prompt
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
@@ -101,6 +101,15 @@ def head_of(module: nn.Module) -> Head:
     return head
 
 
+def embed_of(module: nn.Module) -> Embed:
+    """The `LanguageModel.embed` of a network with an `embedding`."""
+
+    def embed(params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        return nn.apply(lambda net: net.embedding(tokens), module)({"params": params})
+
+    return embed
+
+
 class Decoder(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
@@ -125,13 +134,14 @@ def decoder_only(
     vocab_size: int,
     max_positions: int | None,
     feature_size: int,
+    taps: tuple[int, ...] = (),
 ) -> LanguageModel:
     """The pure functions of a network that is a `Decoder`.
 
     Args:
         module: the network.
         empty: makes a cache for (batch, capacity).
-        vocab_size, max_positions, feature_size: see `LanguageModel`.
+        vocab_size, max_positions, feature_size, taps: see `LanguageModel`.
     """
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
@@ -162,4 +172,6 @@ def decoder_only(
         head=head_of(module),
         select=kv.select,
         feature_size=feature_size,
+        embed=embed_of(module),
+        taps=taps,
     )

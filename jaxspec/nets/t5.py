@@ -275,6 +275,8 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         stack.head_of(module),
         select,
         config.dim,
+        stack.embed_of(module),
+        taps,
     )
 
 

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
 WEIGHT_FILES = ("model*.safetensors", "flax_model*.msgpack", "pytorch_model*.bin")
+DRAFTER_FILES = (*WEIGHT_FILES, "medusa_lm_head*.safetensors", "medusa_lm_head*.pt")
 IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 
 
@@ -42,7 +44,7 @@ def is_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
     """The folder of a hub id, downloaded unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
@@ -50,6 +52,7 @@ def download(name: str, revision: str | None = None) -> Path:
     Args:
         name: owner/name.
         revision: a branch, a tag or a commit; None for the main branch.
+        files: patterns of what may hold weights, the best first.
 
     Raises:
         CheckpointError: it cannot be had; the message says why.
@@ -57,7 +60,7 @@ def download(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        for weights in WEIGHT_FILES:
+        for weights in files:
             wanted = [*SMALL_FILES, weights]
             how: dict[str, Any] = dict(allow_patterns=wanted, ignore_patterns=IN_FOLDERS)
             folder = Path(snapshot_download(name, revision=revision, **how))
@@ -69,7 +72,7 @@ def download(name: str, revision: str | None = None) -> Path:
             f"{name} cannot be had from the Hugging Face hub: {reason} "
             "(HF_TOKEN, HF_HUB_OFFLINE and HF_HOME work as they do in huggingface_hub)"
         ) from error
-    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(WEIGHT_FILES)}")
+    raise CheckpointError(f"{name} has no weights on the Hugging Face hub: expected one of {', '.join(files)}")
 
 
 def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
@@ -91,7 +94,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     folder = Path(folder)
     family, config = read_config(folder)
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
-    files = tensors.shards(folder)
+    files = [_of_model(shard, config) for shard in tensors.shards(folder)]
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
     _check(folder, where, parameters.shapes(config), files, family, copies)
@@ -106,6 +109,25 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     return parameters.nested(params), config
 
 
+def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
+    """A file without the modules for multi-token prediction that may lie beside a model: `load_drafter` reads these."""
+    layers = getattr(config, "layers", 0)
+
+    def is_module(name: str) -> bool:
+        found = re.match(r"model\.layers\.(\d+)\.", name)
+        return name.startswith(("mtp.", "model.mtp_layers.")) or (found is not None and int(found[1]) >= layers)
+
+    beside = {name for name in shard.shapes if is_module(name)}
+    if not beside or not any("eh_proj" in name or "mtp" in name for name in beside):
+        return shard
+    shapes = {name: shape for name, shape in shard.shapes.items() if name not in beside}
+
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        return shard.read([name for name in shapes if only is None or name in only])
+
+    return tensors.Shard(shard.path, shapes, read)
+
+
 def read_config(folder: Path) -> tuple[Family, Any]:
     """The family that config.json names, and the configuration of its network, as it has it (see `_without_copies`).
 
@@ -116,7 +138,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     """
     path = folder / CONFIG
     try:
-        table = _object(path)
+        table = read_object(path)
         family = families.of(table)
         config = family.read(table)
     except (OSError, ValueError, TypeError) as error:
@@ -129,7 +151,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
 def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
     """The list of them in a file; empty if there is one only, which the tokenizer knows, too."""
     try:
-        ends = _object(path).get("eos_token_id")
+        ends = read_object(path).get("eos_token_id")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
     if not isinstance(ends, list):
@@ -139,7 +161,7 @@ def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     table = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(table, dict):
         raise FamilyError(f"it is a {type(table).__name__}, expected an object")
@@ -199,7 +221,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
             (beside / GENERATION).write_text(said + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
-        _write_weights(beside, named)
+        write_weights(beside, named)
     return folder
 
 
@@ -218,7 +240,7 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.ascontiguousarray(whole, jnp.dtype(model.config.dtype))
 
 
-def _write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
     """One file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
     from safetensors.numpy import save_file
 

@@ -61,12 +61,15 @@ def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) 
     x = x.astype(jnp.dtype(int8.computation(dtype) if matrix else "float32"), copy=False)
     if matrix and dtype == "int8":
         made = jax.block_until_ready(int8.quantise_matrix(x))  # waited for, so that one matrix at a time is in float32
-        return {kind: _put(f"{path}/{kind}", y, config, mesh) for kind, y in made.items()}
-    return _put(path, x, config, mesh)
+        return {kind: put(f"{path}/{kind}", y, config, mesh) for kind, y in made.items()}
+    return put(path, x, config, mesh)
 
 
-def _put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
-    """The file's own memory is let go of: what comes from NumPy is copied, and that is waited for."""
+def put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its device, or its parts on those of a mesh, as it is.
+
+    The file's own memory is let go of: what comes from NumPy is copied, and that is waited for.
+    """
     if mesh is not None:
         return jax.block_until_ready(sharding.put(x, sharding.of(path, x.shape, config, mesh)))
     return x if isinstance(x, jax.Array) else jax.block_until_ready(jnp.array(x))

@@ -15,7 +15,7 @@ import gc
 import json
 import mmap
 import zipfile
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -50,16 +50,21 @@ class Shard(NamedTuple):
     read: Read
 
 
-def shards(folder: Path) -> list[Shard]:
+def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
     """The files of a folder's weights, opened.
+
+    Args:
+        folder: where they lie.
+        formats: names of files, and how each is opened; None for `FORMATS`, a model's.
 
     Raises:
         CheckpointError: there are none, some are absent or damaged, or they hold something else than tensors.
     """
-    for name, open_file in FORMATS.items():
+    formats = FORMATS if formats is None else formats
+    for name, open_file in formats.items():
         if files := _files(folder, name):
             return [open_file(file) for file in files]
-    raise CheckpointError(f"{folder} has no weights: expected {', '.join(FORMATS)}, or the index of several such files")
+    raise CheckpointError(f"{folder} has no weights: expected {', '.join(formats)}, or the index of several such files")
 
 
 def are_in(folder: Path) -> bool:
@@ -202,4 +207,9 @@ FORMATS: dict[str, Callable[[Path], Shard]] = {
     "model.safetensors": _safetensors,
     "flax_model.msgpack": _msgpack,
     "pytorch_model.bin": _pickle,
+}
+OF_DRAFTERS = {  # Medusa's have names of their own
+    **FORMATS,
+    "medusa_lm_head.safetensors": _safetensors,
+    "medusa_lm_head.pt": _pickle,
 }

@@ -1,0 +1,145 @@
+"""What drafters that read their target's hidden states share: checks, the accepted path, tokens that are drawn in a
+row.
+
+Axis letters as in `jaxspec.base`; W logits of a drafter, C draft tokens that it has logits of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.base import (
+    Bound,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Needs,
+    Params,
+    Prompt,
+    Shared,
+    Verdict,
+)
+from jaxspec.drafters.sequential import sequential
+
+
+def bound(drafter: Drafter, params: Params, target: Model) -> Bound[Drafter]:
+    """A drafter with its values, and the target that it was made for."""
+    return Bound(drafter, params, target=target)
+
+
+def check_target(needs: Needs, target: Model, kind: str) -> None:
+    """Compares what a network expects with the target.
+
+    Raises:
+        ValueError: the target gives no features or not the taps, or is of another width or vocabulary.
+    """
+    lm, name = target.lm, target.name or "the target"
+    if lm.feature_size == 0:
+        raise ValueError(
+            f"{kind} reads hidden states, and {name} gives none (LanguageModel.feature_size is 0): expected a network "
+            "of jaxspec.nets"
+        )
+    if lm.feature_size != needs.hidden_size:
+        raise ValueError(
+            f"{kind} reads hidden states of width {needs.hidden_size}, and those of {name} have {lm.feature_size}: it "
+            "was made for another target"
+        )
+    if lm.vocab_size != needs.vocab_size:
+        raise ValueError(
+            f"{kind} was made for {needs.vocab_size} token ids, and {name} has {lm.vocab_size}: it was made for "
+            "another target"
+        )
+    if needs.taps and lm.taps != needs.taps:
+        have = f"has the outputs of layers {list(lm.taps)}" if lm.taps else "was built without taps"
+        raise ValueError(
+            f"{kind} reads the outputs of layers {list(needs.taps)}, and {name} {have}: give it "
+            f"jaxspec.with_taps(target, {list(needs.taps)})"
+        )
+    for wanted, function, what in ((needs.embedding, lm.embed, "embed"), (needs.head, lm.head, "head")):
+        if wanted and function is None:
+            raise ValueError(f"{kind} uses its target's {what}, and the LanguageModel of {name} has none")
+
+
+def shared_with(lm: LanguageModel, params: Params) -> Shared:
+    """The target's embedding and head, with its parameters; what it lacks nobody calls (`check_target`)."""
+
+    def embed(tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        assert lm.embed is not None
+        return lm.embed(params, tokens)
+
+    def logits(features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        assert lm.head is not None
+        return lm.head(params, features)
+
+    return Shared(embed, logits)
+
+
+def row_of(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """What the target's row holds after prefill: the prompt, or an encoder-decoder's start token."""
+    if lm.start_token is None:
+        return prompt
+    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.start_token), jnp.ones_like(prompt.length))
+
+
+def on_path(forward: Forward, verdict: Verdict, depth: int | None = None) -> Forward:
+    """The target's features and taps at the last committed token and the accepted ones after it, in order.
+
+    What follows these is garbage. Fed tokens of a chain are in order already.
+
+    Args:
+        forward: of the verification.
+        verdict: of the rule.
+        depth: most draft tokens of a path; None: all that were fed.
+    """
+    if verdict.path is None:
+        return forward
+    path = verdict.path if depth is None else verdict.path[:, :depth]
+    fed = jnp.pad(path + 1, ((0, 0), (1, 0)))[:, :, None]
+
+    def along(x: Float[Array, "B N D"] | None) -> Float[Array, "B depth D"] | None:
+        return None if x is None else jnp.take_along_axis(x, fed, axis=1)
+
+    return Forward(forward.logits, jnp.take_along_axis(forward.features, fed, axis=1), along(forward.taps))
+
+
+def take(rows: Array, index: Int[Array, " B"]) -> Array:
+    """rows[b, index[b]] for each b."""
+    return jnp.take_along_axis(rows, index.reshape(-1, *[1] * (rows.ndim - 1)), axis=1)[:, 0]
+
+
+def draw_in_a_row(
+    first: Callable[[Any], tuple[Float[Array, "B W"], Any]],
+    following: Callable[[Int[Array, ""], Int[Array, " B"], Any], tuple[Float[Array, "B W"], Any]],
+    carry: Any,
+    context: DraftContext,
+    count: int,
+) -> tuple[Draft, Any]:
+    """`sequential` for drafters with logits of at most `count` tokens, whatever gamma; functions as there."""
+    gamma = min(context.gamma, count)
+    own = context._replace(gamma=gamma, limit=jnp.minimum(context.limit, gamma))
+
+    def begin(carry: Any):
+        logits, carry = first(carry)
+        return logits, None, carry
+
+    def go_on(i: Int[Array, ""], last: Int[Array, " B"], carry: Any):
+        logits, carry = following(i, last, carry)
+        return logits, None, carry
+
+    draft, carry = sequential(begin, go_on, carry, own)
+    # Among other drafters (`drafters.fallback`) gamma may be larger: the rest is padding.
+    return jax.tree.map(lambda x: _padded(x, gamma, context.gamma), draft), carry
+
+
+def _padded(x: Array, gamma: int, width: int) -> Array:
+    if x.ndim < 2 or gamma == width:
+        return x
+    return jnp.pad(x, [(0, 0), (0, width - gamma)] + [(0, 0)] * (x.ndim - 2))

@@ -1,0 +1,35 @@
+"""Drafters as others publish them: what config.json and the names of tensors mean here, a file a format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets import block as block_net
+from jaxspec.nets import eagle as eagle_net
+from jaxspec.nets import heads as heads_net
+from jaxspec.nets import mtp as mtp_net
+from jaxspec.published.block import BLOCK
+from jaxspec.published.common import Format, TargetShape
+from jaxspec.published.eagle import EAGLE
+from jaxspec.published.medusa import MEDUSA
+from jaxspec.published.mtp import MTP
+
+__all__ = ["FORMATS", "Format", "TargetShape", "format_of", "net_of"]
+
+FORMATS: tuple[Format, ...] = (EAGLE, BLOCK, MEDUSA, MTP)
+NETS = {  # configuration: where its network has `head` and `init`, and its format
+    eagle_net.EagleConfig: (eagle_net, EAGLE),
+    block_net.BlockConfig: (block_net, BLOCK),
+    heads_net.HeadsConfig: (heads_net, MEDUSA),
+    mtp_net.MTPConfig: (mtp_net, MTP),
+}
+
+
+def net_of(config: Any) -> Any:
+    """The module of a configuration's network."""
+    return NETS[type(config)][0]
+
+
+def format_of(config: Any) -> Format:
+    """The format of a configuration's files."""
+    return NETS[type(config)][1]

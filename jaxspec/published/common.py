@@ -1,0 +1,182 @@
+"""What the formats of published drafters share: the target's shape, layers and their tensors, numbers of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxspec.families import decoders
+from jaxspec.families.common import FamilyError, only
+from jaxspec.nets.decoder import DecoderConfig
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+
+class TargetShape(NamedTuple):
+    """What a drafter's files need not say, since its target does.
+
+    Attributes:
+        config: of the target's network.
+        vocab_size, hidden_size, layers: of the target.
+        taps: the layers to read, should the caller know better than the files.
+    """
+
+    config: Any
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    taps: tuple[int, ...] | None = None
+
+
+class Format(NamedTuple):
+    """A kind of drafter that others publish.
+
+    Attributes:
+        title: for people.
+        canonical: name of a tensor -> one spelling of it; None for one that is not read.
+        matches: (config.json, names in that spelling) -> whether this is one of these.
+        read: (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
+        names: configuration -> {path of our parameter: name in that spelling}.
+        write: (configuration, the target's name and architectures, draft tokens a round) -> config.json in the format
+        of
+            `speculators`; None: it has none.
+        spelled: name in that spelling -> as `speculators` has it.
+        prefix: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
+    """
+
+    title: str
+    canonical: Callable[[str], str | None]
+    matches: Callable[[dict, Shapes], bool]
+    read: Callable[[dict, Shapes, TargetShape], Any]
+    names: Callable[[Any], dict[str, str]]
+    write: Callable[[Any, dict, int], dict] | None = None
+    spelled: Callable[[str], str] = lambda name: name
+    prefix: Callable[[Shapes], str] = lambda shapes: ""
+
+
+IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
+VOCABULARY = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
+
+
+def plain(name: str) -> str | None:
+    """Names without "model." in front; None for what is computed or belongs to the target.
+
+    >>> plain("model.layers.0.mlp.up_proj.weight"), plain("t2d")
+    ('layers.0.mlp.up_proj.weight', None)
+    """
+    name = name.removeprefix("model.")
+    return None if name in IGNORED or name.endswith("rotary_emb.inv_freq") else name
+
+
+def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderConfig:
+    """The shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them."""
+    table = table.get("transformer_layer_config") or table
+    if "sliding_attention" in (table.get("layer_types") or ()):
+        raise FamilyError("layer_types has sliding_attention: only full_attention is supported in a drafter")
+    only(table, is_causal=False)
+
+    def has(name: str) -> bool:
+        return f"{prefix}{name}" in shapes
+
+    return decoders.read(
+        {**table, "tie_word_embeddings": False},
+        qkv_bias=has("self_attn.q_proj.bias"),
+        out_bias=has("self_attn.o_proj.bias"),
+        ff_bias=has("mlp.up_proj.bias"),
+        head_norms=has("self_attn.q_norm.weight"),
+    )
+
+
+def layer_names(config: DecoderConfig) -> dict[str, str]:
+    """Where each parameter of the layers lies."""
+    found = decoders.names(dataclasses.replace(config, tied_head=True))
+    return {path: tensor.name.removeprefix("model.") for path, tensor in found.items() if path.startswith("layers_")}
+
+
+def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
+    """Numbers of layers as `language_model(config, taps)` has them: 0 is the output of the first.
+
+    There are three ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec, SGLang). -1: the
+    input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM, speculators).
+
+    Raises:
+        FamilyError: a number is no layer's. The output of the last layer is none, either: transformers, with which
+            drafters are trained, has it after the final norm only.
+
+    >>> taps_of([2, 16, 29], -1, TargetShape(None, 1, 1, layers=32))
+    (1, 15, 28)
+    """
+    if target.taps is not None:
+        return target.taps
+    found = tuple(int(i) + offset for i in ids)
+    if odd := [i for i, tap in zip(ids, found, strict=True) if not 0 <= tap < target.layers - 1]:
+        raise FamilyError(
+            f"it reads layers {list(ids)} of its target, which has {target.layers}: {odd[0]} is none whose output can "
+            "be read. It was made for another target; or pass taps= to load_drafter"
+        )
+    return found
+
+
+def check_shape(shapes: Shapes, name: str, axis: int, expected: int, what: str) -> None:
+    """Compares an axis of a tensor with what the target has.
+
+    Raises:
+        FamilyError: it is another target's.
+    """
+    if name in shapes and shapes[name][axis] != expected:
+        raise FamilyError(
+            f"{name} is {list(shapes[name])}, for {what} {shapes[name][axis]}, and the target's is {expected}: it was "
+            "made for another target"
+        )
+
+
+def check_vocabulary(vocab: int, target: TargetShape) -> None:
+    """Raises:
+    FamilyError: the drafter was made for a target with another vocabulary.
+    """
+    if vocab != target.vocab_size:
+        raise FamilyError(
+            f"its vocabulary has {vocab} ids, and the target's {target.vocab_size}: it was made for another target"
+        )
+
+
+def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
+    """Size of a vocabulary of the drafter's own; None if it is the target's."""
+    if VOCABULARY not in shapes:
+        return None
+    if "lm_head.weight" not in shapes:
+        raise FamilyError("it has a vocabulary of its own (d2t), and no lm_head for it")
+    size = shapes[VOCABULARY][0]
+    return None if size == vocab else size
+
+
+def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
+    """The config.json that `speculators`, and so vLLM and SGLang, read.
+
+    Args:
+        kind: "eagle3", "dflash", "dspark" or "mtp".
+        architecture: of the drafter.
+        layer: the shape of its layers.
+        table: what this kind has of its own.
+        verifier: the target's name and architectures.
+        tokens: draft tokens a round.
+    """
+    from jaxspec.families import describe
+
+    _, layers = describe(dataclasses.replace(layer, tied_head=False))
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_version": "0.3.0",
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "verifier": verifier,
+        },
+        "transformer_layer_config": layers,
+        "tie_word_embeddings": False,
+        **table,
+    }
