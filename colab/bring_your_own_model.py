@@ -36,13 +36,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxspec.analysis import heldout
+from jaxspec import corpus
 
 # As in quickstart: texts are compared token by token.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 VOCAB = 128  # ASCII
-texts = [row["reference"] for row in heldout.rows("edit")]
+texts = [row["reference"] for row in corpus.heldout("edit")]
 rows = [np.frombuffer(text.encode("ascii", "ignore"), np.uint8).astype(np.int32) for text in texts]
 corpus = np.concatenate(rows)
 

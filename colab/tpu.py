@@ -155,8 +155,9 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 # `jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v5e`.
 
 # %%
-from jaxspec.analysis import planning, roofline
-from jaxspec.analysis.machines import Machine, machine
+from jaxspec.analysis import planning
+from jaxspec.analysis.theory import roofline
+from jaxspec.analysis.theory.roofline import Machine, machine
 
 one = machine("tpu-v5e")
 eight = Machine(8 * one.bandwidth, 8 * one.bfloat16, None)
@@ -348,7 +349,8 @@ assert read > 0
 # above 1 there, and c and v tell nothing about a TPU.
 
 # %%
-from jaxspec.analysis import acceptance, cost, theory, timing
+from jaxspec.analysis.measure import acceptance, cost, timing
+from jaxspec.analysis.theory import formulas
 from jaxspec.decode.request import prepare
 
 job = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
@@ -372,7 +374,7 @@ fast, plain = [variant() for variant in variants]
 seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 9), axis=1)
 for name, out, time_of in zip(("speculative", "plain"), (fast, plain), seconds, strict=True):
     print(f"{name:12}{out.lengths.sum() / time_of:8.0f} tokens/s, {np.max(out.stats.rounds)} passes of the target")
-predicted = float(theory.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
+predicted = float(formulas.improvement(min(alpha.alpha, 1.0), GAMMA, costs.c, costs.v))
 print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {predicted:.2f}")
 
 assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
@@ -387,7 +389,7 @@ if DTYPE == "float32":
 # first such place of each text, and how near a tie it was, in nats.
 
 # %%
-from jaxspec.analysis import numerics
+from jaxspec.analysis.measure import numerics
 
 halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(whole[0].config, jax.device_count())) for name in names]
 apart = numerics.mismatches(prepare(halved[0], prompts, drafter=halved[1], gamma=GAMMA, **settings))

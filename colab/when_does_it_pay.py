@@ -47,8 +47,10 @@ try:
 except ImportError:
     widgets = None
 
-from jaxspec.analysis import acceptance, cost, figures, theory, timing
+from jaxspec.analysis import figures
 from jaxspec.analysis.figures.theory import Mark
+from jaxspec.analysis.measure import acceptance, cost, timing
+from jaxspec.analysis.theory import formulas
 from jaxspec.decode.request import prepare
 
 
@@ -95,13 +97,13 @@ explore(landscape, c=(0.05, 0.0, 0.5, 0.01), check=(0.0, 0.0, 1.0, 0.02))
 
 # %%
 display(picture(figures.optimal_gamma()))
-best = int(theory.optimal_gamma(0.8, 0.05))
-speed = theory.improvement(0.8, [best // 2, best, 2 * best], 0.05)
+best = int(formulas.optimal_gamma(0.8, 0.05))
+speed = formulas.improvement(0.8, [best // 2, best, 2 * best], 0.05)
 print(
     f"α = 0.8, c = 0.05: the best γ is {best}; at γ = {best // 2}, {best}, {2 * best} the speed-up is {speed.round(2)}"
 )
 
-tried = theory.improvement(0.8, np.arange(65), 0.05)
+tried = formulas.improvement(0.8, np.arange(65), 0.05)
 assert np.argmax(tried) == best == 8
 assert speed.round(1).tolist() == [2.8, 3.1, 2.7]
 
@@ -109,7 +111,7 @@ assert speed.round(1).tolist() == [2.8, 3.1, 2.7]
 # ## Where it loses
 #
 # There are three ways to lose: draft tokens are seldom right; the draft takes too long; the check takes too long,
-# because the hardware has no spare compute (large batches, or small machines). `theory.obstacles` names each
+# because the hardware has no spare compute (large batches, or small machines). `formulas.obstacles` names each
 # one that, mended alone, would make some γ pay: a slow draft, for example, could also be made up for by draft tokens
 # that are always right. `break_even` is the α from which on some γ pays.
 
@@ -123,10 +125,10 @@ cases = {
 print(f"{'':26}{'alpha':>6}{'c':>6}{'check':>7}{'best γ':>8}{'speed-up':>10}{'break-even':>12}   obstacles")
 for name, (alpha, c, check) in cases.items():
     v = 1 + check * np.arange(33)
-    gamma = int(theory.optimal_gamma(alpha, c, v))
-    speed = float(theory.improvement(alpha, gamma, c, v[gamma]))
-    why = ", ".join(theory.obstacles(alpha, c, v))
-    print(f"{name:26}{alpha:6}{c:6}{check:7}{gamma:8}{speed:10.2f}{theory.break_even(c, v):12.2f}   {why}")
+    gamma = int(formulas.optimal_gamma(alpha, c, v))
+    speed = float(formulas.improvement(alpha, gamma, c, v[gamma]))
+    why = ", ".join(formulas.obstacles(alpha, c, v))
+    print(f"{name:26}{alpha:6}{c:6}{check:7}{gamma:8}{speed:10.2f}{formulas.break_even(c, v):12.2f}   {why}")
     assert (gamma > 0) == (name == "all is well") == (not why)
 
 # %% [markdown]
@@ -138,10 +140,10 @@ for name, (alpha, c, check) in cases.items():
 # arguments of `generate`.
 
 # %%
-from jaxspec.analysis import heldout
+from jaxspec import corpus
 
 target, draft = jaxspec.load("debian-t5-base"), jaxspec.load("debian-t5-small")
-prompts = [row["input"] for row in heldout.rows("translation")]
+prompts = [row["input"] for row in corpus.heldout("translation")]
 prompts = sorted(prompts[:64], key=len)[:16]  # short ones, which are quick
 
 TOKENS = 32
@@ -165,10 +167,10 @@ plans = {}
 for batch, found in costs.items():
     check = max(found.v - 1, 0.0) / GAMMA
     v = 1 + check * np.arange(17)
-    gamma = int(theory.optimal_gamma(alpha, found.c, v))
+    gamma = int(formulas.optimal_gamma(alpha, found.c, v))
     plans[batch] = gamma, check
-    speed = float(theory.improvement(alpha, gamma, found.c, v[gamma]))
-    why = ", ".join(theory.obstacles(alpha, found.c, v))
+    speed = float(formulas.improvement(alpha, gamma, found.c, v[gamma]))
+    why = ", ".join(formulas.obstacles(alpha, found.c, v))
     print(f"{batch:5}{found.target_ms:13.2f} ms{found.c:6.2f}{found.v:6.2f}{gamma:9}{speed:17.2f}   {why}")
     assert 0 < found.c < 1 and (gamma > 0) == (not why)
 
@@ -200,8 +202,8 @@ fast, plain = [variant() for variant in variants]
 seconds = np.median(timing.interleave(variants, repeats=3 if SMOKE else 15), axis=1)
 
 found = costs[1]
-print(f"tokens per round {fast.stats.tokens_per_round[0]:.2f}, expected {theory.expected_tokens(alpha, GAMMA):.2f}")
-print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {theory.improvement(alpha, GAMMA, found.c, found.v):.2f}")
+print(f"tokens per round {fast.stats.tokens_per_round[0]:.2f}, expected {formulas.expected_tokens(alpha, GAMMA):.2f}")
+print(f"speed-up {seconds[1] / seconds[0]:.2f}, predicted {formulas.improvement(alpha, GAMMA, found.c, found.v):.2f}")
 assert fast.stats.rounds[0] <= plain.stats.rounds[0]
 assert 1 <= fast.stats.tokens_per_round[0] <= GAMMA + 1
 

@@ -42,8 +42,10 @@ try:
 except ImportError:
     widgets = None
 
-from jaxspec.analysis import divergence, empirical, figures
+from jaxspec.analysis import figures
+from jaxspec.analysis.figures import sampling
 from jaxspec.analysis.figures.style import BLUE, GREEN, canvas
+from jaxspec.analysis.theory import divergence
 
 WORDS = ["the", "a", "cat", "dog", "sat"]
 p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # the target's probabilities of the next word
@@ -176,10 +178,10 @@ explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 # does the same with JAX's random numbers. A wrong rule stops at its bias.
 
 # %%
-words["right: jaxspec.accept.rejection()"] = empirical.first_tokens(jaxspec.accept.rejection(), p, q, COUNT, seed=3)
+words["right: jaxspec.accept.rejection()"] = sampling.first_tokens(jaxspec.accept.rejection(), p, q, COUNT, seed=3)
 counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
-distances = {name: empirical.l1_distance(some, p, counts) for name, some in words.items()}
-display(picture(figures.distribution_distance(counts, distances, empirical.noise_distance(p, counts))))
+distances = {name: sampling.l1_distance(some, p, counts) for name, some in words.items()}
+display(picture(figures.distribution_distance(counts, distances, sampling.noise_distance(p, counts))))
 
 # %% [markdown]
 # Where the wrong ones stop can be worked out. Without the residual, a word has probability min(p, q) + (1 − β) p. If
@@ -193,13 +195,13 @@ wrong_distributions = {
     "wrong: no residual": accepted + (1 - beta) * p,
     "wrong: argmax scored with q": a * np.eye(len(p))[g] + (1 - a) * divergence.residual(p, q),
 }
-noise = 4 * empirical.noise_distance(p, COUNT)
+noise = 4 * sampling.noise_distance(p, COUNT)
 for name, distribution in wrong_distributions.items():
     bias = np.abs(distribution - p).sum()
     print(f"{name:30} worked out {bias:.3f}, sampled {distances[name][-1]:.3f}")
     assert abs(distances[name][-1] - bias) < noise < bias
 for name in distances.keys() - wrong_distributions.keys():
-    print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {empirical.noise_distance(p, COUNT):.4f}")
+    print(f"{name:34} sampled {distances[name][-1]:.4f}; by chance {sampling.noise_distance(p, COUNT):.4f}")
     assert distances[name][-1] < noise
 
 # %% [markdown]

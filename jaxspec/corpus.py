@@ -1,16 +1,23 @@
-"""Texts, and the token rows that a model would write them as: what tables and datastores are made of."""
+"""Texts, and the token rows that a model would write them as, for tables and datastores; the held-out texts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
 
+from jaxspec.files import read_jsonl
+
+if TYPE_CHECKING:
+    from jaxspec.base import Model
+
 CHUNK = 2048  # texts that are tokenised between two reports of progress
+HELDOUT = Path(__file__).resolve().parent / "data" / "heldout"
+TASKS = ("translation", "synopsis", "edit", "text")
 
 
 def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ()) -> list[str]:
@@ -84,3 +91,30 @@ def token_rows(
         rows += [np.array([*row, *end], np.int32) for row in ids]
         advance(len(chunk))
     return rows
+
+
+def tasks_of(target: Model) -> tuple[str, ...]:
+    """The tasks of the held-out prompts that a model is for: by its name, else by its kind.
+
+    >>> from jaxspec.testing import table_model
+    >>> import jax
+    >>> tasks_of(table_model(jax.random.key(0), vocab=3))
+    ('text',)
+    """
+    if target.name.endswith("-edit"):
+        return ("edit",)
+    return ("text",) if target.lm.start_token is None else ("translation", "synopsis")
+
+
+def heldout(task: str) -> list[dict[str, str]]:
+    """The held-out examples of a task: "input", and "reference".
+
+    Raises:
+        ValueError: there is no such task.
+
+    >>> len(heldout("text")), sorted(heldout("text")[0])[:1]
+    (300, ['input'])
+    """
+    if task not in TASKS:
+        raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(TASKS)}")
+    return list(read_jsonl(HELDOUT / f"{task}.jsonl"))

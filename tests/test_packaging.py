@@ -22,7 +22,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
-TEXTS = {"corpus", "datastore", "folders"}
+TEXTS = {"corpus", "datastore", "folders", "files"}
 MODELS = {"nets", "families", "recipes", "weights", "model", "vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
@@ -34,7 +34,8 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "trace": set(),
     "accept": CORE,
     "folders": set(),
-    "corpus": set(),
+    "files": set(),
+    "corpus": {"base", "files"},
     "datastore": {"folders"},
     "drafters": CORE | {"corpus", "datastore"},
     "policies": {"base", "tree"},
@@ -48,14 +49,14 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders"},
     "vocabulary": {"model", "weights"},
-    "training": DECODING | MODELS | {"sharding", "corpus"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
-    "analysis": DECODING | MODELS | {"sharding", "training", "front door"},
+    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "folders", "corpus", "datastore"),
+    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "folders", "files", "corpus", "datastore"),
     *("accept", "drafters", "policies", "decode", "execution"),
 )
 

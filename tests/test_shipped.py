@@ -13,7 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, noise
-from jaxspec.analysis import numerics, sample_tests, samples
+from jaxspec.analysis.measure import fits, numerics, samples
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.model import shipped
@@ -168,7 +168,7 @@ def test_sampled_tokens_have_the_targets_distribution(pair):
     context = samples.context(job, draws=2048)
     found = samples.draw(job, context.first, jax.random.key(1), draws=2048)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
-    fitted = sample_tests.fit(context, found.tokens)
+    fitted = fits.fit(context, found.tokens)
     assert fitted.cells > 2
     assert fitted.pvalue > 1e-3
 

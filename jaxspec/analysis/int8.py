@@ -29,13 +29,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis import acceptance, environment, heldout, jobs, memory, quality, report, timing
-from jaxspec.analysis.statistics import median_min_max
+from jaxspec import corpus
+from jaxspec.analysis import report
+from jaxspec.analysis.measure import acceptance, environment, jobs, memory, quality, timing
+from jaxspec.analysis.measure.statistics import median_min_max
 from jaxspec.base import Model, Params
 from jaxspec.decode.request import Job, prepare
+from jaxspec.files import write_text
 from jaxspec.model import DTYPES, load
 from jaxspec.nets import quantised
-from jaxspec.training.jsonl import write_text
 from jaxspec.weights import orbax
 
 SIDES = ("target", "draft")
@@ -232,7 +234,7 @@ def main(
     """Measures a pair in float32, bfloat16 and int8."""
     with Console(stderr=True).status("loading") as status:
         pairs = pairs_of((target, draft), unrounded_seed)
-        tasks = {name: heldout.rows(name)[:rows] for name in heldout.tasks_of(pairs["float32"][0])}
+        tasks = {name: corpus.heldout(name)[:rows] for name in corpus.tasks_of(pairs["float32"][0])}
         if set(tasks) & set(report.SCORES):
             quality.check()
         found = compare(pairs, tasks, Settings(gamma, new_tokens, repeats, data), status.update)

@@ -3,7 +3,7 @@
     python -m jaxspec.analysis.peer --target debian-t5-base --draft debian-t5-small --gamma 4,7
     python -m jaxspec.analysis.peer --target debian-gpt-base --draft debian-gpt-small --widen 16384 --json > gpt.json
 
-`--widen` and `--widen-draft` make a small pair cost what one of other sizes would, with the same text (`nets.widen`).
+`--widen` and `--widen-draft` make a small pair cost what one of other sizes would, with the same text.
 The pair is exported with `jaxspec.weights.huggingface.save`, and decoded on the CPU, greedily, in float32, by
 `jaxspec.generate` and by transformers' `generate`: plainly, speculatively, and (decoder-only models) with draft tokens
 looked up in the context. A call's time is from token ids to token ids, with all that either library does on the host.
@@ -27,16 +27,16 @@ import typer
 from rich.console import Console
 
 import jaxspec
-from jaxspec import drafters
-from jaxspec.analysis import environment, heldout, peer_tables, peer_transformers
-from jaxspec.analysis.statistics import median_min_max
-from jaxspec.analysis.timing import interleave
+from jaxspec import corpus, drafters
+from jaxspec.analysis import peer_tables, peer_transformers
+from jaxspec.analysis.measure import environment, synthetic
+from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import generate, request
-from jaxspec.nets import widen as wider
+from jaxspec.files import read_jsonl
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.training.jsonl import read_jsonl
 from jaxspec.weights import int8
 
 MATCH = 3  # the longest match that either library looks up
@@ -255,9 +255,9 @@ def main(
     peer_transformers.check()
     gammas, batches = (tuple(map(int, text.split(","))) for text in (gamma, batch))
     big, small = jaxspec.load(target), jaxspec.load(draft)
-    lines = heldout.rows(heldout.tasks_of(big)[0]) if prompts is None else read_jsonl(prompts)
+    lines = corpus.heldout(corpus.tasks_of(big)[0]) if prompts is None else read_jsonl(prompts)
     texts = [line["input"] for line in itertools.islice(lines, max(rows, *batches))]
-    big, small = (wider.widen(m, width) if width else m for m, width in ((big, widen), (small, widen_draft)))
+    big, small = (synthetic.widen(m, width) if width else m for m, width in ((big, widen), (small, widen_draft)))
     settings = Settings(gammas, batches, new_tokens, repeats, ends, threads)
     found = compare(big, small, request.encode(big, texts), settings)
     found["target"]["widened_to"], found["draft"]["widened_to"] = widen or None, widen_draft or None

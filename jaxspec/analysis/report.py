@@ -23,14 +23,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.analysis import acceptance, environment, heldout, jobs, quality
-from jaxspec.analysis.statistics import with_error
+from jaxspec import corpus
+from jaxspec.analysis.measure import acceptance, environment, jobs, quality
+from jaxspec.analysis.measure.statistics import with_error
 from jaxspec.base import Model
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Job, prepare
+from jaxspec.files import write_text
 from jaxspec.model import load
 from jaxspec.training import data
-from jaxspec.training.jsonl import write_text
 from jaxspec.training.loop import evaluate
 from jaxspec.training.losses import cross_entropy
 from jaxspec.weights import int8
@@ -68,7 +69,7 @@ def report(
         FileNotFoundError: the folder lacks the held-out data.
         ImportError: the `train` extra is not installed.
     """
-    tasks = heldout.tasks_of(target)
+    tasks = corpus.tasks_of(target)
     if set(tasks) & set(SCORES):
         quality.check()
     sides = {"target": target, "draft": draft}
@@ -83,7 +84,7 @@ def report(
             advance(f"{task}: loss", 0)
     found["tasks"] = {}
     for task in tasks:
-        chosen = heldout.rows(task)[:rows]
+        chosen = corpus.heldout(task)[:rows]
         found["tasks"][task] = _of_task(task, chosen, target, draft, max_new_tokens, advance)
     return found
 
@@ -143,7 +144,7 @@ def table(found: dict[str, Any]) -> Table:
 def steps(target: Model, rows: int) -> int:
     """Rows that `report` will have done in the end."""
     passes = len(GAMMAS) + 2 + 1  # rounds, the two temperatures, plain text of the target
-    return rows * sum(passes + (task in SCORES) for task in heldout.tasks_of(target))
+    return rows * sum(passes + (task in SCORES) for task in corpus.tasks_of(target))
 
 
 def _of_task(

@@ -49,9 +49,9 @@ def bench(
 
     jaxspec bench --shape t5-v1_1-base --plain-only
     """
-    from jaxspec.analysis import memory
     from jaxspec.analysis.bench import throughput
-    from jaxspec.analysis.shapes import random_prompt
+    from jaxspec.analysis.measure import memory
+    from jaxspec.analysis.measure.synthetic import random_prompt
     from jaxspec.decode.request import prepare
 
     gammas = () if plain_only else integers(gamma, "--gamma")
@@ -88,7 +88,7 @@ def _models(
     target: str, draft: str, shape: str, draft_shape: str, dtype: str, drafts: bool
 ) -> tuple[Model, Model | None]:
     """Target and drafter, loaded or random."""
-    from jaxspec.analysis.shapes import random_model
+    from jaxspec.analysis.measure.synthetic import random_model
 
     if shape:
         return random_model(shape, dtype, seed=0), random_model(draft_shape, dtype, seed=1) if drafts else None

@@ -12,7 +12,7 @@ from jaxspec.cli import console
 
 def headline(found: dict[str, Any]) -> Text:
     """What was measured, and on what."""
-    from jaxspec.analysis import environment
+    from jaxspec.analysis.measure import environment
 
     sides = [found[side] for side in ("target", "draft") if found[side]]
     names = " and ".join(f"{side['name']} ({console.count(side['parameters'])})" for side in sides)
@@ -75,7 +75,7 @@ def memory_table(found: dict[str, Any]) -> Table:
 
 def notes(found: dict[str, Any]) -> list[Text]:
     """What the numbers mean, in sentences."""
-    from jaxspec.analysis.statistics import with_error
+    from jaxspec.analysis.measure.statistics import with_error
 
     alpha, process = found["alpha"], found["process"]
     lines: list[str] = []

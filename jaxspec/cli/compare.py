@@ -60,9 +60,10 @@ def compare_with_plain(session: Session, rows: int) -> Comparison:
     import jax
     import numpy as np
 
-    from jaxspec.analysis import acceptance, cost, jobs, theory
-    from jaxspec.analysis.statistics import median_min_max
-    from jaxspec.analysis.timing import interleave
+    from jaxspec.analysis.measure import acceptance, cost, jobs
+    from jaxspec.analysis.measure.statistics import median_min_max
+    from jaxspec.analysis.measure.timing import interleave
+    from jaxspec.analysis.theory import formulas
 
     job, gamma = session.job, session.job.decoder.gamma
     speculative = [session.rows(at, rows) for at in range(0, len(session.texts), rows)]
@@ -83,15 +84,15 @@ def compare_with_plain(session: Session, rows: int) -> Comparison:
         alpha=alpha,
         c=costs.c,
         v=costs.v,
-        expected=float(theory.expected_tokens(alpha, gamma)),
-        predicted=float(theory.improvement(alpha, gamma, costs.c, costs.v)),
+        expected=float(formulas.expected_tokens(alpha, gamma)),
+        predicted=float(formulas.improvement(alpha, gamma, costs.c, costs.v)),
         cached=jax.default_backend() == "cpu" and size < CPU_CACHE,
     )
 
 
 def run(some: Sequence[Job]) -> list[list[int]]:
     """The new tokens of every prompt of some jobs."""
-    from jaxspec.analysis import jobs
+    from jaxspec.analysis.measure import jobs
     from jaxspec.decode import loop
 
     return jobs.texts([loop.run(job) for job in some])
@@ -99,7 +100,7 @@ def run(some: Sequence[Job]) -> list[list[int]]:
 
 def first_difference(tokenizer: Any, ours: list[list[int]], plain: list[list[int]]) -> str | None:
     """Where speculative and plain text differ, in words; None if they do not."""
-    from jaxspec.analysis import numerics
+    from jaxspec.analysis.measure import numerics
 
     found = [(row, numerics.first_difference(a, b)) for row, (a, b) in enumerate(zip(ours, plain, strict=True))]
     differ = [(row, at) for row, at in found if at is not None]

@@ -63,9 +63,9 @@ def drafts(
     import jax
 
     from jaxspec import model
-    from jaxspec.analysis import environment
     from jaxspec.analysis.bench.variants import compare, together
-    from jaxspec.analysis.heldout import tasks_of
+    from jaxspec.analysis.measure import environment
+    from jaxspec.corpus import tasks_of
     from jaxspec.decode.request import prepare
 
     big = options.widened(model.load(target, dtype=dtype), widen)
@@ -120,9 +120,9 @@ def timed_variants(
     job: Job, drafters: dict[str, Model | Bound], gammas: Sequence[int], policies: str, batch: int
 ) -> tuple[list[Variant], dict[str, Any]]:
     """Plain decoding, every drafter with every gamma and policy, each with what its passes cost; and these costs."""
-    from jaxspec.analysis import cost
-    from jaxspec.analysis import jobs as parts
     from jaxspec.analysis.bench.variants import Variant, of_variant
+    from jaxspec.analysis.measure import cost
+    from jaxspec.analysis.measure import jobs as parts
 
     (example,), most = parts.whole_batches(job, batch, batch), max(gammas)
     passes = cost.measure_all(example.replace(drafter=job.target), sorted({*gammas, *cost.measured_drafts(most)}))

@@ -49,8 +49,8 @@ def figures(
 
         jaxspec figures --target debian-gpt-base --draft debian-gpt-small
     """
-    from jaxspec.analysis import environment
     from jaxspec.analysis.figures import style
+    from jaxspec.analysis.measure import environment
 
     forms, written = tuple(part.strip() for part in formats.split(",")), []
     try:
@@ -83,8 +83,8 @@ def figures(
 def of_theory() -> Iterator[tuple[str, Figure]]:
     """Names and figures that need no models."""
     from jaxspec import accept
-    from jaxspec.analysis import empirical
     from jaxspec.analysis import figures as draw
+    from jaxspec.analysis.figures import sampling
 
     yield "figure-2", draw.expected_tokens()
     yield "figure-3", draw.optimal_gamma()
@@ -92,17 +92,17 @@ def of_theory() -> Iterator[tuple[str, Figure]]:
     (p, q), counts = P_AND_Q, np.unique(np.geomspace(10, ROUNDS, 17).astype(int))
     distances = {}
     for name, rule in {"rejection rule": accept.rejection(), "lenient rule, l = 0.5": accept.lenient(0.5)}.items():
-        tokens = empirical.first_tokens(rule, p, q, ROUNDS, seed=0)
-        distances[name] = empirical.l1_distance(tokens, p, counts)
-    yield "distribution-distance", draw.distribution_distance(counts, distances, empirical.noise_distance(p, counts))
+        tokens = sampling.first_tokens(rule, p, q, ROUNDS, seed=0)
+        distances[name] = sampling.l1_distance(tokens, p, counts)
+    yield "distribution-distance", draw.distribution_distance(counts, distances, sampling.noise_distance(p, counts))
 
 
 def of_pair(job: Job, repeats: int) -> Iterator[tuple[str, Figure]]:
     """Names and figures of what is measured of a pair, greedily, over all prompts of a job."""
     from jaxspec.analysis import figures as draw
-    from jaxspec.analysis import jobs, timeline
     from jaxspec.analysis.bench import throughput
     from jaxspec.analysis.figures.theory import Mark
+    from jaxspec.analysis.measure import jobs, timeline
 
     gamma = job.decoder.gamma
     settings = throughput.Settings(gammas=(gamma,), rows=len(job.prompt.length), repeats=repeats)
@@ -128,7 +128,8 @@ def distributions(job: Job) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Both distributions at a typical position of the target's text at temperature 1, and the names of its tokens."""
     import jax
 
-    from jaxspec.analysis import divergence, replay
+    from jaxspec.analysis.measure import replay
+    from jaxspec.analysis.theory import divergence
 
     tokenizer = job.target.tokenizer
     with tempfile.TemporaryDirectory() as folder:

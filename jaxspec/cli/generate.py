@@ -126,7 +126,7 @@ def generate(
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
-        from jaxspec.analysis import environment
+        from jaxspec.analysis.measure import environment
 
         where = Text(environment.line(environment.current()), "bold")
         out.print("", where, comparing.table(found), *comparing.sentences(found), sep="\n")
@@ -199,7 +199,7 @@ def _report(
     session: Session, decoded: list[Decoded], found: comparing.Comparison | None, trace: bool
 ) -> dict[str, Any]:
     """What --json prints."""
-    from jaxspec.analysis import environment
+    from jaxspec.analysis.measure import environment
 
     each = [row.counts for row in decoded]
     about = environment.current()

@@ -91,9 +91,9 @@ def measure(
         jaxspec measure --temperature 1 --lenience 1,0.5,0.3,0.1
     """
     from jaxspec import model
-    from jaxspec.analysis import environment
     from jaxspec.analysis.bench import grid
     from jaxspec.analysis.bench.store import Store
+    from jaxspec.analysis.measure import environment
 
     settings = grid.Settings(
         temperatures=floats(temperature, "--temperature", 0.0, float("inf")),
@@ -123,7 +123,7 @@ def measure(
             found.append(cell)
             bar.update(shown, advance=1)
     if csv_out is not None:
-        from jaxspec.training.jsonl import write_text
+        from jaxspec.files import write_text
 
         write_text(csv_out, [as_csv(found)])
     if as_json:
@@ -189,7 +189,7 @@ def line_of(cell: dict[str, Any]) -> dict[str, str]:
 
 def headline(target: Model, settings: Settings, about: dict[str, Any]) -> str:
     """What was measured, and on what."""
-    from jaxspec.analysis import environment
+    from jaxspec.analysis.measure import environment
     from jaxspec.weights import int8
 
     how = f"batch {settings.batch}, {settings.new_tokens} new tokens, {settings.dtype}"
@@ -286,7 +286,7 @@ def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
 
 def _tasks(target: Model, names: str, file: Path | None, count: int) -> list[Task]:
     from jaxspec.analysis.bench import grid
-    from jaxspec.analysis.heldout import tasks_of
+    from jaxspec.corpus import tasks_of
 
     if file is not None:
         return [grid.Task(file.stem, from_file(file, count))]

@@ -214,7 +214,7 @@ def floats(text: str, option: str, low: float, high: float) -> tuple[float, ...]
 
 
 def widened(target: Model, ff_dim: int) -> Model:
-    """The same function at more cost (`jaxspec.nets.widen`), where `ff_dim` is not 0."""
-    from jaxspec.nets import widen
+    """The same function at more cost (`jaxspec.analysis.measure.synthetic`), where `ff_dim` is not 0."""
+    from jaxspec.analysis.measure import synthetic
 
-    return widen.widen(target, ff_dim) if ff_dim else target
+    return synthetic.widen(target, ff_dim) if ff_dim else target

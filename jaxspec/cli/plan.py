@@ -18,7 +18,7 @@ from jaxspec.cli.prompts import from_file, heldout_for
 
 if TYPE_CHECKING:
     from jaxspec.analysis.planning import Plan
-    from jaxspec.analysis.roofline import Load
+    from jaxspec.analysis.theory.roofline import Load
     from jaxspec.decode.request import Job
 
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -113,8 +113,9 @@ def of_sizes(
     """Plans by the roofline, for the loads of target and drafter."""
     import numpy as np
 
-    from jaxspec.analysis import planning, roofline
-    from jaxspec.analysis.machines import machine
+    from jaxspec.analysis import planning
+    from jaxspec.analysis.theory import roofline
+    from jaxspec.analysis.theory.roofline import machine
 
     chip, (big, small) = machine(device), loads
     for batch in batches:
@@ -132,7 +133,7 @@ def load(size: str, dtype: str, row_tokens: int) -> Load:
     """
     import dataclasses
 
-    from jaxspec.analysis.roofline import BYTES, Load, load_of
+    from jaxspec.analysis.theory.roofline import BYTES, Load, load_of
     from jaxspec.families import FAMILIES
 
     known = [name for name in BYTES if name != "int8"]  # no arithmetic is int8, and peaks are those of arithmetic
@@ -181,7 +182,8 @@ def table(plans: Sequence[Plan]) -> Table:
 
 
 def _show(about: str, plans: Sequence[Plan], as_json: bool) -> None:
-    from jaxspec.analysis import environment, planning
+    from jaxspec.analysis import planning
+    from jaxspec.analysis.measure import environment
 
     if as_json:
         rows = []

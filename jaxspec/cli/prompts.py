@@ -87,22 +87,22 @@ def _piped() -> str:
 
 def heldout_for(target: Model, count: int) -> list[str]:
     """Held-out prompts of the kind that a model takes."""
-    from jaxspec.analysis.heldout import tasks_of
+    from jaxspec.corpus import tasks_of
 
     return heldout(tasks_of(target)[0], count)
 
 
 def heldout(task: str, count: int) -> list[str]:
     """The first prompts of those that come with jaxspec, for a task."""
-    from jaxspec.analysis.heldout import rows
+    from jaxspec import corpus
 
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
-    return [row["input"] for row in rows(task)[:count]]
+    return [row["input"] for row in corpus.heldout(task)[:count]]
 
 
 def references(target: Model, skip: int) -> list[str]:
     """The references of the held-out prompts for a model, without the first of each task."""
-    from jaxspec.analysis.heldout import rows, tasks_of
+    from jaxspec import corpus
 
-    return [row["reference"] for task in tasks_of(target) for row in rows(task)[skip:]]
+    return [row["reference"] for task in corpus.tasks_of(target) for row in corpus.heldout(task)[skip:]]

@@ -17,7 +17,7 @@ from jaxspec.cli.options import Json, Markdown, Seed, integers
 from jaxspec.cli.prompts import heldout_for
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.cost import Cost
+    from jaxspec.analysis.measure.cost import Cost
     from jaxspec.base import Rule
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -54,8 +54,8 @@ def rules(
     import jax
 
     from jaxspec import model
-    from jaxspec.analysis import environment
-    from jaxspec.analysis import rules as comparing
+    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis.measure import rules as comparing
     from jaxspec.decode.request import prepare
 
     found: dict[str, Any] = {"environment": environment.current(), "gamma": gamma}
@@ -105,9 +105,9 @@ def cost_of_all(
     shape: str, sizes: list[tuple[int, int]], gamma: int, repeats: int, doing: Callable[[str], object]
 ) -> list[dict[str, Any]]:
     """Microseconds of every rule at every batch size and vocabulary, and milliseconds of a pass at each batch size."""
-    from jaxspec.analysis import cost
-    from jaxspec.analysis import rules as comparing
-    from jaxspec.analysis.shapes import random_model, random_prompt
+    from jaxspec.analysis.measure import cost
+    from jaxspec.analysis.measure import rules as comparing
+    from jaxspec.analysis.measure.synthetic import random_model, random_prompt
     from jaxspec.decode.request import prepare
 
     doing(f"making {shape}")
@@ -130,7 +130,7 @@ def cost_of_all(
 def _costs(
     batch: int, vocab: int, usual: dict[str, np.ndarray], alike: dict[str, np.ndarray], taken: Cost, same: bool
 ) -> dict[str, Any]:
-    from jaxspec.analysis.statistics import median_min_max
+    from jaxspec.analysis.measure.statistics import median_min_max
 
     passes = {"one_token_ms": taken.target_ms, "verify_ms": taken.verify_ms}
     rows: dict[str, Any] = {}

@@ -65,7 +65,7 @@ class Session(NamedTuple):
 
     def rows(self, start: int, count: int) -> Job:
         """Some of the prompts."""
-        from jaxspec.analysis import jobs
+        from jaxspec.analysis.measure import jobs
 
         return jobs.take(self.job, range(start, min(start + count, len(self.texts))))
 
@@ -108,7 +108,7 @@ def with_costs(session: Session, rows: int) -> Session:
     policy = session.settings.policy
     if not policy or policy.partition("=")[0] != "adaptive" or session.job.drafter is None:
         return session
-    from jaxspec.analysis import cost
+    from jaxspec.analysis.measure import cost
 
     costs = cost.policy_costs(session.rows(0, rows), repeats=PRICED)
     return session._replace(job=session.job.replace(policy=options.policy(policy, **costs)))

@@ -54,12 +54,12 @@ def verify(
     if bool(target) != bool(draft):
         raise ValueError("a pair has two models: give --target and --draft, or neither")
     from jaxspec.accept import catalogue
-    from jaxspec.analysis import pair_tests
+    from jaxspec.analysis.measure import fits
 
     found: dict[str, Any] = {"gamma": gamma, "steps": steps, "rules": [], "pair": None}
-    amount = pair_tests.Draws(sampled, draws, seed)
+    amount = fits.Draws(sampled, draws, seed)
     with console.progress() as bar:
-        total = len(catalogue.RULES) + (pair_tests.steps_of(len(DTYPES), amount) if target else 0)
+        total = len(catalogue.RULES) + (fits.steps_of(len(DTYPES), amount) if target else 0)
         shown = bar.add_task("enumerating", total=total)
         for entry in catalogue.RULES.values():
             bar.update(shown, description=f"enumerating {entry.rule.name}")
@@ -71,7 +71,7 @@ def verify(
                 bar.update(shown, description=what, advance=1)
 
             jobs = {dtype: pair_job(target, draft, dtype, gamma, count, new_tokens) for dtype in DTYPES}
-            found["pair"] = {"target": target, "draft": draft} | pair_tests.of_pair(jobs, amount, doing=doing)
+            found["pair"] = {"target": target, "draft": draft} | fits.of_pair(jobs, amount, doing=doing)
     if as_json:
         print(json.dumps(found))
     else:
@@ -147,7 +147,7 @@ def _show(found: dict[str, Any], out: Console) -> None:
 
 def pair_tables(pair: dict[str, Any]) -> list[RenderableType]:
     """What to print of a pair."""
-    from jaxspec.analysis.pair_tests import FREQUENT
+    from jaxspec.analysis.measure.fits import FREQUENT
 
     samples = pair["samples"]
     about = f"{samples['prompts']} prompts, {samples['draws']} draws of two tokens after each"

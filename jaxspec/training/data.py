@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.training.jsonl import read_jsonl
+from jaxspec.files import read_jsonl
 
 
 class Example(NamedTuple):

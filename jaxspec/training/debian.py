@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from rich.progress import Progress
 
+from jaxspec.files import read_jsonl, write_jsonl
 from jaxspec.training.debian_index import LANGUAGES, Record, index_files, read_records
-from jaxspec.training.jsonl import read_jsonl, write_jsonl
 
 TRANSLATE = "translate English to German: "
 SUMMARIZE = "summarize: "

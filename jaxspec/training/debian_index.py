@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxspec.training.jsonl import write_text
+from jaxspec.files import write_text
 
 LANGUAGES = ("en", "de")
 MIRROR = "http://deb.debian.org/debian"

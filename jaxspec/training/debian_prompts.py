@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jaxspec.files import read_jsonl, write_jsonl
 from jaxspec.training.debian import TRANSLATE, cut, stem
-from jaxspec.training.jsonl import read_jsonl, write_jsonl
 
 # Two texts with more than this share of their words in common count as near-duplicates.
 _ALIKE = 0.6

@@ -21,9 +21,9 @@ from rich.progress import track
 
 from jaxspec.base import Model, Params, Prompt
 from jaxspec.decode import generate
+from jaxspec.files import write_jsonl, write_text
 from jaxspec.training.data import Example
 from jaxspec.training.divergences import Divergence, kl
-from jaxspec.training.jsonl import write_jsonl, write_text
 from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
 
 BATCH = 64  # prompts that the teacher answers at once

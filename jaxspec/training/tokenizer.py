@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxspec.training.jsonl import read_jsonl, write_text
+from jaxspec.files import read_jsonl, write_text
 
 VOCABULARY = 8192
 

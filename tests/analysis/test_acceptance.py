@@ -7,8 +7,8 @@ import pytest
 
 import jaxspec
 from jaxspec import warp as warps
-from jaxspec.analysis import acceptance
-from jaxspec.analysis.acceptance import Acceptance, conditional
+from jaxspec.analysis.measure import acceptance
+from jaxspec.analysis.measure.acceptance import Acceptance, conditional
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare

@@ -7,9 +7,9 @@ import pytest
 
 import jaxspec
 from jaxspec import noise
-from jaxspec.analysis import cost, timing
-from jaxspec.analysis.cost import Cost, passes
-from jaxspec.analysis.timing import interleave
+from jaxspec.analysis.measure import cost, timing
+from jaxspec.analysis.measure.cost import Cost, passes
+from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Forward, LanguageModel, Model, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model

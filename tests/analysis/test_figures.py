@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from jaxspec.analysis import divergence, theory
 from jaxspec.analysis import figures as draw
 from jaxspec.analysis.figures import style
 from jaxspec.analysis.figures.theory import Mark
-from jaxspec.analysis.figures.trace import COLOURS
-from jaxspec.analysis.timeline import Span
+from jaxspec.analysis.figures.timeline import COLOURS
+from jaxspec.analysis.measure.timeline import Span
+from jaxspec.analysis.theory import divergence, formulas
 
 
 def curve(line, at):
@@ -33,7 +33,7 @@ def test_figure_2():
 def test_figure_3():
     lines = by_label(draw.optimal_gamma([0.01, 0.1]))
     for c in (0.01, 0.1):
-        assert curve(lines[f"c = {c:g}"], 0.7) == theory.optimal_gamma(0.7, c)
+        assert curve(lines[f"c = {c:g}"], 0.7) == formulas.optimal_gamma(0.7, c)
 
 
 def test_figure_4():
@@ -47,9 +47,9 @@ def test_landscape():
     figure = draw.landscape(0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8)
     axes = figure.axes[0]
     speed = axes.collections[0].get_array().reshape(8, -1)
-    assert speed[4, 300] == pytest.approx(float(theory.improvement(0.75, 5, 0.05, 1.5)))
+    assert speed[4, 300] == pytest.approx(float(formulas.improvement(0.75, 5, 0.05, 1.5)))
     best = curve(by_label(figure)["best γ"], 0.75)
-    assert best == theory.optimal_gamma(0.75, 0.05, lambda gamma: 1 + 0.1 * gamma, most=8)
+    assert best == formulas.optimal_gamma(0.75, 0.05, lambda gamma: 1 + 0.1 * gamma, most=8)
     sides = {text.get_text(): text.get_ha() for text in axes.texts}
     assert (sides["left"], sides["right"]) == ("right", "left")  # beside the point, inside the axes
 

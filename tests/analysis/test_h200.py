@@ -12,11 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxspec.analysis import cost, environment, jobs, theory
 from jaxspec.analysis.h200 import __main__ as command
-from jaxspec.analysis.h200 import decoding, loading, profile, report, stages, training
+from jaxspec.analysis.h200 import decoding, report, stages, training
 from jaxspec.analysis.h200.results import Results
-from jaxspec.analysis.roofline import load_of
+from jaxspec.analysis.measure import cost, environment, jobs, loading, profile
+from jaxspec.analysis.theory import formulas
+from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.base import Prompt
 from jaxspec.cli.main import app as cli
 from jaxspec.decode.request import prepare
@@ -44,7 +45,7 @@ def plan(tmp_path, monkeypatch):
 
 def test_settings_are_the_papers():
     assert LABELS == [(0, 7, 0.75, 3.4), (1, 7, 0.62, 2.6), (0, 5, 0.65, 3.1), (1, 5, 0.53, 2.3)]
-    printed = [round(float(theory.improvement(s.alpha, s.gamma, 0.02)), 1) for s in decoding.TABLE_2]
+    printed = [round(float(formulas.improvement(s.alpha, s.gamma, 0.02)), 1) for s in decoding.TABLE_2]
     assert printed == [s.expected for s in decoding.TABLE_2]
     assert {s.stage for s in decoding.TABLE_2} < set(stages.NAMES)
 
@@ -64,8 +65,8 @@ def test_decoding_stages(plan, capsys):
     c, v = costs["c"], costs["v"]["7"]
     assert costs["spreads"]["c"]["median"] == c and costs["spreads"]["v"]["7"]["median"] == v
     assert set(costs["spreads"]) == {"c", "v", "target_ms", "draft_ms", "verify_ms"} < set(costs)
-    assert row["theorem"] == pytest.approx(float(theory.improvement(0.62, 7, c, v)))
-    assert row["theorem_v1"] == pytest.approx(float(theory.improvement(0.62, 7, c)))
+    assert row["theorem"] == pytest.approx(float(formulas.improvement(0.62, 7, c, v)))
+    assert row["theorem_v1"] == pytest.approx(float(formulas.improvement(0.62, 7, c)))
     assert row["of_these_rounds"] == pytest.approx(found["passes_saved"] / (7 * c + v))
     assert report.table([row]).row_count == 1
     said = "\n".join(report.notes(results))

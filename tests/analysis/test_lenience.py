@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt
-from jaxspec.analysis import divergence, replay
+from jaxspec.analysis.measure import replay
+from jaxspec.analysis.theory import divergence
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.analysis import peer, peer_tables, peer_transformers
+from jaxspec.analysis.measure.synthetic import widen
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.nets.widen import widen
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0], [7, 7, 7, 0]]), jnp.array([4, 2, 3]))
 DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder

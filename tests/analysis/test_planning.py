@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import chain, planning, theory
-from jaxspec.analysis.roofline import load_of
+from jaxspec.analysis import planning
+from jaxspec.analysis.theory import formulas, text_rounds
+from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import net_of
@@ -20,9 +21,9 @@ PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
 def test_a_plan_is_the_best_of_theory(alpha, c, slope):
     v = 1 + slope * np.arange(17)
     found = planning.plan(alpha, c, v)
-    assert found.gamma == theory.optimal_gamma(alpha, c, v)
-    assert found.improvement == pytest.approx(float(theory.improvement(alpha, np.arange(17), c, v).max()))
-    assert found.operations == pytest.approx(float(theory.operations(alpha, found.gamma, c)))
+    assert found.gamma == formulas.optimal_gamma(alpha, c, v)
+    assert found.improvement == pytest.approx(float(formulas.improvement(alpha, np.arange(17), c, v).max()))
+    assert found.operations == pytest.approx(float(formulas.operations(alpha, found.gamma, c)))
     assert found.break_even == pytest.approx(c + slope, abs=1e-6)
     assert (found.gamma == 0) == bool(found.obstacles)
     assert planning.sentence(found).startswith("Take" if found.gamma else "Do not")
@@ -46,8 +47,8 @@ def test_measured_tokens_go_before_equation_1():
 def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, words):
     """Independent draft tokens at the same alpha, in texts as long: if these lose, too, no cluster is to blame."""
     alpha, c, counts = 0.5, 0.3, np.array([length] * 4)
-    assert theory.optimal_gamma(alpha, c, most=2) > 0
-    independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
+    assert formulas.optimal_gamma(alpha, c, most=2) > 0
+    independent = [1.0, *(text_rounds.independent_tokens(alpha, counts, gamma) for gamma in (1, 2))]
     found = planning.plan(alpha, c, [1.0, 1.05, 1.1], tokens=[1.0, 1.1, 1.2], independent=independent)
     assert found.gamma == 0 and found.obstacles == (obstacle,)
     assert words in planning.sentence(found)
@@ -55,7 +56,7 @@ def test_short_texts_are_told_from_clustered_draft_tokens(length, obstacle, word
 
 def test_gammas_that_are_nearly_as_good_are_named():
     found = planning.plan(0.75, 0.02, [1.0] * 17)
-    speed = theory.improvement(0.75, np.arange(17), 0.02)
+    speed = formulas.improvement(0.75, np.arange(17), 0.02)
     assert found.near == tuple(g for g in range(17) if speed[g] >= 0.97 * speed.max() and g != found.gamma)
     assert planning.sentence(found).endswith("Within 3% of that: γ = 7, 8, 10..13.")
     assert planning.sentence(planning.plan(0.5, 0.0, [1.0, 1.49])).endswith("Within 3% of that: plain decoding.")

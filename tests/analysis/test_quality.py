@@ -12,7 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from jaxspec.analysis import quality, report
+from jaxspec.analysis import report
+from jaxspec.analysis.measure import quality
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig

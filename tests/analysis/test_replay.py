@@ -8,8 +8,9 @@ import pytest
 import jaxspec
 from jaxspec import accept, buffers
 from jaxspec import warp as warps
-from jaxspec.analysis import acceptance, chain, replay
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.measure import acceptance, replay
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.analysis.theory import text_rounds
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import plain_distribution, table_model, table_model_from
@@ -86,14 +87,14 @@ def test_enumeration(rule, gamma=2):
         store, chances = every_text(temperature)
         ratio, shift = replay._along(store, rule.acceptance_ratio, 0.7)
         weights = [
-            chain.survival(ratio[i : i + STEPS], shift[i : i + STEPS], gamma, rule.exact)[1:]
+            text_rounds.survival(ratio[i : i + STEPS], shift[i : i + STEPS], gamma, rule.exact)[1:]
             for i in range(0, len(ratio), STEPS)
         ]
         # The texts' first token, from prefill, has the distribution of the store's temperature, not of the decoder's.
         start = np.array([np.exp(0.0) if temperature == 0.7 else shift[i] for i in range(0, len(ratio), STEPS)])
         assert np.sum(chances * start * [w[0].sum() for w in weights]) == pytest.approx(accepted, abs=1e-5)
         if rule.exact and temperature == 0.7:
-            assert chances @ [chain.expected_rounds(w) for w in weights] == pytest.approx(rounds, abs=1e-5)
+            assert chances @ [text_rounds.expected_rounds(w) for w in weights] == pytest.approx(rounds, abs=1e-5)
             found = replay.evaluate(store, rule, gamma=gamma)
             assert found.own_text
             np.testing.assert_allclose(found.tokens_per_round.counts @ chances, rounds, atol=1e-5)

@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from jaxspec.analysis import theory
-from jaxspec.analysis.machines import MACHINES, Machine, machine
-from jaxspec.analysis.roofline import Load, draft_cost, pass_time, spare_tokens, verify_cost
+from jaxspec.analysis.theory import formulas
+from jaxspec.analysis.theory.roofline import (
+    MACHINES,
+    Load,
+    Machine,
+    draft_cost,
+    machine,
+    pass_time,
+    spare_tokens,
+    verify_cost,
+)
 
 TOY = Machine(bandwidth=100.0, bfloat16=1000.0, float32=500.0)
 MODEL = Load(parameters=50, cache_bytes=10)  # 100 bytes of weights: a second; 100 operations a token: a tenth
@@ -42,10 +50,10 @@ def test_batch_ends_what_speculation_gains(name):
 
     def best(batch: int) -> int:
         v = verify_cost(chip, target, np.arange(17), batch)
-        return int(theory.optimal_gamma(0.75, 0.02, v))
+        return int(formulas.optimal_gamma(0.75, 0.02, v))
 
     assert verify_cost(chip, target, 7) == 1.0
-    assert best(1) == theory.optimal_gamma(0.75, 0.02, most=16)
+    assert best(1) == formulas.optimal_gamma(0.75, 0.02, most=16)
     assert best(round(spare_tokens(chip, target)) * 2) == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from jaxspec import accept
 from jaxspec.accept import catalogue
-from jaxspec.analysis import replay, rules
+from jaxspec.analysis.measure import replay, rules
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from

@@ -8,8 +8,8 @@ from scipy import stats
 
 from jaxspec import accept
 from jaxspec.accept import catalogue
-from jaxspec.analysis import sample_tests, samples
-from jaxspec.analysis.samples import Context
+from jaxspec.analysis.measure import fits, samples
+from jaxspec.analysis.measure.samples import Context
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
@@ -42,41 +42,41 @@ def test_a_context_is_in_the_table(context):
 @pytest.mark.parametrize("rule", [accept.rejection(), accept.block()], ids=lambda rule: rule.name)
 def test_a_right_rule_passes(context, rule):
     found = drawn(context, rule)
-    fitted = sample_tests.fit(context, found.tokens)
+    fitted = fits.fit(context, found.tokens)
     assert fitted.pvalue > 1e-3 and fitted.draws == DRAWS == len(found.tokens) and fitted.cells > 10
     assert 0.05 < found.acceptance_rate < 0.95
     np.testing.assert_allclose(fitted.pvalue, stats.chi2.sf(fitted.statistic, fitted.cells - 1), rtol=1e-4)
 
 
 def test_a_wrong_rule_does_not(context, wrong_rule):
-    assert sample_tests.fit(context, drawn(context, wrong_rule).tokens).pvalue < 1e-6
+    assert fits.fit(context, drawn(context, wrong_rule).tokens).pvalue < 1e-6
 
 
 def test_a_rule_that_is_wrong_about_the_second_token_only(context):
     """Right tokens, but each pair in an order that hides who came first after whom."""
     right = drawn(context, accept.rejection()).tokens
     mixed = np.stack([right[:, 0], np.roll(right[:, 1], 1)], axis=1)
-    assert sample_tests.fit(context, mixed).pvalue < 1e-6
+    assert fits.fit(context, mixed).pvalue < 1e-6
 
 
 def test_what_the_target_never_generates_is_found_for_certain():
     context = Context(0, np.array([0.5, 0.5, 0.0]), {0: np.array([1.0, 0.0, 0.0])})
     right = np.repeat([[0, 0], [1, 2]], 500, axis=0)
-    assert sample_tests.fit(context, right).pvalue > 0.9
+    assert fits.fit(context, right).pvalue > 0.9
     for never in ([2, 0], [0, 1]):
-        assert sample_tests.fit(context, np.concatenate([right, [never]])).pvalue == 0
+        assert fits.fit(context, np.concatenate([right, [never]])).pvalue == 0
 
 
 def test_a_distribution_that_is_nearly_certain_tests_nothing():
     context = Context(0, np.array([1.0, 0.0]), {0: np.array([1.0, 0.0])})
-    assert sample_tests.fit(context, np.zeros((100, 2), int)) == sample_tests.ChiSquare(0.0, 1, 100, 1.0)
+    assert fits.fit(context, np.zeros((100, 2), int)) == fits.ChiSquare(0.0, 1, 100, 1.0)
 
 
 def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
     found = drawn(context, accept.lenient(0.5)).tokens
-    assert sample_tests.bound_test(context, found, catalogue.RULES["lenient"].ceiling).pvalue > 1e-3
-    assert sample_tests.bound_test(context, found, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
+    assert fits.bound_test(context, found, catalogue.RULES["lenient"].ceiling).pvalue > 1e-3
+    assert fits.bound_test(context, found, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
 
 
 def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():
@@ -87,10 +87,10 @@ def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():
 
     for rare, broken in ((50, False), (100, True)):
         tokens = np.append(np.zeros(1000 - rare, int), 1 + np.arange(rare) % 50)
-        found = sample_tests.bound_test(context, np.stack([tokens, tokens], axis=1), as_it_is)
+        found = fits.bound_test(context, np.stack([tokens, tokens], axis=1), as_it_is)
         assert found.cells == 2 and (found.pvalue < 1e-3) == broken
-    none = sample_tests.bound_test(context, np.zeros((100, 2), int), lambda log_p: jnp.ones_like(log_p))
-    assert none == sample_tests.BoundTest(0, 100, 1.0)
+    none = fits.bound_test(context, np.zeros((100, 2), int), lambda log_p: jnp.ones_like(log_p))
+    assert none == fits.BoundTest(0, 100, 1.0)
 
 
 def test_bad_input_is_named():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.analysis import cost, searches
+from jaxspec.analysis.measure import cost, lookup_cost
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
@@ -35,7 +35,7 @@ def test_a_search_is_timed_as_a_pass(encoder):
 
     drafter = real._replace(functions=functions._replace(propose=propose, commit=commit))
     job = prepare(target, PROMPT, drafter=drafter, gamma=3)
-    model = searches.lookup_as_model(job)
+    model = lookup_cost.lookup_as_model(job)
     loop = cost.timed_loops(model, PROMPT, 8, 3, sampled=False)(1)
     jax.effects_barrier()
     for made in calls:

@@ -11,8 +11,8 @@ import scipy.stats
 
 import jaxspec
 from jaxspec import noise
-from jaxspec.analysis import theory
-from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
+from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
+from jaxspec.analysis.theory import formulas
 from jaxspec.base import Distribution, Draft
 from jaxspec.testing import table_model
 
@@ -34,7 +34,7 @@ def test_rounds_accept_draft_tokens_with_the_distribution_behind_equation_1(alph
     for count, share in zip(counts, expected, strict=True):
         low, high = scipy.stats.binom.interval(1 - 1e-6, ROWS, share)
         assert low <= count <= high
-    mean = float(theory.expected_tokens(alpha, GAMMA))
+    mean = float(formulas.expected_tokens(alpha, GAMMA))
     assert np.mean(np.asarray(found.num_accepted) + 1) == pytest.approx(mean, rel=0.02)
     assert (found.next_token == 1).all()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxspec.analysis.statistics import Ratio, binomial_interval, holm_adjust
+from jaxspec.analysis.measure.statistics import Ratio, binomial_interval, holm_adjust
 
 
 @pytest.mark.parametrize("rows", [3, 5, 12])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.analysis import acceptance, timing
 from jaxspec.analysis.bench import throughput
+from jaxspec.analysis.measure import acceptance, timing
 from jaxspec.base import Prompt, Stats
 from jaxspec.cli import bench_tables
 from jaxspec.decode.loop import Outcome

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import Prompt, generate
-from jaxspec.analysis import timeline
+from jaxspec.analysis.measure import timeline
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 

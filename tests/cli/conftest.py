@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from typer.testing import CliRunner
 
 from jaxspec import model
-from jaxspec.analysis import cost
+from jaxspec.analysis.measure import cost
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
 from jaxspec.weights.orbax import CheckpointError

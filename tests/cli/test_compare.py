@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.analysis import acceptance, cost, environment, timing
+from jaxspec.analysis.measure import acceptance, cost, environment, timing
 from jaxspec.cli import compare
 from jaxspec.cli.compare import Comparison
 

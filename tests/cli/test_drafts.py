@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec import datastore, drafters
-from jaxspec.analysis import acceptance
 from jaxspec.analysis.bench import variants
+from jaxspec.analysis.measure import acceptance
 from jaxspec.cli import drafts, options
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from jaxspec import accept
 from jaxspec.accept import catalogue
-from jaxspec.analysis import environment, shapes
+from jaxspec.analysis.measure import environment, synthetic
 from jaxspec.cli import rules
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
@@ -40,7 +40,7 @@ def test_a_pair(two_rules):
 
 
 def test_costs(two_rules, monkeypatch):
-    monkeypatch.setattr(shapes, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    monkeypatch.setattr(synthetic, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
     monkeypatch.setattr(rules, "CANDIDATES", (4,))
     small = ("--vocab", "9,12", "--batch", "1,2", "--gamma", "2", "--repeats", "2")
     result = CliRunner().invoke(app, ["rules", "--cost", *small, "--markdown"], env={"COLUMNS": "200"})

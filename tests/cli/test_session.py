@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec import model
-from jaxspec.analysis import cost
+from jaxspec.analysis.measure import cost
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])

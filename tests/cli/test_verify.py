@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from jaxspec import accept, model
 from jaxspec.accept import catalogue
 from jaxspec.accept.catalogue import Entry
-from jaxspec.analysis import jobs, numerics, pair_tests
+from jaxspec.analysis.measure import fits, jobs, numerics
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
@@ -153,7 +153,7 @@ def test_the_numerics_table(pair, only, monkeypatch):
 def test_the_shortest_prompts_are_taken(zoo):
     target = zoo["debian-t5-base"]
     job = prepare(target, heldout_for(target, 6))
-    some = pair_tests.shortest(job, 2)
+    some = fits.shortest(job, 2)
     assert sorted(job.prompt.length.tolist())[:2] == some.prompt.length.tolist()
     assert jobs.run(some).tokens.shape[0] == 2
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.analysis.measure.synthetic import widen
 from jaxspec.base import Model, Prompt
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.nets.widen import widen
 from jaxspec.testing import table_model
 from jaxspec.weights import int8
 

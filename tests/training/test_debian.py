@@ -5,7 +5,8 @@ from pathlib import Path
 import lz4.frame
 import pytest
 
-from jaxspec.training import debian, debian_edits, debian_index, debian_prompts, jsonl
+from jaxspec import files
+from jaxspec.training import debian, debian_edits, debian_index, debian_prompts
 from jaxspec.training import tokenizer as tokenizer_training
 from jaxspec.training.debian_index import Record
 
@@ -61,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (lists / "mirror_main_i18n_Translation-en.lz4").write_bytes(lz4.frame.compress(english.encode()))
     (lists / "mirror_main_i18n_Translation-de").write_text(german, encoding="utf-8")
     counts = debian.build(lists, out)
-    assert counts == {path.name: len(list(jsonl.read_jsonl(path))) for path in out.iterdir()}
+    assert counts == {path.name: len(list(files.read_jsonl(path))) for path in out.iterdir()}
     return out
 
 
@@ -144,7 +145,7 @@ def test_a_long_description_is_cut_at_the_end_of_a_sentence():
 
 def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
     for model, fields in (("t5", ("input", "output")), ("gpt", ("text",))):
-        train, heldout = (list(jsonl.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout"))
+        train, heldout = (list(files.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout"))
         families = [{debian.stem(row["package"]) for row in rows} for rows in (train, heldout)]
         assert families[1]
         assert families[0].isdisjoint(families[1])
@@ -173,10 +174,10 @@ def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: P
         ("aaa-doc", "The program rrr is a tool.", "Das Programm rrr ist ein Werkzeug."),  # renamed, with a stop
     )
     debian.build(tmp_path / "own", tmp_path)
-    assert {r["package"] for r in jsonl.read_jsonl(tmp_path / "t5.heldout.jsonl")} == {"rrr"}
+    assert {r["package"] for r in files.read_jsonl(tmp_path / "t5.heldout.jsonl")} == {"rrr"}
     counts = debian.build_releases(tmp_path / "own", tmp_path / "others", tmp_path)
-    rows = list(jsonl.read_jsonl(tmp_path / "t5-releases.train.jsonl"))
-    before = list(jsonl.read_jsonl(tmp_path / "t5.train.jsonl"))
+    rows = list(files.read_jsonl(tmp_path / "t5-releases.train.jsonl"))
+    before = list(files.read_jsonl(tmp_path / "t5.train.jsonl"))
     assert counts == {"t5-releases.train.jsonl": len(rows)} and all(row in rows for row in before)
     assert [row["output"] for row in rows if row not in before] == ["das Programm aaa ist ein neueres Werkzeug"]
 
@@ -217,10 +218,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path):
         yield {"text": "new"}
         raise KeyError("the source broke")
 
-    jsonl.write_jsonl(tmp_path / "a.jsonl", [{"text": "ältere Zeile"}])
+    files.write_jsonl(tmp_path / "a.jsonl", [{"text": "ältere Zeile"}])
     with pytest.raises(KeyError):
-        jsonl.write_jsonl(tmp_path / "a.jsonl", rows())
-    assert list(jsonl.read_jsonl(tmp_path / "a.jsonl")) == [{"text": "ältere Zeile"}]
+        files.write_jsonl(tmp_path / "a.jsonl", rows())
+    assert list(files.read_jsonl(tmp_path / "a.jsonl")) == [{"text": "ältere Zeile"}]
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 

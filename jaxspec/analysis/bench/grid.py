@@ -1,11 +1,11 @@
 """The paper's Tables 2, 3 and 5 for a pair of one's own: one cell after the other, each a pair on a task with settings.
 
-A cell's acceptance rate is that of the target's own text (see `analysis.acceptance`); its speed is that of whole
+A cell's acceptance rate is that of the target's own text (`measure.acceptance`); its speed is that of whole
 generations, plain decoding and all gammas of a setting interleaved; between the repeats its costs are timed, as in
-`analysis.cost`, so that speeds and predictions are of one machine at one time. A cell is predicted three times. By
+`measure.cost`, so that speeds and predictions are of one machine at one time. A cell is predicted three times. By
 Theorem 3.8, from alpha alone: draft tokens are accepted independently of each other in an endless text ("theorem"). The
 same in texts as long as these, whose last rounds are cut short ("predicted"). And from the tokens a round that these
-very texts would yield, replayed along them (see `analysis.replay`), if the rule is exact ("replayed").
+very texts would yield, replayed along them (see `measure.replay`), if the rule is exact ("replayed").
 Where tokens are sampled each gamma generates another text, and some texts yield more tokens a round than others. So a
 sampled speed is also given "on average": the rounds as timed, each with the tokens of a replayed one. That is what
 gammas are compared by: their replayed texts are the same.
@@ -29,10 +29,12 @@ import jax
 import numpy as np
 
 from jaxspec import accept
-from jaxspec.analysis import acceptance, chain, cost, environment, jobs, planning, replay, theory, timing
+from jaxspec.analysis import planning
 from jaxspec.analysis.bench import throughput
 from jaxspec.analysis.bench.store import Store
-from jaxspec.analysis.statistics import Ratio, median_min_max
+from jaxspec.analysis.measure import acceptance, cost, environment, jobs, replay, timing
+from jaxspec.analysis.measure.statistics import Ratio, median_min_max
+from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.base import Model, Rule
 from jaxspec.decode.request import Job, prepare
 
@@ -202,7 +204,7 @@ class Cells:
 
     def _tokens_per_round(self, temperature: float, alpha: float, gamma: int) -> float:
         """Of draft tokens that are accepted independently of each other, in texts of these lengths."""
-        return chain.independent_tokens(alpha, self._timed_texts(temperature).counts, gamma)
+        return text_rounds.independent_tokens(alpha, self._timed_texts(temperature).counts, gamma)
 
     def _planned(self, temperature: float, lenience: float, alpha: float) -> int:
         if lenience == 1:
@@ -215,7 +217,7 @@ class Cells:
     def _predicted(self, job: Job, alpha: float, gamma: int, timed: dict[str, Any]) -> dict[str, Any]:
         c, v, speed = timed["c"], timed["v"], timed["speed_after_prefill"]
         temperature, rule = job.options["temperature"], job.options["accept"]
-        found: dict[str, Any] = {"theorem": float(theory.improvement(alpha, gamma, c, v))}
+        found: dict[str, Any] = {"theorem": float(formulas.improvement(alpha, gamma, c, v))}
         found["predicted"] = known(self._tokens_per_round(temperature, alpha, gamma) / (gamma * c + v))
         found["replayed"], found["speed_on_average"] = None, None
         if rule.exact:  # otherwise decoding generates something else than these texts, and its rounds are not known

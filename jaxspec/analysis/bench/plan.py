@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxspec import accept
-from jaxspec.analysis import chain, cost, jobs, replay, theory
-from jaxspec.analysis.roofline import load_of
-from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.measure import cost, jobs, replay
+from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.theory import formulas, text_rounds
+from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.base import Model
 from jaxspec.decode.request import Job
 from jaxspec.drafters.ngram_model import NGramConfig
@@ -46,9 +47,9 @@ class Plan(NamedTuple):
         alpha, c: as in `theory`.
         v: the verify pass, at gamma or, if that is 0, at gamma = 1.
         break_even: the alpha above which speculation would pay.
-        obstacles: why not, if gamma is 0: as in `theory.obstacles`; or, where measured tokens per round are fewer than
-            in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, "clustered draft
-            tokens", if not, and "clustered draft tokens or short texts", if that is not known.
+        obstacles: why not, if gamma is 0: as in `formulas.obstacles`; or, where measured tokens per round are fewer
+            than in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, "clustered
+            draft tokens", if not, and "clustered draft tokens or short texts", if that is not known.
         near: the other gammas whose speed is within 3% of this one's.
         measured: of a pair, what alpha, c and v rest on: "alpha" as value, stderr, low and high (95%), "c" and, by the
             gammas that were timed, "v" as median, min and max over the repeats; None of given numbers.
@@ -86,8 +87,8 @@ def plan(
         c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
         tokens: measured tokens per round at index gamma, which need no independence; by default Equation 1.
-        independent: those of independent draft tokens in texts of the same lengths (`chain.independent_tokens`), which
-            tell short texts from clustered draft tokens.
+        independent: those of independent draft tokens in texts of the same lengths (`text_rounds.independent_tokens`),
+            which tell short texts from clustered draft tokens.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
@@ -103,18 +104,18 @@ def plan(
     for given in (tokens, independent):
         if given is not None and len(given) != len(costs):
             raise ValueError(f"got tokens per round for {len(given)} gammas and v for {len(costs)}: expected as many")
-    expected = theory.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
+    expected = formulas.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
     costs[0] = expected[0] = 1.0
     obstacles: tuple[str, ...] = ()
     speed = expected / (gammas * c + costs)
-    gamma = int(np.argmax(speed >= speed.max() * (1 - theory.TIE)))
+    gamma = int(np.argmax(speed >= speed.max() * (1 - formulas.TIE)))
     if gamma == 0:
-        obstacles = theory.obstacles(alpha, c, costs) or (_shortfall(independent, gammas * c + costs),)
+        obstacles = formulas.obstacles(alpha, c, costs) or (_shortfall(independent, gammas * c + costs),)
     work = (gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]
     numbers = (float(expected[gamma]), float(speed[gamma]), float(work), float(alpha), float(c))
     verify = float(costs[gamma or min(1, len(costs) - 1)])
     near = tuple(int(other) for other in gammas[speed >= speed[gamma] * (1 - TOLERANCE)] if other != gamma)
-    return Plan(batch, gamma, *numbers, verify, theory.break_even(c, costs), obstacles, near)
+    return Plan(batch, gamma, *numbers, verify, formulas.break_even(c, costs), obstacles, near)
 
 
 def _shortfall(independent: Sequence[float] | np.ndarray | None, cost: np.ndarray) -> str:
@@ -169,7 +170,7 @@ def of_pair(
         trace = replay.collect(Path(folder) / "trace", job)
         rate, tokens = replay.evaluate(trace, accept.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
         alpha, counts = min(rate.value, 1.0), np.asarray(trace.counts)
-    independent = [1.0, *(chain.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
+    independent = [1.0, *(text_rounds.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
     ratio = operations_ratio(job.target, jobs.drafting_model(job))
     for batch in batches:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.analysis import acceptance, cost, environment, jobs, memory, theory, timing
-from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.measure import acceptance, cost, environment, jobs, memory, timing
+from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.theory import formulas
 from jaxspec.base import Model
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Job
@@ -124,7 +125,7 @@ def _predict(passes_saved: float, gamma: int, alpha: float, measured: cost.Cost)
     names = ("target_ms", "verify_ms", "draft_ms", "c", "v")
     return {name: getattr(measured, name) for name in names} | {
         "predicted": passes_saved / (gamma * measured.c + measured.v),
-        "predicted_from_alpha": float(theory.improvement(min(alpha, 1.0), gamma, measured.c, measured.v)),
+        "predicted_from_alpha": float(formulas.improvement(min(alpha, 1.0), gamma, measured.c, measured.v)),
     }
 
 

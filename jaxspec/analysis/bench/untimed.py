@@ -1,6 +1,6 @@
 """What draft tokens are worth, without their time: the paper's Table 3 for any drafters.
 
-A model's alpha is over all positions of the target's own text (`analysis.acceptance`). A look-up has no distribution
+A model's alpha is over all positions of the target's own text (`measure.acceptance`). A look-up has no distribution
 where nobody asked it: of its draft tokens the share is known that was accepted among those that had a trial
 ("conditional"), and in how many rounds there was a draft ("drafted"). Both rates are of every drafter that has them,
 each under its name.
@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.analysis import acceptance, jobs
 from jaxspec.analysis.bench.grid import with_count
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.measure import acceptance, jobs
+from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.base import Model
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Job

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec.analysis import jobs, timing
-from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.measure import jobs, timing
+from jaxspec.analysis.measure.statistics import median_min_max
 from jaxspec.base import Bound, Model
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Job

@@ -8,7 +8,7 @@ look.
 from jaxspec.analysis.figures.sampling import decomposition, distribution_distance
 from jaxspec.analysis.figures.style import save
 from jaxspec.analysis.figures.theory import expected_tokens, landscape, optimal_gamma, trade_off
-from jaxspec.analysis.figures.trace import trace_diagram
+from jaxspec.analysis.figures.timeline import trace_diagram
 
 __all__ = [
     "decomposition",

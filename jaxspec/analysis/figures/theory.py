@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxspec.analysis import theory
 from jaxspec.analysis.figures.style import RED, canvas, shades
+from jaxspec.analysis.theory import formulas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def expected_tokens(gammas: Sequence[float] = (1, 3, 5, 7, 10, np.inf), top: flo
     alpha = np.linspace(0, 1, 501)
     for gamma, colour in zip(gammas, shades(len(gammas)), strict=True):
         with np.errstate(divide="ignore"):
-            axes.plot(alpha, theory.expected_tokens(alpha, gamma), color=colour, label=_gamma(gamma))
+            axes.plot(alpha, formulas.expected_tokens(alpha, gamma), color=colour, label=_gamma(gamma))
     axes.set(xlim=(0, 1), ylim=(0, top), xlabel=ALPHA, ylabel="expected tokens per round")
     _legend(axes)
     return figure
@@ -63,7 +63,7 @@ def optimal_gamma(costs: Sequence[float] = (0.01, 0.02, 0.05, 0.1), top: int = 3
     figure, axes = canvas()
     alpha = np.linspace(0, 0.995, 996)
     for c, colour in zip(costs, shades(len(costs)), strict=True):
-        best = theory.optimal_gamma(alpha, c, most=max(2 * top, theory.MOST))
+        best = formulas.optimal_gamma(alpha, c, most=max(2 * top, formulas.MOST))
         axes.plot(alpha, best, color=colour, drawstyle="steps-post", label=f"c = {c:g}")
     axes.set(xlim=(0, 1), ylim=(0, top), xlabel=ALPHA, ylabel="optimal γ")
     _legend(axes)
@@ -87,8 +87,8 @@ def trade_off(gammas: Sequence[int] = (2, 3, 5, 7, 10), top: float = 8.0) -> Fig
     alpha = np.linspace(0, 1, 501)
     key = [Line2D([], [], color="black", label="speed"), Line2D([], [], color="black", ls="--", label="operations")]
     for gamma, colour in zip(gammas, shades(len(gammas)), strict=True):
-        key += axes.plot(alpha, theory.improvement(alpha, gamma, 0.0), color=colour, label=_gamma(gamma))
-        axes.plot(alpha, theory.operations(alpha, gamma, 0.0), color=colour, linestyle="--")
+        key += axes.plot(alpha, formulas.improvement(alpha, gamma, 0.0), color=colour, label=_gamma(gamma))
+        axes.plot(alpha, formulas.operations(alpha, gamma, 0.0), color=colour, linestyle="--")
     axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
     axes.set(xlim=(0, 1), ylim=(0, top), xlabel=ALPHA, ylabel="times plain decoding")
     figure.legend(handles=key, loc="outside right upper", frameon=False)
@@ -105,7 +105,7 @@ def landscape(
     """Speed-up over plain decoding for every alpha and gamma at one c: levels, the best gamma, and measured pairs.
 
     Args:
-        c: as in `theory.improvement`.
+        c: as in `formulas.improvement`.
         v: the verify pass as a function of gamma, or a number.
         marks: pairs to show.
         most: the largest gamma shown.
@@ -122,20 +122,20 @@ def landscape(
 
     alpha, gammas = np.linspace(0, 1, 401), np.arange(1, most + 1)
     costs = np.array([v(int(gamma)) if callable(v) else v for gamma in gammas])
-    speed = theory.improvement(alpha[None, :], gammas[:, None], c, costs[:, None])
+    speed = formulas.improvement(alpha[None, :], gammas[:, None], c, costs[:, None])
     colours: dict[str, Any] = dict(cmap="cividis", norm=LogNorm(*RANGE), shading="nearest", rasterized=True)
     mesh = axes.pcolormesh(alpha, gammas, speed, **colours)
     bar = figure.colorbar(mesh, label="speed-up over plain decoding", pad=0.02, ticks=LEVELS, format="%g×")
     bar.ax.minorticks_off()
     between = np.linspace(1, most, 16 * most)  # lines of equal speed, smooth between whole gammas
-    smooth = theory.improvement(alpha[None, :], between[:, None], c, np.interp(between, gammas, costs)[:, None])
+    smooth = formulas.improvement(alpha[None, :], between[:, None], c, np.interp(between, gammas, costs)[:, None])
     levels = [level for level in LEVELS if speed.min() < level < speed.max()]
     widths = [2.0 if level == 1 else 0.8 for level in levels]
     lines = axes.contour(alpha, between, smooth, levels=levels, colors="white", linewidths=widths)
     labelled = levels if len(levels) < 4 else levels[:-1]  # the last is in a corner, where a label is cut
     for label in axes.clabel(lines, labelled, fmt=lambda level: f"{level:g}×", fontsize=8):
         label.set_rotation((label.get_rotation() + 80) % 180 - 80)  # steep ones all read upwards: a 6 is no 9
-    best = theory.optimal_gamma(alpha, c, np.concatenate([[1.0], costs]))
+    best = formulas.optimal_gamma(alpha, c, np.concatenate([[1.0], costs]))
     line = np.where(best > 0, best, np.nan)
     edge = [withStroke(linewidth=3.5, foreground="white")]  # black on white is seen on any ground
     axes.plot(alpha, line, color="black", drawstyle="steps-post", label="best γ", path_effects=edge)

@@ -9,7 +9,7 @@ where an earlier one was ended, and a stage that fails or crashes takes no other
 
 `decoding` sets plain decoding of T5-XXL against the memory's floor: the bytes that a token needs (decoder weights,
 caches, head) over the bandwidth of a large copy on the same device. Models of random weights agree on nothing, so
-acceptance is simulated at the paper's rates (`analysis.simulated`: the text is nonsense, the time is not), and
+acceptance is simulated at the paper's rates (`analysis.measure.synthetic`: the text is nonsense, the time is not), and
 speed-ups are set beside the paper's, which were measured on a TPU v4, and beside Theorem 3.8 with c and v as measured.
 `profile` shows why where c is large. `loading` writes T5-XXL as a sharded folder and measures the memory that a fresh
 process takes to load it. `training` trains the GPT pair and measures its real acceptance and speed.

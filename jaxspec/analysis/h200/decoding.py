@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.analysis import cost, jobs, shapes
-from jaxspec.analysis.roofline import load_of
-from jaxspec.analysis.simulated import random_verdicts_for_benchmarks
-from jaxspec.analysis.statistics import median_min_max
-from jaxspec.analysis.timing import interleave, run_all
+from jaxspec.analysis.measure import cost, jobs, synthetic
+from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
+from jaxspec.analysis.measure.timing import interleave, run_all
+from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.base import Model, Prompt
 from jaxspec.decode.request import Job, prepare
 from jaxspec.weights import int8
@@ -109,17 +109,17 @@ class Bench:
     @functools.cached_property
     def target(self) -> Model:
         """Random weights."""
-        return shapes.random_model(self.settings.shape, self.settings.dtype, seed=0)
+        return synthetic.random_model(self.settings.shape, self.settings.dtype, seed=0)
 
     @functools.cached_property
     def draft(self) -> Model:
         """Random weights, too: it agrees with the target on nothing."""
-        return shapes.random_model(self.settings.draft_shape, self.settings.dtype, seed=1)
+        return synthetic.random_model(self.settings.draft_shape, self.settings.dtype, seed=1)
 
     @functools.cached_property
     def prompt(self) -> Prompt:
         """One row."""
-        return shapes.random_prompt(self.target, 1, SOURCE)
+        return synthetic.random_prompt(self.target, 1, SOURCE)
 
     def copy(self) -> dict[str, Any]:
         """What a large copy reads and writes in a second."""

@@ -7,10 +7,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from jaxspec.analysis import environment, theory
 from jaxspec.analysis.h200.decoding import KINDS, TABLE_2
 from jaxspec.analysis.h200.results import Results
 from jaxspec.analysis.h200.stages import CHEAP, NAMES
+from jaxspec.analysis.measure import environment
+from jaxspec.analysis.theory import formulas
 
 WIDTH = 128  # columns that the table takes
 
@@ -28,7 +29,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
             c, v = costs["c"], costs["v"][str(setting.gamma)]
             row |= {"c": c, "v": v, "of_these_rounds": speed["passes_saved"] / (setting.gamma * c + v)}
             for name, taken in (("theorem", v), ("theorem_v1", 1.0)):
-                row[name] = float(theory.improvement(setting.alpha, setting.gamma, c, taken))
+                row[name] = float(formulas.improvement(setting.alpha, setting.gamma, c, taken))
         found.append(row)
     return found
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.training.jsonl import write_text
+from jaxspec.files import write_text
 
 Found = dict[str, Any]
 

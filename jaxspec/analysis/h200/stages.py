@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec.analysis import environment
-from jaxspec.analysis.h200 import decoding, loading, profile, training
+from jaxspec.analysis.h200 import decoding, training
 from jaxspec.analysis.h200.decoding import KINDS, TABLE_2, Bench
 from jaxspec.analysis.h200.results import Found, Results
+from jaxspec.analysis.measure import environment, loading, profile
 from jaxspec.decode.request import prepare
 
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 import jaxspec
-from jaxspec.analysis import shapes
+from jaxspec.analysis.measure import synthetic
 from jaxspec.weights import huggingface
 
 STATUS = Path("/proc/self/status")
@@ -33,7 +33,7 @@ def write(shape: str, dtype: str, folder: Path) -> dict[str, Any]:
     Raises:
         OSError: the disk is too small.
     """
-    model = shapes.random_model(shape, dtype, seed=0)
+    model = synthetic.random_model(shape, dtype, seed=0)
     size = sum(x.nbytes for x in jax.tree.leaves(model.params))
     start = time.perf_counter()
     if not huggingface.is_folder(folder):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import buffers, noise
-from jaxspec.analysis import cost, jobs
+from jaxspec.analysis.measure import cost, jobs
 from jaxspec.decode.request import Job
 
 INNER = 20  # passes of a profile

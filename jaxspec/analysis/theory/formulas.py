@@ -2,9 +2,9 @@
 
 Plain functions of numbers or arrays (they broadcast), computed in float64. The symbols are the paper's:
 
-    alpha   acceptance rate, E[sum_x min(p(x), q(x))]: `jaxspec.analysis.acceptance` measures it
+    alpha   acceptance rate, E[sum_x min(p(x), q(x))]: `jaxspec.analysis.measure.acceptance` measures it
     gamma   draft tokens a round
-    c       time of a one-token pass of the drafter, in those of the target: `jaxspec.analysis.cost`
+    c       time of a one-token pass of the drafter, in those of the target: `jaxspec.analysis.measure.cost`
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
 

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import buffers, noise
-from jaxspec.analysis import jobs, searches
-from jaxspec.analysis.timing import interleave
+from jaxspec.analysis.measure import jobs, lookup_cost
+from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
 from jaxspec.decode.request import Job
 from jaxspec.decode.speculative import bucket_widths
@@ -214,7 +214,9 @@ def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
     if paid_model(job) is not None:
         return 0.0
-    greedy = job.replace(drafter=searches.lookup_as_model(job), policy=None, temperature=0.0)  # a look-up draws nothing
+    greedy = job.replace(
+        drafter=lookup_cost.lookup_as_model(job), policy=None, temperature=0.0
+    )  # a look-up draws nothing
     return measure(greedy, repeats=repeats, inner=inner).c
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.analysis import cost, timing
+from jaxspec.analysis.measure import cost, timing
 from jaxspec.decode.request import Job
 
 KINDS = ("target prefill", "draft prefill", "draft", "target")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import numpy as np
 
-from jaxspec.analysis.statistics import median_min_max
+from jaxspec.analysis.measure.statistics import median_min_max
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 

@@ -10,7 +10,7 @@ For the tokens of a round, continued by plain sampling, have the distribution p.
 these are accepted draft tokens, or a token of the target's own is among them; given the text, the first has the
 probability S_k. It falls as k grows, and is the product of `Rule.acceptance_ratio` over the prefix: of min(1, q / p)
 for the rejection rule. Under the block rule it is the least so far of the products of q / p. So the number of rounds
-that a text takes is a Markov chain whose mean is computed, not sampled (`analysis.chain`).
+that a text takes is a Markov chain whose mean is computed, not sampled (`analysis.theory.text_rounds`).
 
 The text of an inexact rule is not the target's. S_k (which may exceed 1) still is the importance weight whose mean
 over the target's texts is the probability that a round which begins there accepts k draft tokens, but where the next
@@ -42,8 +42,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
 from jaxspec import warp as warps
-from jaxspec.analysis import acceptance, chain, divergence, environment, jobs
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.measure import acceptance, environment, jobs
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.analysis.theory import divergence, text_rounds
 from jaxspec.base import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule
 from jaxspec.decode.request import Job
 
@@ -219,10 +220,10 @@ def evaluate(trace: LogitTrace, rule: Rule, *, gamma: int, temperature: float | 
     ratio, shift = _along(trace, rule.acceptance_ratio, temperature)
     alpha, accepted, rounds = np.zeros((3, len(trace.counts)))
     for row, (end, count) in enumerate(zip(np.cumsum(trace.counts), trace.counts, strict=True)):
-        weights = chain.survival(ratio[end - count : end], shift[end - count : end], gamma, rule.exact)
+        weights = text_rounds.survival(ratio[end - count : end], shift[end - count : end], gamma, rule.exact)
         alpha[row] = weights[:, 0].sum()
         accepted[row] = weights[1:].sum()
-        rounds[row] = chain.expected_rounds(weights[1:])
+        rounds[row] = text_rounds.expected_rounds(weights[1:])
     later, own_text = trace.counts - 1, rule.exact and temperature == own
     tokens_per_round = Ratio(later, rounds) if own_text else Ratio(later + accepted, later)
     found = (Ratio(alpha, trace.counts, probability=True), Ratio(accepted, later), tokens_per_round)

@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import buffers
 from jaxspec import warp as warps
-from jaxspec.analysis import jobs
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.measure import jobs
+from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.base import LanguageModel, Params, Prefix, Prompt, Request, Sampler, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.generate import complete

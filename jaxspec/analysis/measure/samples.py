@@ -3,7 +3,7 @@
 For models too large to enumerate (`jaxspec.testing.certify`). All draws have one prompt and one first token (which
 comes from prefill, whatever the rule), and each its own key; the shipped decoder goes on from there. Two tokens of each
 are looked at: the first that a round decides, and the one after it, which is of the same round where a draft token was
-accepted, and of the next one otherwise. `analysis.sample_tests` compares them.
+accepted, and of the next one otherwise. `analysis.measure.fits` compares them.
 
 Shapes: N draws, V vocabulary.
 """

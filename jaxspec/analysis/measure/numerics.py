@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import buffers
-from jaxspec.analysis import jobs
+from jaxspec.analysis.measure import jobs
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Job
 

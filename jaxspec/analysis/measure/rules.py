@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import accept, noise
 from jaxspec import warp as warps
-from jaxspec.analysis import acceptance, jobs, replay
-from jaxspec.analysis.statistics import Ratio
-from jaxspec.analysis.timing import interleave
+from jaxspec.analysis.measure import acceptance, jobs, replay
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Distribution, Draft, Draw, Keys, Rule
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Job
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 def acceptance_of(job: Job, rules: Sequence[Rule], *, candidates: Sequence[int] = ()) -> list[dict[str, Any]]:
     """The acceptance rate and the tokens per round of each rule.
 
-    Exact rules are replayed on one set of texts (`analysis.replay`), so they are compared on the same positions. For
+    Exact rules are replayed on one set of texts (`measure.replay`), so they are compared on the same positions. For
     inexact ones tokens per round come from decoding with them, whose text is their own; alpha is about the target's.
 
     Args:

@@ -57,7 +57,7 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
     """The acceptance rate E[sum_x min(p(x) / l, q(x))], Corollary 3.6: the mean of `beta` over all positions.
 
     Args, Raises: as `beta`. Positions are those of text that the target generates;
-    `jaxspec.analysis.acceptance` measures this for a pair of models.
+    `jaxspec.analysis.measure.acceptance` measures this for a pair of models.
 
     Example, two positions, of which the drafter is right at one:
         >>> alpha([[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]])

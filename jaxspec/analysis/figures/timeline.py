@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxspec.analysis.figures.style import BLUE, ORANGE, PURPLE, YELLOW, canvas
-from jaxspec.analysis.timeline import KINDS, Span
+from jaxspec.analysis.measure.timeline import KINDS, Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

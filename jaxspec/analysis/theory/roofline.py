@@ -11,15 +11,77 @@ arXiv 2211.17192, section 3.4 (memory against arithmetic in speculative decoding
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import difflib
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxspec.analysis.machines import Machine
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
+if TYPE_CHECKING:
+    from jaxspec.nets.decoder import DecoderConfig
+    from jaxspec.nets.gpt import GPTConfig
+    from jaxspec.nets.t5 import T5Config
+
+
+class Machine(NamedTuple):
+    """One accelerator, or one CPU socket.
+
+    Attributes:
+        bandwidth: of its main memory, bytes/s.
+        bfloat16, float32: peak of dense matrix products, operations/s (a multiplication and an addition are two); None
+            where the maker gives no figure.
+    """
+
+    bandwidth: float
+    bfloat16: float | None
+    float32: float | None
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second in "bfloat16" or "float32".
+
+        Raises:
+            ValueError: another dtype, or no figure for it.
+
+        >>> MACHINES["a100"].peak("bfloat16")
+        312000000000000.0
+        """
+        found = getattr(self, dtype) if dtype in ("bfloat16", "float32") else None
+        if found is None:
+            raise ValueError(f"no peak is published in {dtype!r} for this machine: give one, or use bfloat16")
+        return found
+
+
+# Per chip, without structured sparsity. float32 is that of the general cores: TPUs have no such figure (they build a
+# float32 product of several bfloat16 ones).
+MACHINES = {
+    "h200": Machine(4.8e12, 989e12, 67e12),  # NVIDIA H200 data sheet, SXM (it gives bfloat16 with sparsity: twice this)
+    "h100": Machine(3.35e12, 989e12, 67e12),  # NVIDIA H100 data sheet, SXM
+    "a100": Machine(2.039e12, 312e12, 19.5e12),  # NVIDIA A100 data sheet, 80 GB SXM
+    "tpu-v4": Machine(1.2e12, 275e12, None),  # Cloud TPU documentation, as the next three: the paper's machine
+    "tpu-v5e": Machine(0.819e12, 197e12, None),
+    "tpu-v5p": Machine(2.765e12, 459e12, None),
+    "tpu-v6e": Machine(1.638e12, 918e12, None),
+    # AMD's page for the EPYC 9654: 460.8 GB/s per socket, 96 cores of 2.4 GHz; a Zen 4 core retires two 256-bit
+    # multiply-adds a cycle (32 operations in float32, twice that in bfloat16).
+    "epyc-9654": Machine(0.4608e12, 14.7e12, 7.4e12),
+}
+
+
+def machine(name: str) -> Machine:
+    """A machine by its name.
+
+    Raises:
+        ValueError: it is not in the table.
+
+    >>> machine("tpu-v5e").bandwidth
+    819000000000.0
+    """
+    if name not in MACHINES:
+        near = difflib.get_close_matches(name, MACHINES, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"no machine {name!r}{hint}: expected one of {', '.join(MACHINES)}")
+    return MACHINES[name]
+
 
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
 
@@ -63,6 +125,9 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
         >>> f"{load_of(SIZES['t5-v1_1-xxl']).parameters:.3g}"
         '5.57e+09'
     """
+    from jaxspec.nets.decoder import DecoderConfig
+    from jaxspec.nets.t5 import T5Config
+
     inner = shared = config.heads * config.head_dim
     if isinstance(config, T5Config):
         depth, products = config.decoder_layers, 3 if config.gated else 2
@@ -90,7 +155,6 @@ def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayL
         ValueError: batch or tokens below 1, or the machine has no peak in the model's dtype.
 
     Example, 11 billion parameters on the paper's TPU v4: memory rules at 1 and 8 tokens, arithmetic at 512:
-        >>> from jaxspec.analysis.machines import machine
         >>> (1e3 * pass_time(machine("tpu-v4"), Load(11e9), tokens=[1, 8, 512])).round(1).tolist()
         [18.3, 18.3, 41.0]
     """
@@ -113,7 +177,6 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
         ValueError: as `pass_time`.
 
     Example, free at batch 1 and not at batch 128:
-        >>> from jaxspec.analysis.machines import machine
         >>> verify_cost(machine("tpu-v4"), Load(11e9), gamma=7, batch=[1, 16, 128]).round(2).tolist()
         [1.0, 1.0, 4.47]
     """
@@ -132,7 +195,6 @@ def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1
         ValueError: as `pass_time`.
 
     Example, T5-small against T5-XXL by their sizes (the paper measured 0.02, of which most is overhead):
-        >>> from jaxspec.analysis.machines import machine
         >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)
         0.007
     """
@@ -144,7 +206,6 @@ def spare_tokens(machine: Machine, load: Load) -> float:
 
     Where caches are read too, memory rules longer; this counts the weights alone.
 
-    >>> from jaxspec.analysis.machines import machine
     >>> round(spare_tokens(machine("tpu-v4"), Load(11e9)))
     229
     """

@@ -1,4 +1,4 @@
-"""Searches of a drafter without a model as passes of one, so that `analysis.cost` can time them.
+"""Searches of a drafter without a model as passes of one, so that `analysis.measure.cost` can time them.
 
 Shapes: B batch.
 """
@@ -31,7 +31,7 @@ from jaxspec.decode.state import decoder_prompt
 
 
 def lookup_as_model(job: Job) -> Model:
-    """A model whose c (`analysis.cost.measure`) is what the draft tokens of a round cost together.
+    """A model whose c (`analysis.measure.cost.measure`) is what the draft tokens of a round cost together.
 
     A pass puts the token that it is fed in the place of the row's last one, has the drafter propose, commits all of the
     draft, and answers with the first draft token.
@@ -43,7 +43,7 @@ def lookup_as_model(job: Job) -> Model:
         A model that is good for being measured alone.
 
     Example:
-        >>> from jaxspec.analysis import cost
+        >>> from jaxspec.analysis.measure import cost
         >>> from jaxspec.decode.request import prepare
         >>> from jaxspec.drafters import prompt_lookup
         >>> from jaxspec.testing import table_model

@@ -1,7 +1,7 @@
 """How many rounds a text takes, if it is known how probably draft tokens are accepted: a Markov chain over its tokens.
 
 A round that begins at some token accepts at least k draft tokens with probability S_k and emits one token more,
-and the next one begins there. The mean number of rounds is computed, not sampled (`analysis.replay` has S_k).
+and the next one begins there. The mean number of rounds is computed, not sampled (`analysis.measure.replay` has S_k).
 
 Shapes: T tokens of one text, G gamma.
 

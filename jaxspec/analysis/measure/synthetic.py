@@ -1,0 +1,173 @@
+"""Models nobody has trained: random weights at published shapes, wider copies of a model, verdicts that are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import buffers
+from jaxspec.accept.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
+from jaxspec.base import Distribution, Draft, Keys, Model, Params, Prompt, Rule, Verdict
+from jaxspec.families import FAMILIES
+from jaxspec.model import DTYPES
+from jaxspec.nets import gpt, t5
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.recipes import net_of
+from jaxspec.weights import int8, orbax
+
+# Which axes of the leaves of a feed-forward block run over its hidden units.
+_HIDDEN: dict[tuple[str, ...], int] = {
+    ("gate", "weight"): 0,
+    ("gate", "bias"): 0,
+    ("wi", "weight"): 0,
+    ("wi", "bias"): 0,
+    ("out", "weight"): 1,
+}
+
+
+def random_model(shape: str, dtype: str, seed: int) -> Model:
+    """A model of random weights at a published shape: the cost of the real one, and no sense.
+
+    Raises:
+        ValueError: no such shape or dtype.
+    """
+    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    if shape not in sizes:
+        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
+    config = dataclasses.replace(sizes[shape], dtype=int8.computation(dtype))
+    params = random_params(config, dtype, jax.random.key(seed))
+    return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
+
+
+def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
+    """Rows of random token ids, all of one length."""
+    ids = np.random.default_rng(0).integers(0, model.lm.vocab_size, (rows, tokens))
+    return buffers.pad(ids.tolist())
+
+
+def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
+    """Parameters of a network, made on the device one by one, in the dtype that they are stored in.
+
+    Matrices are normal, of a spread that leaves the size of what they multiply; norms and biases do nothing. One small
+    program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
+    makes them in float32.
+
+    >>> from jaxspec.nets.gpt import GPTConfig
+    >>> params = random_params(GPTConfig(32, 16, 64, 1, 2), "bfloat16", jax.random.key(0))
+    >>> params["layers_0"]["ff"]["wi"]["weight"].dtype, float(params["norm"]["scale"][0])
+    (dtype(bfloat16), 1.0)
+    """
+
+    def leaf(path: tuple[Any, ...], x: jax.ShapeDtypeStruct, key: Array) -> Any:
+        names = [entry.key for entry in path]
+        if len(x.shape) == 1:
+            return jnp.full(x.shape, float(names[-1] == "scale"))
+        spread = x.shape[-1] ** -0.5
+        if isinstance(config, T5Config) and "query" in names:
+            spread *= config.head_dim**-0.5  # its attention does not scale
+        stored = dtype if int8.is_matrix(path, x) and dtype != "int8" else "float32"
+        return int8.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
+
+    abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(tree, [leaf(path, x, key) for (path, x), key in zip(leaves, keys, strict=True)])
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+def _draw(key: Array, spread: float, shape: tuple[int, ...], dtype: str) -> Float[Array, "*shape"]:
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)
+
+
+@functools.cache
+def random_verdicts_for_benchmarks(alpha: float) -> Rule:
+    r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two distributions are.
+
+    The time of speculative decoding depends on how many draft tokens are accepted and not on which, so models of random
+    weights, which agree on nothing, decode in the time of trained ones whose acceptance rate is alpha: a round accepts
+    k < gamma draft tokens with probability alpha^k (1 - alpha), the distribution behind Equation 1 of the paper. The
+    text is nonsense: draft tokens are accepted that the target would never generate, and the token after them is the
+    target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.accept` or on
+    the command line leads to it.
+
+    Args:
+        alpha: probability of accepting a draft token.
+
+    Raises:
+        ValueError: alpha is not from 0 to 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxspec import noise
+        >>> draft, keys = Draft(jnp.array([[4, 9]]), jnp.array([2])), noise.row_keys(jax.random.key(0), 1)
+        >>> for alpha in (0, 1):
+        ...     rule = random_verdicts_for_benchmarks(alpha)
+        ...     verdict = rule.verify(keys, jnp.array([3]), draft, Distribution(tokens=jnp.array([[4, 9, 6]])))
+        ...     verdict.num_accepted.tolist(), verdict.next_token.tolist(), rule.exact
+        ([0], [4], False)
+        ([2], [6], False)
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is {alpha}: expected a probability, 0 to 1")
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        count = count_accepted(uniforms(keys, position, draft) < alpha, draft.length)
+        if target.tokens is not None:
+            return chain_verdict(draft, count, take_position(target.tokens, count))
+        assert target.log_probs is not None
+        next_token = sample_residual(keys, position, take_position(target.log_probs, count))
+        return chain_verdict(draft, count, next_token)
+
+    return Rule(verify, f"random verdicts for benchmarks({alpha:g})", exact=False)
+
+
+def widen(model: Model, ff_dim: int) -> Model:
+    """The same function with feed-forward blocks of `ff_dim` hidden units, the new ones all zeros.
+
+    Each new unit is act(0) = 0 and its weights out are 0 as well, so logits are the same up to the order in
+    which a matrix product sums, and the cost of a pass is that of the larger model.
+
+    Args:
+        model: a T5 or a GPT; its matrices may be int8.
+        ff_dim: hidden units of each feed-forward block, at least what they have.
+
+    Raises:
+        TypeError: the model is neither.
+        ValueError: ff_dim is smaller than the model's.
+
+    Example:
+        >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
+        >>> small = Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)), config=config)
+        >>> wide = widen(small, 64)
+        >>> wide.config.ff_dim, wide.params["layers_0"]["ff"]["out"]["weight"].shape
+        (64, (16, 64))
+    """
+    if not isinstance(model.config, T5Config | GPTConfig):
+        kind = type(model.config).__name__
+        raise TypeError(f"widen takes a model with a T5Config or a GPTConfig, got one with a {kind}")
+    more = ff_dim - model.config.ff_dim
+    if more < 0:
+        raise ValueError(f"ff_dim is {ff_dim}: expected at least the model's own, {model.config.ff_dim}")
+    config = dataclasses.replace(model.config, ff_dim=ff_dim)
+    net: Any = t5 if isinstance(config, T5Config) else gpt
+
+    def leaf(path: tuple[Any, ...], x: Array) -> Array:
+        names = tuple(str(entry.key) for entry in path)
+        stored = names[-1] if names[-2] == "weight" else ""  # "int8" or "scale" of an int8 matrix
+        axis = _HIDDEN.get(names[-3:-1] if stored else names[-2:]) if "ff" in names else None
+        if axis is None or (stored == "scale" and axis == 1):  # a scale is of an output
+            return x
+        new = 1 if stored == "scale" else 0
+        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=new)
+
+    params = jax.tree_util.tree_map_with_path(leaf, model.params)
+    return model._replace(lm=net.language_model(config), params=params, config=config)

@@ -1,0 +1,1 @@
+"""The formulas: what speculative decoding yields and costs. NumPy only."""
