@@ -155,7 +155,7 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 # `jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v5e`.
 
 # %%
-from jaxspec.analysis import planning
+from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.theory import roofline
 from jaxspec.analysis.theory.roofline import Machine, machine
 

@@ -22,13 +22,11 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "datastore": "Build a datastore of texts such as the target writes, to draft from (retrieval).",
     "models": "List the shipped checkpoints, and every size of the networks with the memory it takes.",
     "convert": "Write a model in the other format, or in another dtype.",
-    "bench": "Measure speed, latency and memory of plain and speculative decoding, beside what theory predicts.",
-    "measure": "Measure a pair: α, c and v, and the speed-up as predicted and as it is.",
+    "bench": "Compare the speed of drafters, gammas, policies, rules, batch sizes, dtypes and libraries.",
+    "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is, and what rules cost.",
     "plan": "Choose γ: the best one for each batch size, its speed-up, and when not to speculate.",
     "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them, as PNG and SVG.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
-    "rules": "Compare the acceptance rules: acceptance rates and tokens per round, or costs.",
-    "drafts": "Compare drafters and draft-length policies on held-out prompts.",
 }
 INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
 

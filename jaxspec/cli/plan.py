@@ -17,7 +17,7 @@ from jaxspec.cli.options import DRAFT, TARGET, Draft, Json, Seed, Target, intege
 from jaxspec.cli.prompts import from_file, heldout_for
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.planning import Plan
+    from jaxspec.analysis.bench.plan import Plan
     from jaxspec.analysis.theory.roofline import Load
     from jaxspec.decode.request import Job
 
@@ -82,7 +82,7 @@ def plan(
         plans = list(of_sizes(alpha, (loads[0], loads[1]), device, batches, most, c, c_hat))
         about = f"{target_size} with {draft_size} on {device}, by bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
-        from jaxspec.analysis import planning
+        from jaxspec.analysis.bench import plan as planning
 
         costs = [1 + v * gamma for gamma in range(most + 1)]
         plans = [planning.plan(alpha, c, costs, c_hat=c_hat)]
@@ -113,7 +113,7 @@ def of_sizes(
     """Plans by the roofline, for the loads of target and drafter."""
     import numpy as np
 
-    from jaxspec.analysis import planning
+    from jaxspec.analysis.bench import plan as planning
     from jaxspec.analysis.theory import roofline
     from jaxspec.analysis.theory.roofline import machine
 
@@ -154,7 +154,7 @@ def load(size: str, dtype: str, row_tokens: int) -> Load:
 
 def of_pair(job: Job, batches: Sequence[int], most: int, repeats: int) -> list[Plan]:
     """Plans by measurement, with a progress bar."""
-    from jaxspec.analysis import planning
+    from jaxspec.analysis.bench import plan as planning
 
     with console.progress() as bar:
         task = bar.add_task("plan", total=planning.steps(batches, most))
@@ -182,7 +182,7 @@ def table(plans: Sequence[Plan]) -> Table:
 
 
 def _show(about: str, plans: Sequence[Plan], as_json: bool) -> None:
-    from jaxspec.analysis import planning
+    from jaxspec.analysis.bench import plan as planning
     from jaxspec.analysis.measure import environment
 
     if as_json:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from jaxspec import policies
-from jaxspec.analysis import acceptance, chain, cost, jobs, replay, theory
 from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.bench.row import Costs, Predicted, Rate, Spread
 from jaxspec.analysis.bench.setting import ADAPTIVE, PLANNED, Setting
-from jaxspec.analysis.statistics import Ratio
+from jaxspec.analysis.measure import acceptance, cost, jobs, replay
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.base import Bound, Model, Policy
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Job
@@ -125,7 +126,7 @@ class Expected:
         trace, value, c, v = self.trace(setting, job), min(alpha.value, 1.0), costs.c.median, costs.v.median
         counts = trace.counts if trace is not None and trace.temperature else lengths
         return Predicted(
-            theorem=float(theory.improvement(value, gamma, c, v)),
+            theorem=float(formulas.improvement(value, gamma, c, v)),
             independent=float(np.nan_to_num(independent(value, counts, gamma) / (gamma * c + v))),
             replayed=None if replayed is None else float(np.nan_to_num(replayed.value / (gamma * c + v))),
         ), replayed
@@ -205,8 +206,8 @@ def longest_drafts(outcome: Outcome) -> np.ndarray:
 def independent(alpha: float, counts: np.ndarray | None, gamma: int) -> float:
     """Tokens a round of draft tokens that are accepted independently of each other, in texts of some lengths."""
     if counts is None:
-        return float(theory.expected_tokens(alpha, gamma))
-    return chain.independent_tokens(alpha, np.asarray(counts), gamma)
+        return float(formulas.expected_tokens(alpha, gamma))
+    return text_rounds.independent_tokens(alpha, np.asarray(counts), gamma)
 
 
 def lenience_of(setting: Setting) -> float | None:

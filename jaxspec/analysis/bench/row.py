@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxspec.analysis.statistics import Ratio, median_min_max
+from jaxspec.analysis.measure.statistics import Ratio, median_min_max
 
 
 class Spread(NamedTuple):
@@ -131,6 +132,7 @@ class Row(NamedTuple):
         difference: where the first that is not differs.
         seconds: of each timed run; none if nothing was timed.
         tokens_per_second: of them.
+        token_ms: milliseconds of a token after those that prefill yields; of a batch, of all its rows together.
         speed: over plain decoding by the same target and backend, repeat by repeat.
         speed_after_prefill: the same without what prefill takes.
         speed_on_average: as the last, with a replayed round's tokens in place of its own. Where tokens are sampled,
@@ -175,6 +177,7 @@ class Row(NamedTuple):
     difference: Difference | None = None
     seconds: tuple[float, ...] = ()
     tokens_per_second: Spread | None = None
+    token_ms: Spread | None = None
     speed: Spread | None = None
     speed_after_prefill: Spread | None = None
     speed_on_average: Spread | None = None
@@ -188,7 +191,7 @@ class Row(NamedTuple):
     costs: Costs | None = None
     predicted: Predicted | None = None
     group: str = ""
-    environment: dict[str, Any] = {}
+    environment: Mapping[str, Any] = {}
     error: str | None = None
 
     @property
