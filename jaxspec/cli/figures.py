@@ -99,21 +99,22 @@ def of_theory() -> Iterator[tuple[str, Figure]]:
 
 def of_pair(job: Job, repeats: int) -> Iterator[tuple[str, Figure]]:
     """Names and figures of what is measured of a pair, greedily, over all prompts of a job."""
+    from jaxspec.analysis import bench
     from jaxspec.analysis import figures as draw
-    from jaxspec.analysis.bench import throughput
+    from jaxspec.analysis.bench.setting import setting_of
     from jaxspec.analysis.figures.theory import Mark
     from jaxspec.analysis.measure import jobs, timeline
 
-    gamma = job.decoder.gamma
-    settings = throughput.Settings(gammas=(gamma,), rows=len(job.prompt.length), repeats=repeats)
-    found = throughput.measure(job, settings)
-    row, alpha = found["results"][1], min(found["alpha"]["alpha"], 1.0)
-    slope = (row["v"] - 1) / gamma  # v is known at one gamma; a line through it serves the others
-    after = row["ratio_after_prefill"]  # as the theorem, and the landscape, have it; None if noise left no time
-    mark = Mark(f"measured: {after['median']:.2f}×" if after else "measured: –", alpha, gamma)
+    gamma, config = job.decoder.gamma, bench.Config(len(job.prompt.length), repeats, 0, ("speed", "alpha", "costs"))
+    _, row = bench.run(job.target, [setting_of(job, "prompts", 1)], config=config)
+    assert row.alpha is not None and row.alpha.value is not None and row.costs is not None
+    alpha, c, v = min(row.alpha.value, 1.0), row.costs.c.median, row.costs.v.median
+    slope = (v - 1) / gamma  # v is known at one gamma; a line through it serves the others
+    after = row.speed_after_prefill  # as the theorem, and the landscape, have it; None if noise left no time
+    mark = Mark(f"measured: {after.median:.2f}×" if after else "measured: –", alpha, gamma)
     names = job.target.name, jobs.drafting_model(job).name
-    title = f"{names[0]} with {names[1]}: c = {row['c']:.3f}, v = {row['v']:.2f} at γ = {gamma}"
-    yield "landscape", draw.landscape(row["c"], lambda drafted: max(0.1, 1 + slope * drafted), [mark], title=title)
+    title = f"{names[0]} with {names[1]}: c = {c:.3f}, v = {v:.2f} at γ = {gamma}"
+    yield "landscape", draw.landscape(c, lambda drafted: max(0.1, 1 + slope * drafted), [mark], title=title)
 
     p, q, tokens = distributions(jobs.take(job, range(min(4, len(job.prompt.length)))))
     yield "decomposition", draw.decomposition(p, q, tokens)

@@ -146,7 +146,7 @@ def show(rows: list[Row], work: Workload, sets: Sequence[Sequence[Column]], more
     from jaxspec.analysis.bench import table, to_json
     from jaxspec.analysis.measure import environment
 
-    about = rows[0].environment if rows else environment.current()
+    about = dict(rows[0].environment) if rows else environment.current()
     if work.csv_file is not None:
         from jaxspec.files import write_text
 
@@ -190,7 +190,7 @@ def _drafter(name: str, target: Model, dtype: str, work: Workload) -> Model | Bo
     if name in COUNTED:
         from jaxspec import drafters
 
-        texts = references(target, work.count)
+        texts = references(target, max(work.count, work.rows))
         if not texts:
             raise ValueError(f"--count {work.count} leaves no held-out texts to count a {name} on: take fewer prompts")
         return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
@@ -209,15 +209,16 @@ def _tasks(target: Model, work: Workload) -> list[Task]:
     from jaxspec.analysis.measure.synthetic import random_prompt
     from jaxspec.corpus import tasks_of
 
+    prompts = max(work.count, work.rows)
     if work.tasks and work.prompts is not None:
         raise ValueError("got --tasks and --prompts: expected one of them")
     if work.target.startswith(RANDOM):
-        rows = random_prompt(target, max(work.count, work.rows), SOURCE)
+        rows = random_prompt(target, prompts, SOURCE)
         return [Task("random prompts", rows, work.new_tokens, ends=False)]
     if work.prompts is not None:
-        return [Task(work.prompts.stem, from_file(work.prompts, work.count), work.new_tokens, not work.full_length)]
+        return [Task(work.prompts.stem, from_file(work.prompts, prompts), work.new_tokens, not work.full_length)]
     names = options.parts(work.tasks or ",".join(tasks_of(target)), "--tasks")
-    return [Task(name, heldout(name, work.count), work.new_tokens, not work.full_length) for name in names]
+    return [Task(name, heldout(name, prompts), work.new_tokens, not work.full_length) for name in names]
 
 
 def _policies(names: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from jaxspec.analysis.bench.row import Row
-from jaxspec.analysis.bench.run import Config, run
+from jaxspec.analysis.bench.runner import Config, run
 from jaxspec.analysis.bench.setting import Task, product
 from jaxspec.analysis.bench.table import with_interval
 from jaxspec.analysis.measure import acceptance, jobs, quality

@@ -200,7 +200,10 @@ def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = N
 
 def stacked(rows: Sequence[Row], columns: Sequence[Column], width: int | None, title: str) -> list[Table]:
     """One table, or several with some of the columns each, none wider than `width` if that can be."""
-    keys = [SETTINGS[name] for name in SETTINGS if len({getattr(row, name) for row in rows}) > 1] + [GAMMA]
+    drafting = [row for row in rows if not row.is_plain] or rows
+    of = {"rule": drafting, "policy": drafting}  # plain decoding has none
+    keys = [SETTINGS[name] for name in SETTINGS if len({getattr(row, name) for row in of.get(name, rows)}) > 1]
+    keys.append(GAMMA)
     left = [column for column in columns if any(column.cell(row) not in ("", NOTHING) for row in rows)]
     made, unlimited = [], Console(width=1000)
     while left or not made:
@@ -271,8 +274,9 @@ def together(rows: Sequence[Row]) -> list[Row]:
         if len(tasks) < 2 or len(some) < len(tasks) or None in plains:
             continue
         texts = [plain.tokens for plain in plains if plain is not None]
-        seconds = sum(text * np.array(row.seconds) / row.tokens for text, row in zip(texts, some, strict=True))
-        before = sum(np.array(plain.seconds) for plain in plains if plain is not None)
+        parts = [text * np.array(row.seconds) / row.tokens for text, row in zip(texts, some, strict=True)]
+        seconds = np.sum(parts, axis=0)
+        before = np.sum([plain.seconds for plain in plains if plain is not None], axis=0)
         same = [row.same_text for row in some]
         row = Row(**{name: getattr(some[0], name) for name in ("target", *names)}, task="all together")
         row = row._replace(

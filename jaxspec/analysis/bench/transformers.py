@@ -20,7 +20,7 @@ import numpy as np
 from jaxspec import drafters
 from jaxspec.analysis.bench.setting import Setting, dtype_of
 from jaxspec.analysis.measure import environment, jobs
-from jaxspec.base import Model, Prompt
+from jaxspec.base import Bound, Model, Prompt
 from jaxspec.decode.request import Job
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -92,7 +92,8 @@ def refuse(setting: Setting, job: Job) -> None:
         raise ValueError("transformers is compared with greedily, without sampling options: expected temperature 0")
     if setting.is_plain:
         return
-    known = setting.drafter in (drafters.prompt_lookup(MATCH),) if len(models) == 1 else True
+    lookup = drafters.prompt_lookup(MATCH).functions
+    known = len(models) == 2 or (isinstance(setting.drafter, Bound) and setting.drafter.functions is lookup)
     if not known or setting.policy is not None or setting.rule.name != "rejection":
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"

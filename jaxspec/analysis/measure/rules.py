@@ -24,6 +24,7 @@ from jaxspec.base import Distribution, Draft, Draw, Keys, Rule
 from jaxspec.decode.request import prepare
 
 SOURCE = 64  # tokens per prompt of the model whose pass is timed
+CANDIDATES = (1, 2, 4)  # for one token, which the rejection rule tries one after the other
 LARGE = 256_000  # a vocabulary, as of Gemma
 
 
@@ -76,8 +77,6 @@ def beside_passes(
     gamma: int,
     *,
     repeats: int,
-    rules: Sequence[Rule] = tuple(entry.rule for entry in catalogue.RULES.values()),
-    candidates: Sequence[int] = (1, 2, 4),
     doing: Callable[[str], object] = lambda what: None,
 ) -> list[dict[str, Any]]:
     """Microseconds of every rule, and of a pass of a model with random weights at a published shape.
@@ -87,7 +86,6 @@ def beside_passes(
         batches: batch sizes.
         gamma: draft tokens a round.
         repeats: calls of each rule.
-        rules, candidates: as in `costs`.
         doing: called with what is being done.
 
     Returns:
@@ -97,6 +95,7 @@ def beside_passes(
     """
     doing(f"making {shape}")
     model, found = synthetic.random_model(shape, "float32", seed=0), []
+    every = [entry.rule for entry in catalogue.RULES.values()]
     for batch in batches:
         doing(f"{shape}, batch {batch}")
         prompt = synthetic.random_prompt(model, batch, SOURCE)
@@ -105,7 +104,7 @@ def beside_passes(
             doing(f"rules, batch {batch}, vocabulary {vocab}")
             sizes = Sizes(vocab, batch, gamma)
             usual, alike = (
-                costs(rules, sizes, repeats=repeats, alike=same, candidates=candidates) for same in (False, True)
+                costs(every, sizes, repeats=repeats, alike=same, candidates=CANDIDATES) for same in (False, True)
             )
             lines: dict[str, Any] = {}
             for name in usual:

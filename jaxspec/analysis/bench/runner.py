@@ -136,7 +136,8 @@ def run(
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
         every = plain + [one for one in group if not one.is_plain]
         keys = [shared | describe(one, target) if store else {} for one in every]
-        rows = [found and from_json(found) for found in (store.get(key) if store else None for key in keys)]
+        stored = [store.get(key) if store else None for key in keys]
+        rows = [None if found is None else from_json(found) for found in stored]
         todo = [i for i, found in enumerate(rows) if found is None or (i < len(plain) and None in rows)]
         if todo:
             doing(_title(every[0]))
@@ -216,7 +217,7 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config) -> list
                     after = 1e3 * (seconds[i] - first[i]) / max(row.tokens - row.texts, 1)
                     row = row._replace(token_ms=Spread.of(after) if (after > 0).all() else None)
                 if "memory" in asked and one.setting.backend == JAXSPEC:
-                    row = row._replace(memory=Memory(**memory.account(one.parts[0])))
+                    row = row._replace(memory=_memory(one.parts[0]))
                 row = _against_plain(row, i, live, decoded, seconds, first)
             if not one.setting.is_plain and asked & {"alpha", "replay", "costs"}:
                 place = places.get(id(one))
@@ -280,7 +281,8 @@ def _decode(variant: Variant, folder: Path) -> Decoded:
 def _generate(part: Job) -> None:
     """The front door, from token ids to token ids."""
     eos = [int(token) for token in np.asarray(part.request.eos)[0] if token >= 0]
-    generate(part.target._replace(tokenizer=None), part.prompt, **dict(part.options) | {"eos_ids": eos})
+    options: dict[str, Any] = dict(part.options) | {"eos_ids": eos}
+    generate(part.target._replace(tokenizer=None), part.prompt, **options)
 
 
 def _pair(variant: Variant) -> tuple[int, int]:
@@ -329,6 +331,11 @@ def _latencies(live: Sequence[Variant], repeats: int) -> dict[int, Latency]:
         shares = {name: Spread(**value) for name, value in (each or {"p50": None, "p95": None}).items() if value}
         found[i] = Latency(Spread.of(1e3 * start[1:]), shares.get("p50"), shares.get("p95"))
     return found
+
+
+def _memory(job: Job) -> Memory:
+    found: dict[str, Any] = memory.account(job)
+    return Memory(**found)
 
 
 def _about(setting: Setting, target: Model) -> Row:
