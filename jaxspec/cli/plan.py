@@ -23,9 +23,7 @@ def plan(
     alpha: Annotated[float | None, options.text("RATE", "Acceptance rate, if it is known.")] = None,
     c: Annotated[float | None, options.text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None,
     v: Annotated[float, options.text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0,
-    c_hat: Annotated[
-        float | None, options.text("RATIO", "Operations of the drafter over the target's.")
-    ] = None,
+    c_hat: Annotated[float | None, options.text("RATIO", "Operations of the drafter over the target's.")] = None,
     device: Annotated[str, options.text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = "",
     row_tokens: Annotated[int, options.number("With shapes: tokens in the cache.", least=0)] = 256,
     batch: options.Batches = "1",
