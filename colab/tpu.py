@@ -152,10 +152,10 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 #
 # This is the best case: n devices have n times the bandwidth and n times the arithmetic of one, and nothing is lost
 # between them. Real passes are slower, a small drafter's by most, so that c is larger than here. On the command line:
-# `jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v5e`.
+# `jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v5e`.
 
 # %%
-from jaxspec.analysis import planning
+from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.theory import roofline
 from jaxspec.analysis.theory.roofline import Machine, machine
 

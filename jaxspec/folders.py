@@ -6,18 +6,16 @@ Checkpoints and datastores are such folders. The manifest holds size and SHA-256
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import hashlib
-import json
-import os
-import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 MANIFEST = "manifest.toml"
 STALE = 24 * 3600  # seconds after which an unfinished folder that nobody has touched is a killed process's
@@ -49,27 +47,21 @@ def whole(folder: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Renames a folder, over another one if there is one; a kill on the way leaves the one or the other.
+    """Renames a folder, over another one if there is one; after a kill on the way `recover` finds the one or the other.
 
-    Both change places in one step where the system has such a step (Linux and macOS, on most file systems). Elsewhere
-    there is a moment at which nothing is in place: what was there then waits beside, for `recover` to put it back.
+    Between two renames nothing is in place: what was there waits beside, and a reader that comes then puts it back.
     """
     recover(folder)
     old = _set_aside(folder)
-    if old.exists():
-        shutil.rmtree(old)  # it was replaced, and the one that did it killed before this
-    if not folder.exists():
-        new.rename(folder)
-    elif _exchange(new, folder):
-        shutil.rmtree(new)
-    else:
+    shutil.rmtree(old, ignore_errors=True)  # it was replaced, and the one that did it killed before this
+    if folder.exists():
         folder.rename(old)
-        try:
-            new.rename(folder)
-        except BaseException:
-            recover(folder)
-            raise
-        shutil.rmtree(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        recover(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
@@ -90,16 +82,6 @@ def _sweep(folder: Path) -> None:
 
 def _set_aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.jaxspec-old")
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Has two folders change places, in one step; whether that could be done."""
-    if os.name != "posix":
-        return False
-    libc, (first, second), swap = ctypes.CDLL(None), map(os.fsencode, (a, b)), 2
-    if hasattr(libc, "renameat2"):  # Linux; -100 is the working directory
-        return libc.renameat2(-100, first, -100, second, swap) == 0
-    return hasattr(libc, "renamex_np") and libc.renamex_np(first, second, swap) == 0  # macOS
 
 
 def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
@@ -156,50 +138,22 @@ def some(names: list[str]) -> str:
 
 
 def to_toml(table: dict[str, Any]) -> str:
-    """A table of plain values, and of tables of plain values, as TOML.
+    """A manifest as TOML.
 
     Raises:
-        ValueError: another kind of value.
+        ValueError: a value that TOML has no type for; it has no null, and NumPy's scalars are none of its numbers.
 
-    >>> table = {"name": 'a "b"', "model": {"dim": 4, "rates": [0.5, 1e-05], "tied head": True}}
-    >>> print(to_toml(table), end="")
+    >>> print(to_toml({"name": 'a "b"', "model": {"dim": 4, "tied head": True}}), end="")
     name = "a \\"b\\""
     <BLANKLINE>
     [model]
     dim = 4
-    rates = [0.5, 1e-05]
     "tied head" = true
     """
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    lines = [f"{_key(key)} = {_value(value, key)}" for key, value in plain.items()]
-    for name, inner in table.items():
-        if isinstance(inner, dict):
-            lines += ["", f"[{_key(name)}]"]
-            lines += [f"{_key(key)} = {_value(value, f'{name}.{key}')}" for key, value in inner.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
-
-
-def _value(value: Any, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):  # float.__repr__: a NumPy float64 is one too, but prints its type
-        return float.__repr__(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(item, where) for item in value)}]"
-    raise ValueError(f"{where} is {value!r}: a manifest holds strings, ints, floats, booleans and lists of these")
-
-
-def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which only TOML wants escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    try:
+        return tomli_w.dumps(table)
+    except TypeError as error:
+        raise ValueError(f"a manifest holds strings, numbers, booleans, lists and tables of these: {error}") from None
 
 
 def _sha256(path: Path) -> str:

@@ -27,13 +27,11 @@ import os, sys
 from pathlib import Path
 from jaxspec import datastore, folders
 
-if sys.argv[3] == "two steps":
-    folders._exchange = lambda a, b: False
 left = int(sys.argv[2])
 
 def killer(event, arguments):
     global left
-    if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlopen"):
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"):
         left -= 1
         if left == 0:
             os._exit(9)
@@ -44,19 +42,17 @@ with folders.whole(Path(sys.argv[1])) as beside:
 """
 
 
-@pytest.mark.parametrize("how", ["one step", "two steps"])
-def test_a_kill_leaves_the_old_or_the_new(tmp_path, how):
+def test_a_kill_leaves_the_old_or_the_new(tmp_path):
     """A process is killed before each change of the file system that replacing a folder takes."""
     for step in itertools.count(1):
         folder = tmp_path / str(step) / "kept"
         folder.mkdir(parents=True)
         (folder / "file").write_text("old")
-        command = [sys.executable, "-c", KILLED, str(folder), str(step), how]
+        command = [sys.executable, "-c", KILLED, str(folder), str(step)]
         environment = {"PYTHONPATH": str(Path(folders.__file__).parents[1])}
         code = subprocess.run(command, env=environment, check=False).returncode
         assert code in (0, 9)
-        if how == "two steps":
-            folders.recover(folder)
+        folders.recover(folder)
         assert [path.name for path in folder.iterdir()] == ["file"]
         found = (folder / "file").read_text()
         if code == 0:
@@ -115,5 +111,5 @@ def test_damage_is_named(tmp_path):
 
 
 def test_only_plain_values_go_into_a_manifest():
-    with pytest.raises(ValueError, match=r"about\.a is None: a manifest holds strings"):
+    with pytest.raises(ValueError, match=r"a manifest holds strings.*NoneType"):
         folders.to_toml({"about": {"a": None}})

@@ -1,102 +1,119 @@
-"""`jaxspec bench`: how fast a model decodes, plainly and speculatively, beside what theory predicts."""
+"""`jaxspec bench`: which drafter, gamma, policy, rule, batch size, dtype or library is fastest here."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from jaxspec.cli import bench_tables, console
-from jaxspec.cli.options import DRAFT, TARGET, Draft, Dtype, Json, Target, Widen, integers, widened
-from jaxspec.cli.prompts import from_file, heldout_for
+from jaxspec.cli import workload as shared
+from jaxspec.cli.workload import Workload, workload_options
 
 if TYPE_CHECKING:
+    from jaxspec.analysis.bench import Row
+    from jaxspec.analysis.bench.paper import Floor
     from jaxspec.base import Model
 
+PEER = "transformers"
 
+
+@workload_options(gammas="1,4,7")
 def bench(
-    target: Target = TARGET,
-    draft: Draft = DRAFT,
-    shape: Annotated[
-        str,
-        typer.Option(help="Instead of --target: random weights at a published shape, such as t5-v1_1-base."),
-    ] = "",
-    draft_shape: Annotated[str, typer.Option(help="The same for the drafter of a --shape.")] = "",
-    widen: Widen = 0,
-    gamma: Annotated[str, typer.Option("--gamma", "-g", help="Draft tokens a round, separated by commas.")] = "1,4,7",
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1",
-    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt; with --shape, exactly so many.", min=1)] = 64,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="A file of prompts, one a line, or .jsonl with inputs; else held-out ones."),
+    workload: Workload,
+    also: Annotated[str, typer.Option(help="Also measured: latency, memory, overlap (of dtypes); or none.")] = "none",
+    peer: Annotated[str, typer.Option(help="Beside us: transformers, on the CPU (needs PyTorch).")] = "",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's Table 2 with random weights and simulated acceptance.")
+    ] = False,
+    loading: Annotated[
+        Path | None, typer.Option(help="Host memory of loading the random target, written to this folder.")
     ] = None,
-    rows: Annotated[int, typer.Option(help="Prompts that one timed run decodes.", min=1)] = 8,
-    source_tokens: Annotated[int, typer.Option(help="Tokens per random prompt of a --shape.", min=1)] = 64,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each variant.", min=1)] = 5,
-    dtype: Dtype = "float32",
-    plain_only: Annotated[bool, typer.Option("--plain-only", help="Plain decoding only, no drafter.")] = False,
-    as_json: Json = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Fill the tables of this page, by its own commands; with --resume.")
+    ] = None,
 ) -> None:
-    """Measure the speed, latency and memory of plain and speculative decoding, beside what theory predicts.
+    """Compare the speed of settings, interleaved with plain decoding on the same prompts.
 
-    Greedy decoding, whole generations on the device; text in and text out are not timed. Published shapes are
-    those of `jaxspec models`:
+    Lists (with commas) are axes: every combination has a row. × plain is over plain decoding by the same target,
+    repeat by repeat. Texts in and out are not timed.
 
-    jaxspec bench --gamma 4 --batch 1,16
+        jaxspec bench --gammas 1,3 --policies adaptive --drafters debian-t5-small,prompt_lookup
 
-    jaxspec bench --shape t5-v1_1-base --plain-only
+        jaxspec bench --gammas 3 --dtypes float32,int8 --also memory
+
+        jaxspec bench --target random:t5-v1_1-small --drafters none
     """
-    from jaxspec.analysis.bench import throughput
-    from jaxspec.analysis.measure import memory
-    from jaxspec.analysis.measure.synthetic import random_prompt
-    from jaxspec.decode.request import prepare
+    from jaxspec.analysis.bench import Config, table
 
-    gammas = () if plain_only else integers(gamma, "--gamma")
-    settings = throughput.Settings(gammas, integers(batch, "--batch"), rows, repeats)
-    if shape and gammas and not draft_shape:
-        raise ValueError(f"--shape {shape} has no drafter: add a --draft-shape, or --plain-only")
-    if draft_shape and not shape:
-        raise ValueError(f"--draft-shape {draft_shape} is for a --shape: a random drafter predicts nothing right")
-    before = memory.process_bytes()
-    big, small = _models(target, draft, shape, draft_shape, dtype, drafts=bool(gammas))
-    big = widened(big, widen)
-    needed = max(rows, *settings.batches)
-    texts = random_prompt(big, needed, source_tokens) if shape else _texts(big, prompts, needed)
-    job = prepare(big, texts, drafter=small, max_new_tokens=new_tokens, eos_ids=() if shape else None)
-    with console.progress() as bar:
-        task = bar.add_task("bench", total=settings.steps)
+    if results is not None:
+        from jaxspec.cli.results import fill
 
-        def advance(doing: str) -> None:
-            bar.update(task, advance=1, description=doing)
+        return fill(results, workload.resume)
+    if paper or loading is not None:
+        return _paper(workload, loading)
+    if peer not in ("", PEER):
+        raise ValueError(f"--peer is {peer!r}: expected {PEER}")
+    target, settings = shared.settings_of(workload, ("jaxspec.generate", PEER) if peer else ())
+    if peer:  # which refuses to draft for batches
+        settings = [one for one in settings if one.backend != PEER or one.is_plain or one.batch == 1]
+        settings += [one.plain() for one in settings if one.backend != PEER and one.batch > 1]
+    extra = tuple(part for part in also.split(",") if part != "none")
+    config = Config(workload.rows, workload.repeats, workload.seed, ("speed", "alpha", "costs", "search", *extra))
+    rows = shared.measured(target, settings, workload, config, shared.store_of(workload))
+    sets = [table.PEERS] if peer else [table.SPEED, table.THEORY, table.DRAFTS, table.LATENCY, table.MEMORY]
+    more = [] if peer else _of_best(rows)
+    shared.show(rows, workload, sets, [*more, *_beside(rows)])
+    if peer and any(row.same_text is not None and row.same_text < row.texts for row in rows):
+        raise typer.Exit(1)
 
-        found = throughput.measure(job, settings, advance=advance)
-    found["process"] = {"before": before, "peak": memory.process_bytes(), "device_peak": memory.device_bytes()}
-    if as_json:
-        print(json.dumps(found))
+
+def _of_best(rows: list[Row]) -> list[str]:
+    """Each policy beside its drafter's best constant gamma."""
+    from jaxspec.analysis.bench import table
+
+    shares = [(row, table.of_best_constant(row, rows)) for row in rows if row.policy]
+    return [
+        f"{row.task}, T = {row.temperature:g}, {row.drafter}: {row.policy} has {share:.2f} of the speed of the best γ."
+        for row, share in shares
+        if share is not None
+    ]
+
+
+def _beside(rows: list[Row]) -> list[str]:
+    """Our speed over that of the other library."""
+    from jaxspec.analysis.bench import table
+
+    return [
+        f"{row.task}, batch {row.batch}, {row.drafter or 'plain'}: {row.backend} has {ratio.median:.2f} times the "
+        f"speed of {other.backend} ({table.around(ratio)})."
+        for row, other, ratio in table.beside(rows)
+        if ratio is not None
+    ]
+
+
+def _paper(work: Workload, loading: Path | None) -> None:
+    """The paper's speed-ups at its sizes, or at others: of --target random:SHAPE and --drafters random:SHAPE."""
+    from jaxspec.analysis.bench import Config, paper
+
+    shapes = [name if name.startswith(shared.RANDOM) else "" for name in (work.target, work.drafters)]
+    names = [given or shared.RANDOM + usual for given, usual in zip(shapes, paper.SHAPES, strict=True)]
+    if loading is not None:
+        Console().print(paper.load_in_a_fresh_process(names[0].removeprefix(shared.RANDOM), work.dtypes, loading))
         return
-    out = Console(highlight=False)
-    out.print(bench_tables.headline(found), bench_tables.speed_table(found), sep="\n")
-    if any("ratio" in row for row in found["results"]):
-        out.print(bench_tables.theory_table(found))
-    out.print(bench_tables.latency_table(found), bench_tables.memory_table(found), *bench_tables.notes(found), sep="\n")
+    target, draft = (shared.model(name, work.dtypes, work, 0, seed) for seed, name in enumerate(names))
+    settings = paper.table_2(target, draft, texts=work.rows, new_tokens=work.new_tokens)
+    config = Config(work.rows, work.repeats, work.seed, ("speed", "costs"))
+    rows = shared.measured(target, settings, work, config, shared.store_of(work))
+    least = paper.floor(target, draft, work.new_tokens)
+    shared.show(rows, work, [paper.BESIDE_THE_PAPER], _explained(rows, draft, least))
 
 
-def _models(
-    target: str, draft: str, shape: str, draft_shape: str, dtype: str, drafts: bool
-) -> tuple[Model, Model | None]:
-    """Target and drafter, loaded or random."""
-    from jaxspec.analysis.measure.synthetic import random_model
+def _explained(rows: list[Row], draft: Model, least: Floor) -> list[str]:
+    """Plain decoding beside the memory's floor; and why the drafter's pass is dear, where it is."""
+    from jaxspec.analysis.bench import paper
 
-    if shape:
-        return random_model(shape, dtype, seed=0), random_model(draft_shape, dtype, seed=1) if drafts else None
-    from jaxspec import model
-
-    return model.load(target, dtype=dtype), model.load(draft, dtype=dtype) if drafts else None
-
-
-def _texts(target: Model, file: Path | None, rows: int) -> list[str]:
-    """The first prompts of a file, or of the held-out ones."""
-    return heldout_for(target, rows) if file is None else from_file(file, rows)
+    lines = [least.sentence(row) for row in rows if row.is_plain]
+    dear = next((row for row in rows if row.costs and row.costs.c.median > paper.CHEAP), None)
+    return [*lines, paper.explain(draft, dear, least)] if dear else lines

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
-from rich import box
+from rich import box, filesize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -30,6 +31,14 @@ def progress() -> Progress:
     """A bar on standard error: what is being done, how much of it is done, and for how long."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True))
+
+
+@contextlib.contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of one task, as a function to call with what is being done, once for each of its steps."""
+    with progress() as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda doing: bar.update(task, advance=1, description=doing)
 
 
 def wide(markdown: bool) -> Console:
@@ -61,9 +70,6 @@ def size(number: float) -> str:
     """A number of bytes.
 
     >>> [size(n) for n in (512, 73_728, 307_844_608)]
-    ['512 B', '72.0 KiB', '293.6 MiB']
+    ['512 bytes', '73.7 kB', '307.8 MB']
     """
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number:.0f} B"
+    return filesize.decimal(int(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from jaxspec.cli.options import DRAFT, TARGET, Dtype, Json, Target, sampling_opt
 from jaxspec.cli.session import Decoded, Session, Settings, decode_all, open_session, warm_up, with_costs
 from jaxspec.cli.show import show
 from jaxspec.trace import Round
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.bench import Row
 
 
 @sampling_options
@@ -101,14 +104,10 @@ def generate(
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
-    if compare and policy is not None:
-        raise ValueError("--compare predicts rounds of one length: leave out --policy, or see `jaxspec drafts`")
     given = prompts.given(prompt, file)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = open_session(settings, given, count)
-    if compare and not _is_model(session):
-        raise ValueError("--compare needs a model that drafts: `jaxspec drafts` compares other drafters")
     rows = len(session.texts) if batch else 1
     with err.status("measuring what passes cost"):
         session = with_costs(session, rows)
@@ -123,20 +122,15 @@ def generate(
     found = None
     if compare:
         with err.status("comparing with plain decoding"):
-            found = comparing.compare_with_plain(session, rows)
+            found = comparing.compare(session, rows)
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
         from jaxspec.analysis.measure import environment
 
         where = Text(environment.line(environment.current()), "bold")
-        out.print("", where, comparing.table(found), *comparing.sentences(found), sep="\n")
-
-
-def _is_model(session: Session) -> bool:
-    from jaxspec.base import Model
-
-    return isinstance(session.job.options["drafter"], Model)
+        words = comparing.sentences(found[1], session.job.target.tokenizer, comparing.is_cached(session))
+        out.print("", where, comparing.table(*found), *words, sep="\n")
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:
@@ -196,9 +190,7 @@ def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) ->
     out.print(Text(counts.sentence(total, session.job.target.name, draft)))
 
 
-def _report(
-    session: Session, decoded: list[Decoded], found: comparing.Comparison | None, trace: bool
-) -> dict[str, Any]:
+def _report(session: Session, decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool) -> dict[str, Any]:
     """What --json prints."""
     from jaxspec.analysis.measure import environment
 
@@ -219,7 +211,9 @@ def _report(
     if trace:
         report["rounds"] = [[_round(step) for step in row.rounds] for row in decoded]
     if found is not None:
-        report["compare"] = found._asdict()
+        from jaxspec.analysis.bench import to_json
+
+        report["compare"] = dict(zip(("plain", "speculative"), map(to_json, found), strict=True))
     return report
 
 

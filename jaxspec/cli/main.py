@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +19,15 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
-    "train": "Train a model by a recipe, or make the data that the recipes train on.",
-    "datastore": "Build a datastore of texts such as the target writes, to draft from (retrieval).",
-    "models": "List the shipped checkpoints, and every size of the networks with the memory it takes.",
-    "convert": "Write a model in the other format, or in another dtype.",
-    "bench": "Measure speed, latency and memory of plain and speculative decoding, beside what theory predicts.",
-    "measure": "Measure a pair: α, c and v, and the speed-up as predicted and as it is.",
+    "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes and libraries.",
+    "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is; and rules.",
     "plan": "Choose γ: the best one for each batch size, its speed-up, and when not to speculate.",
-    "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them, as PNG and SVG.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
-    "rules": "Compare the acceptance rules: acceptance rates and tokens per round, or costs.",
-    "drafts": "Compare drafters and draft-length policies on held-out prompts.",
+    "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them.",
+    "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
+    "convert": "Write a model in the other format, or in another dtype.",
+    "train": "Train a model by a recipe, or make the data that the recipes train on.",
+    "datastore": "Build a datastore of texts such as the target writes, to draft from.",
 }
 INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
 
@@ -52,53 +51,26 @@ class Command(TyperCommand):
             raise typer.Exit(REFUSED) from None
 
 
-class _Loaded(MutableMapping[str, Any]):
-    """The commands by name, each imported when it is looked up."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            if name not in COMMANDS:
-                raise KeyError(name)
-            home = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-            home.command(name, cls=Command)(getattr(importlib.import_module(f"jaxspec.cli.{name}"), name))
-            home.callback()(lambda: None)  # so that it stays a command of a group
-            self._made[name] = typer.main.get_command(home).commands[name]  # type: ignore[attr-defined]
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class Commands(TyperGroup):
-    """All commands; their own help is asked of them, the list of them is here."""
+    """All commands. What lists them sees their names and first lines; a file is imported when its command is called."""
 
     def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.commands = _Loaded()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name], rich_markup_mode="markdown")
+        stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
+        super().__init__(**options | {"commands": stubs})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else self.commands[name], rest
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, stub if name is None else command(name), rest
+
+
+@functools.cache
+def command(name: str) -> TyperCommand:
+    """A command, with its options, from the file of its name."""
+    home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    home.command(name, cls=Command)(getattr(importlib.import_module(f"jaxspec.cli.{name}"), name))
+    found = typer.main.get_command(home)
+    assert isinstance(found, TyperCommand)
+    return found
 
 
 app = typer.Typer(
@@ -106,9 +78,9 @@ app = typer.Typer(
     cls=Commands,
     help="Speculative decoding in JAX: the target model's text, sooner.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # plain help is half as long
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 

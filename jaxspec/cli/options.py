@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxspec.base import Bound, Model
+    from jaxspec.decode.request import Job
 
 TARGET, DRAFT = "debian-t5-base", "debian-t5-small"  # the default pair
 POLICIES = {  # names on the command line, with the parameter that NAME=NUMBER sets
@@ -25,13 +26,32 @@ POLICIES = {  # names on the command line, with the parameter that NAME=NUMBER s
     "adaptive": "c",
 }
 
-Target = Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint, a folder, a hub id.")]
-Draft = Annotated[str, typer.Option(help="The model that drafts.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")]
-Widen = Annotated[int, typer.Option(help="Widen the target's MLPs to this: the same function at more cost.")]
-Seed = Annotated[int, typer.Option(help="Of the texts.")]
+
+def number(help: str, *names: str, least: int = 1) -> Any:
+    """What typer should know of an option that is a whole number."""
+    return typer.Option(*names, help=help, min=least, metavar="N")
+
+
+def text(metavar: str, help: str, *names: str) -> Any:
+    """What typer should know of any other option that takes a value."""
+    return typer.Option(*names, help=help, metavar=metavar)
+
+
+Target = Annotated[str, text("MODEL", "Model to decode from: a shipped one, a folder, or a hub id.")]
+Draft = Annotated[str, text("MODEL", "Model that drafts.")]
+Gamma = Annotated[int, number("Draft tokens a round.", "--gamma", "-g")]
+Count = Annotated[int, number("Prompts to measure on.")]
+NewTokens = Annotated[int, number("Most new tokens per prompt.", least=2)]
+Repeats = Annotated[int, number("Timings of each pass.")]
+Temperature = Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")]
+Batches = Annotated[str, text("N,N", "Batch sizes.")]
+Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with inputs; else held-out ones.")]
+Dtype = Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")]
+Widen = Annotated[int, number("Widen the target's MLPs to this: the same text at more cost.", least=0)]
+Seed = Annotated[int, text("N", "Of all that is drawn.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -189,23 +209,10 @@ def parts(text: str, option: str) -> tuple[str, ...]:
 def integers(text: str, option: str) -> tuple[int, ...]:
     """Positive integers separated by commas, each once.
 
-    Args:
-        text: what was given.
-        option: its name, for the error.
-
-    Raises:
-        ValueError: it is anything else.
-
     >>> integers("1,4, 7,4", "--gamma")
     (1, 4, 7)
     """
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise ValueError(f"{option} is {text!r}: expected positive integers separated by commas")
-    return found
+    return _numbers(text, option, int, lambda number: number >= 1, "positive integers")
 
 
 def floats(text: str, option: str, low: float, high: float) -> tuple[float, ...]:
@@ -214,14 +221,37 @@ def floats(text: str, option: str, low: float, high: float) -> tuple[float, ...]
     >>> floats("0,0.7", "--temperature", 0.0, float("inf"))
     (0.0, 0.7)
     """
+    wanted = "numbers 0 or more," if high == float("inf") else "numbers above 0 and at most 1,"
+    return _numbers(text, option, float, lambda number: low <= number <= high and number != float("inf"), wanted)
+
+
+def _numbers(text: str, option: str, kind: Any, good: Callable[[Any], bool], wanted: str) -> tuple[Any, ...]:
     try:
-        found = tuple(dict.fromkeys(float(part) for part in parts(text, option)))
+        found = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
         found = ()
-    if not found or not all(low <= number <= high and number != float("inf") for number in found):
-        wanted = "0 or more" if high == float("inf") else "above 0 and at most 1"
-        raise ValueError(f"{option} is {text!r}: expected numbers {wanted}, separated by commas")
+    if not found or not all(map(good, found)):
+        raise ValueError(f"{option} is {text!r}: expected {wanted} separated by commas")
     return found
+
+
+def pair_job(target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **more: Any) -> Job:
+    """A pair of models on the first prompts of a file, or on held-out ones.
+
+    Args:
+        target, draft, dtype: of the models.
+        prompts, count: a file or None, and how many of its prompts.
+        seed, **more: as `jaxspec.generate` takes them.
+    """
+    import jax
+
+    from jaxspec import model
+    from jaxspec.cli.prompts import from_file, heldout_for
+    from jaxspec.decode.request import prepare
+
+    big, small = (model.load(name, dtype=dtype) for name in (target, draft))
+    texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
+    return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)
 
 
 def widened(target: Model, ff_dim: int) -> Model:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxspec.base import Model, Prompt
 
-PATIENCE = 3.0  # seconds to wait for a pipe on standard input that nobody asked to read
-
 
 def given(prompt: str | None, file: str | None) -> list[str]:
-    """The prompts of the command line, a file or standard input; none if there are none."""
+    """The prompts of the command line or of a file; `-` is standard input. None are none."""
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and a --file: expected one of them")
     if prompt is not None and prompt != "-":
         return [prompt]
     file = prompt if file is None else file
-    if file is None:
-        return _lines(_piped())
-    return from_file(file)
+    return [] if file is None else from_file(file)
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
@@ -60,29 +53,6 @@ def as_chat(target: Model, texts: list[str]) -> Prompt:
 def _lines(text: str) -> list[str]:
     """Lines that are not empty. Only line feeds end one: JSON may hold U+2028, which `splitlines` takes for an end."""
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-
-
-def _piped() -> str:
-    """What is piped into a command that was given no prompt.
-
-    Warns and takes none if standard input is a pipe without data for 3 s: build systems leave theirs open for ever.
-    """
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        return ""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):
-        return sys.stdin.read()  # not a file: somebody's replacement for one
-    if stat.S_ISCHR(mode):
-        return ""  # /dev/null
-    waits = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and sys.platform != "win32"
-    if waits and not select.select([sys.stdin], [], [], PATIENCE)[0]:
-        print(
-            "standard input is a silent pipe: taking held-out prompts (`-` would wait for it)",
-            file=sys.stderr,
-        )
-        return ""
-    return sys.stdin.read()
 
 
 def heldout_for(target: Model, count: int) -> list[str]:

@@ -32,6 +32,7 @@ def train(
         typer.Option(help="Where the state of the run is stored. Default: runs/NAME."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Train for so many steps instead of the recipe's.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of a language model: as many steps as fit.")] = None,
     dtype: Annotated[str, typer.Option(help="How matrices are stored: float32, bfloat16 or int8.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint at --out.")] = False,
     prepare_data: Annotated[
@@ -69,7 +70,12 @@ def train(
         if found.family == "ngram":
             _count(found, data, out, dtype, overwrite)
         else:
-            _train(found, data, out, work or Path("runs", found.name), dtype, overwrite)
+            folder = work or Path("runs", found.name)
+            if minutes is not None:
+                from jaxspec.training import budget
+
+                found = budget.within(found, minutes, folder)
+            _train(found, data, out, folder, dtype, overwrite)
 
 
 def recipe_files() -> dict[str, Path]:

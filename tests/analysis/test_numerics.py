@@ -32,7 +32,6 @@ def test_a_pass_that_rounds_otherwise_is_seen_with_its_margin():
     assert [(d.row, d.position, d.plain, d.speculative) for d in found] == [(0, 1, 0, 1), (1, 1, 0, 1)]
     np.testing.assert_allclose([d.margin for d in found], 0.01, atol=1e-6)
     np.testing.assert_allclose([d.top_two_margin for d in found], 0.01, atol=1e-6)
-    assert numerics.first(found) == found[0]
 
 
 def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
@@ -49,9 +48,14 @@ def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
     assert (found.speculative, found.margin, found.top_two_margin) == (2, pytest.approx(4), pytest.approx(0.01))
 
 
-def test_the_first_of_none_and_of_several():
-    one, other = numerics.Mismatch(3, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.5, 0.5)
-    assert numerics.first([]) is None and numerics.first([other, one]) == one
+def test_the_summary_names_the_earliest_mismatch(monkeypatch):
+    job = prepare(table_model(jax.random.key(1), vocab=5), PROMPT, max_new_tokens=4)
+    one, other = numerics.Mismatch(1, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.25, 0.75)
+    for found, first, largest in (([], None, None), ([other, one], one._asdict(), 0.75)):
+        monkeypatch.setattr(numerics, "mismatches", lambda job, found=found: found)
+        summary = numerics.summary(job)
+        assert (summary["first"], summary["largest_top_two_margin"]) == (first, largest)
+        assert summary["same"] + len(found) == summary["prompts"] == 2
 
 
 @pytest.mark.parametrize("size", [1, 2])

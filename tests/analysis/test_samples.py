@@ -69,7 +69,7 @@ def test_what_the_target_never_generates_is_found_for_certain():
 
 def test_a_distribution_that_is_nearly_certain_tests_nothing():
     context = Context(0, np.array([1.0, 0.0]), {0: np.array([1.0, 0.0])})
-    assert fits.fit(context, np.zeros((100, 2), int)) == fits.ChiSquare(0.0, 1, 100, 1.0)
+    assert fits.fit(context, np.zeros((100, 2), int)) == fits.Fit("chi-square", 1, 100, 1.0, 0.0)
 
 
 def test_bounds_are_kept_and_broken(context):
@@ -90,7 +90,7 @@ def test_a_bound_on_rare_tokens_is_tested_on_all_of_them_together():
         found = fits.bound_test(context, np.stack([tokens, tokens], axis=1), as_it_is)
         assert found.cells == 2 and (found.pvalue < 1e-3) == broken
     none = fits.bound_test(context, np.zeros((100, 2), int), lambda log_p: jnp.ones_like(log_p))
-    assert none == fits.BoundTest(0, 100, 1.0)
+    assert none == fits.Fit("bound", 0, 100, 1.0)
 
 
 def test_bad_input_is_named():

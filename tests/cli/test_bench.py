@@ -1,93 +1,122 @@
-"""`jaxspec bench` at tiny shapes: what it reports, prints and refuses."""
+"""`jaxspec bench` on table models: what it prints, its JSON, and how pages are filled."""
 
 import json
 
 import jax
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from jaxspec.cli import bench
-from jaxspec.families import gpt, t5
-from jaxspec.nets.gpt import GPTConfig
+from jaxspec.analysis import bench
+from jaxspec.analysis.bench import paper, transformers
+from jaxspec.analysis.bench.row import Row, Spread
+from jaxspec.cli import results
+from jaxspec.cli.main import app
+from jaxspec.families import t5
 from jaxspec.nets.t5 import T5Config
-from jaxspec.testing import table_model
 
-TINY_T5 = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
-TINY_GPT = GPTConfig(64, dim=16, ff_dim=16, layers=1, heads=2, max_positions=64)
+SMALL = ("--rows", "2", "--count", "2", "--new-tokens", "8", "--repeats", "1", "--tasks", "translation")
+ONE = Spread(1.0, 1.0, 1.0)
 
 
 @pytest.fixture
-def run(monkeypatch):
-    """Runs the command on tiny shapes."""
-    monkeypatch.setitem(t5.SIZES, "tiny-t5", TINY_T5)
-    monkeypatch.setitem(gpt.SIZES, "tiny-gpt", TINY_GPT)
-    app = typer.Typer()
-    app.command()(bench.bench)
+def run(loading):
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "80"})
+        assert result.exit_code == code, result.output
+        return result.stdout
 
-    def invoke(*arguments: str):
-        return CliRunner().invoke(app, [*arguments, "--rows", "2", "--repeats", "1", "--source-tokens", "5"])
-
-    return invoke
+    return run
 
 
-def test_plain_only_at_a_shape(run):
-    result = run("--shape", "tiny-gpt", "--plain-only", "--batch", "1,2", "--new-tokens", "7", "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["draft"] is None and found["alpha"] is None
-    assert [row["tokens"] for row in found["results"]] == [
-        14,
-        14,
-    ]  # exactly new_tokens per row: nothing ends it
-    assert "ratio" not in found["results"][0]
-    assert found["environment"]["jax"] == jax.__version__ and found["process"]["peak"]
+def test_drafters_and_policies(run, tmp_path):
+    axes = ("--drafters", "debian-t5-small,prompt_lookup+debian-t5-small", "--gammas", "1,2", "--policies", "adaptive")
+    asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
+    found = json.loads(run(*asked, "--json"))
+    rows = [bench.row.from_json(row) for row in found["rows"]]
+    names = [(row.drafter, row.policy, row.gamma) for row in rows]
+    both = ("debian-t5-small", "prompt_lookup+debian-t5-small")
+    each = [(name, "", gamma) for name in both for gamma in (1, 2)]
+    assert names == [("", "", 0), *each, *((name, "adaptive", 2) for name in both)]
+    assert found["environment"]["jax"] == jax.__version__ and all(row.same_text == 2 for row in rows)
+    assert all(row.costs.search == 0 for row in rows if row.drafter)  # a model is after the look-up
+    shown = run(*asked, "--csv", str(tmp_path / "rows.csv"))  # of the same rows
+    assert "translation, T = 0" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert "adaptive has " in shown and "own" in shown
+    assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
 
 
-def test_a_pair_of_shapes_widened_in_tables(run):
-    arguments = [
-        "--shape",
-        "tiny-t5",
-        "--draft-shape",
-        "tiny-t5",
-        "--widen",
-        "48",
-        "--gamma",
-        "2",
-        "--new-tokens",
-        "6",
-    ]
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    assert "random tiny-t5" in result.output and "2 of 2" in result.output
-    assert "Peak memory: process" in result.output
+def test_random_shapes_alone(loading, monkeypatch):
+    tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+    monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
+    asked = ["bench", "--target", "random:tiny-t5", "--drafters", "none", *SMALL[:-2], "--also", "memory", "--json"]
+    result = CliRunner().invoke(app, asked)
+    (row,) = json.loads(result.stdout)["rows"]
+    assert row["tokens"] == 16 and row["memory"]["weights"] > 0 and row["target"] == "random tiny-t5"
 
 
-def test_prompts_from_files(tmp_path):
-    (tmp_path / "a.txt").write_text("abc\n\nbd\nf\n")
-    (tmp_path / "b.jsonl").write_text('{"input": "fed"}\n{"input": "a"}\n')
-    model = table_model(jax.random.key(1), 6)
-    assert bench._texts(model, tmp_path / "a.txt", 2) == ["abc", "bd"]
-    assert bench._texts(model, tmp_path / "b.jsonl", 9) == ["fed", "a"]
-    (tmp_path / "c.txt").write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompt"):
-        bench._texts(model, tmp_path / "c.txt", 2)
+def test_a_peer_that_disagrees_is_an_error(run, monkeypatch):
+    """The other library is not run here: `tests/analysis/bench/test_transformers.py` does so."""
+
+    def decode(setting, parts, folder):
+        asked.append((setting.is_plain, setting.batch))
+        return [lambda: None for _ in parts], [[4]] * sum(len(p.prompt.length) for p in parts), 9
+
+    asked = []
+    monkeypatch.setattr(transformers, "decode", decode)
+    text = run(*SMALL, "--peer", "transformers", "--gammas", "2", "--batches", "1,2", code=1)
+    assert asked == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
+    assert "0 of 2 greedy texts" in text and "times the speed of transformers" in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shape", "tiny-t5"], "has no drafter"),
-        (["--draft-shape", "tiny-t5"], "is for a --shape"),
-        (["--gamma", "1,x"], "--gamma is '1,x'"),
-        (["--batch", "0"], "--batch is '0'"),
-        (["--shape", "tiny-t4", "--plain-only"], "did you mean 'tiny-t5'"),
-        (["--shape", "tiny-t5", "--plain-only", "--dtype", "int4"], "dtype is 'int4'"),
-        (["--shape", "tiny-t5", "--plain-only", "--widen", "4"], "ff_dim is 4"),
-        (["--shape", "tiny-t5", "--draft-shape", "tiny-gpt"], "drafter (random tiny-gpt) decoder-only"),
-    ],
-)
-def test_bad_arguments(run, arguments, message):
-    result = run(*arguments)
-    assert isinstance(result.exception, ValueError)
-    assert message in str(result.exception)
+def test_the_papers_rows(loading, monkeypatch, zoo):
+    row = Row("big", "random", "small", gamma=7, temperature=0.0, speed=ONE, environment=dict.fromkeys(("load",)))
+    about = {"cpu": "Z80", "cpus": 1, "device": "cpu", "jax": "1", "jaxlib": "2", "jaxspec": "3", "load": 0, "date": ""}
+    asked = []
+    monkeypatch.setattr(
+        "jaxspec.analysis.measure.synthetic.random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"]
+    )
+    monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
+    monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
+    monkeypatch.setattr(bench, "run", lambda *_, **__: iter([row._replace(environment=about)]))
+    shown = CliRunner().invoke(app, ["bench", "--paper", "--rows", "8", "-n", "128", "--dtypes", "bfloat16"])
+    assert shown.exit_code == 0, shown.output
+    assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
+    assert "translation" in shown.output and "3.4" in shown.output
+    monkeypatch.setattr(paper, "load_in_a_fresh_process", lambda *given: str(given))
+    shown = CliRunner().invoke(app, ["bench", "--target", "random:tiny", "--loading", "folder"])
+    assert "('tiny', 'float32'" in shown.output.replace("\n", "")
+
+
+PAGE = """Before.
+
+```console
+$ jaxspec bench --gammas 3
+$ jaxspec measure --table 5
+```
+
+<!-- measured -->
+old
+<!-- /measured -->
+
+After.
+"""
+
+
+def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(results, "printed", lambda command, store: asked.append(command) or f"table of {command}\n")
+    (tmp_path / "page.md").write_text(PAGE)
+    results.fill(tmp_path / "page.md", tmp_path / "rows.jsonl")
+    assert asked == ["jaxspec bench --gammas 3", "jaxspec measure --table 5"]
+    tables = "\n".join(f"table of {command}\n" for command in asked)
+    assert (tmp_path / "page.md").read_text() == PAGE.replace("old\n", f"\n{tables}\n")
+    with pytest.raises(ValueError, match="needs --resume"):
+        results.fill(tmp_path / "page.md", None)
+    (tmp_path / "other.md").write_text("nothing")
+    with pytest.raises(ValueError, match="no console block"):
+        results.fill(tmp_path / "other.md", tmp_path / "rows.jsonl")
+
+
+def test_a_command_that_fails_ends_the_filling(tmp_path):
+    with pytest.raises(OSError, match="ended with 2"):
+        results.printed("jaxspec bench --gammas x", tmp_path / "rows.jsonl")

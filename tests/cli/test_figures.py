@@ -2,14 +2,15 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
-from jaxspec.analysis.bench import throughput
-from jaxspec.cli import figures
+from jaxspec.analysis.figures import paper
+from jaxspec.analysis.measure import acceptance, cost
 from jaxspec.cli.main import app
 from jaxspec.decode.request import prepare
 
@@ -19,7 +20,7 @@ MEASURED = ["landscape", "decomposition", "figure-5"]
 
 @pytest.fixture
 def run(loading, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "ROUNDS", 200)
+    monkeypatch.setattr(paper, "ROUNDS", 200)
     few = ["--count", "2", "--new-tokens", "12", "--gamma", "2", "--repeats", "1"]
     return lambda *arguments: CliRunner().invoke(app, ["figures", "--out", str(tmp_path / "out"), *few, *arguments])
 
@@ -34,14 +35,14 @@ def test_a_pair(run, tmp_path):
     assert "debian-t5-base with debian-t5-small" in drawn and "measured: " in drawn
 
 
-@pytest.mark.parametrize(("after", "label"), [({"median": 1.5}, "measured: 1.50×"), (None, "measured: –")])
+@pytest.mark.parametrize(("after", "label"), [(1.5, "measured: 1.50×"), (None, "measured: –")])
 def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     """As the landscape is, which Theorem 3.8 draws."""
-    row = {"ratio": {"median": 1.2}, "ratio_after_prefill": after, "c": 0.1, "v": 1.4}
-    found = {"alpha": {"alpha": 0.7}, "results": [{}, row]}
-    monkeypatch.setattr(throughput, "measure", lambda *_: found)
+    monkeypatch.setattr(acceptance, "measure", lambda job: SimpleNamespace(alpha=0.7))
+    monkeypatch.setattr(cost, "measure", lambda job, repeats: SimpleNamespace(c=0.1, v=1.4))
+    monkeypatch.setattr(paper, "speedup_after_prefill", lambda job, repeats: after)
     job = prepare(zoo["debian-t5-base"], "der alte Hund", drafter=zoo["debian-t5-small"], gamma=2, max_new_tokens=4)
-    name, figure = next(figures.of_pair(job, repeats=1))
+    name, figure = next(paper.of_pair(job, repeats=1))
     assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
 
 

@@ -1,22 +1,26 @@
-"""`jaxspec measure` on table models: its cells, that it resumes, its table and its CSV."""
+"""`jaxspec measure` on table models: its tables, its presets, that it resumes."""
 
-import csv
-import io
 import json
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.analysis.bench import grid, throughput
-from jaxspec.cli import prompts
+from jaxspec.accept import catalogue
+from jaxspec.analysis import bench
+from jaxspec.analysis.bench import expected, model_card, paper, runner
+from jaxspec.analysis.bench.row import Rate, Row
+from jaxspec.analysis.measure import cost, rules, synthetic
 from jaxspec.cli.main import app
+from jaxspec.testing import table_model
 
-FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gamma", "2"]
+FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gammas", "2"]
 
 
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
-    monkeypatch.setattr(grid, "MOST", 2)
+    monkeypatch.setattr(expected, "MOST", 2)
+    monkeypatch.setattr(cost, "REPEATS", 1)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
 
@@ -26,132 +30,87 @@ def run(loading, monkeypatch, tmp_path):
     return run
 
 
-def report(result):
+def rows_of(result):
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["cells"]
+    return [bench.row.from_json(row) for row in json.loads(result.stdout)["rows"]]
 
 
 @pytest.mark.slow
-def test_cells_resume_and_csv(run, tmp_path, monkeypatch):
-    resume, table = tmp_path / "cells.jsonl", tmp_path / "cells.csv"
-    asked = ["--draft", "debian-t5-small", "--lenience", "1,0.3", "--resume", str(resume)]
-    first = report(run(*asked, "--temperature", "0", "--json"))
-    assert [(cell["temperature"], cell["lenience"]) for cell in first] == [(0, 1), (0, 0.3)]
-    strict, lenient = first
-    assert strict["alpha_low"] <= strict["alpha"] <= strict["alpha_high"]
-    assert lenient["alpha"] >= strict["alpha"]
-    assert strict["same_text"] == strict["texts"] == 1 and lenient["same_text"] is None
-    assert strict["replayed"] > 0 and lenient["replayed"] is None  # lenient text cannot be told from greedy text
-    assert strict["theorem"] >= strict["predicted"] > 0 and strict["task"] == "prompts"
-    assert strict["speed"]["median"] > 0
-    for cell in (strict, lenient):
-        assert len(cell["conditional_by_draft_token"]) == 2
-        tested = [rate["tested"] for rate in cell["conditional_by_draft_token"]]
-        accepted = sum(rate["value"] * rate["tested"] for rate in cell["conditional_by_draft_token"] if rate["tested"])
-        assert cell["conditional"]["tested"] == sum(tested) and tested[1] <= tested[0]
-        assert cell["conditional"]["value"] == pytest.approx(accepted / sum(tested))
-        assert cell["conditional"]["low"] is None  # of a single text
-
-    monkeypatch.setattr(grid, "Cells", lambda *arguments: None)  # nothing is measured again
-    again = run(*asked, "--temperature", "0", "--csv", str(table))
-    assert again.exit_code == 0, again.output
-    assert "prompts, debian-t5-small, T = 0" in again.stdout
-    rows = list(csv.DictReader(io.StringIO(table.read_text())))
-    assert [float(row["alpha"]) for row in rows] == [strict["alpha"], lenient["alpha"]]
-    assert float(rows[0]["speed_median"]) == strict["speed"]["median"]
-    assert float(rows[1]["conditional_by_draft_token_1_value"]) == lenient["conditional_by_draft_token"][0]["value"]
+def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
+    asked = ["--rules", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
+    _, strict, lenient = rows_of(run(*asked, "--json"))
+    assert strict.alpha.low <= strict.alpha.value <= strict.alpha.high and strict.alpha.value <= lenient.alpha.value
+    assert strict.same_text == strict.texts == 1 and lenient.same_text is None
+    assert strict.predicted.replayed > 0 and lenient.predicted.replayed is None  # lenient text is another
+    assert strict.predicted.theorem >= strict.predicted.independent > 0 and strict.task == "prompts"
+    assert strict.conditional.low is None  # of a single text
+    monkeypatch.setattr(runner, "_measure", lambda *_: pytest.fail("measured again"))
+    again = run(*asked)
+    assert "prompts, T = 0, debian-t5-small" in again.stdout and "lenient(0.3), inexact" in again.stdout
 
 
 @pytest.mark.slow
 def test_one_prompt_has_no_interval(run, tmp_path):
     one = tmp_path / "one.txt"
     one.write_text("der Hund\n", encoding="utf-8")
-    asked = ["measure", "--prompts", str(one), *FEW, "--draft", "debian-t5-small", "--temperature", "0"]
-    (cell,) = report(CliRunner().invoke(app, [*asked, "--json"]))
-    assert 0 <= cell["alpha"] <= 1 and cell["alpha_low"] is cell["alpha_high"] is None
-    shown = CliRunner().invoke(app, asked)
+    shown = run("--prompts", str(one), "-t", "0", "--no-speed")
     assert shown.exit_code == 0 and "±" not in shown.stdout and "nan" not in shown.stdout
 
 
 @pytest.mark.slow
-def test_counted_drafters_and_planned_gammas(run):
-    (cell,) = report(run("--draft", "bigram", "--temperature", "1", "--json", few=[*FEW[:-1], "plan"]))
-    assert cell["draft_name"] == "bigram" and 0 <= cell["alpha"] <= 1
-    assert cell["chosen_gamma"] in (0, 1, 2)
-    assert (cell["predicted"] is None) == (cell["chosen_gamma"] == 0)
-    assert (cell["conditional"] is None) == (cell["chosen_gamma"] == 0)
+def test_without_speed_nothing_is_timed(run, monkeypatch):
+    monkeypatch.setattr(runner, "_times", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(runner, "_passes", lambda *_: pytest.fail("timed"))
+    result = run("--no-speed", "--drafters", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
+    assert result.exit_code == 0, result.output
+    assert "| bigram " in result.stdout and "one of" in result.stdout
+    assert all(line.count("|") == result.stdout.splitlines()[4].count("|") for line in result.stdout.splitlines()[4:8])
+
+
+def test_presets_are_the_papers_tables(run, monkeypatch):
+    asked = []
+
+    def measured(target, settings, store, config, **_):
+        asked.append((settings, config))
+        return iter([Row("big", "text", "small", gamma=2, alpha=Rate(0.5, None, None, None, 9), environment=ABOUT)])
+
+    monkeypatch.setattr(bench, "run", measured)
+    for table in ("2", "3", "5"):
+        assert run("--table", table).exit_code == 0
+    (two, timed), (three, untimed), (five, _) = asked
+    assert {one.sampling["temperature"] for one in two} == {0, 1} and {one.gamma for one in two} == {"plan"}
+    assert {one.drafter_name for one in three} == {"debian-t5-small", "bigram", "unigram"}
+    assert "speed" in timed.quantities and "speed" not in untimed.quantities
+    assert [one.rule.name for one in five[:4]] == ["rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"]
+    assert set(paper.OPTIONS) == {2, 3, 5} and "--table is 4" in run("--table", "4").stderr
+
+
+ABOUT = {"cpu": "Z80", "cpus": 1, "device": "cpu", "jax": "1", "jaxlib": "2", "jaxspec": "3", "load": 0, "date": ""}
+
+
+def test_what_verdicts_cost(loading, monkeypatch):
+    some = {name: catalogue.RULES[name] for name in ("block", "typical")}
+    monkeypatch.setattr(rules, "LARGE", 12)
+    monkeypatch.setattr(synthetic, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    monkeypatch.setattr(rules.catalogue, "RULES", some)
+    small = ("--batches", "1,2", "--gammas", "2", "--repeats", "2")
+    result = CliRunner().invoke(app, ["measure", "--rule-costs", *small, "--markdown"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("| block ") == 4 and "batch 2, V = 12" in result.stdout
+    assert result.stdout.count("| rejection, 4 candidates ") == 4
+    assert result.stdout.count("%") == 2 * 6  # shares of passes only where the vocabulary is the model's
 
 
 @pytest.mark.slow
-def test_all_gammas_of_a_setting_are_interleaved_and_one_can_be_added(run, tmp_path, monkeypatch):
-    together, really = [], grid.speeds
-
-    def count(job, gammas, settings):
-        together.append(list(gammas))
-        return really(job, gammas, settings)
-
-    monkeypatch.setattr(grid, "speeds", count)
-    asked = ["--draft", "debian-t5-small", "--temperature", "0", "--json", "--resume", str(tmp_path / "cells.jsonl")]
-    planned, one = report(run(*asked, few=[*FEW[:-1], "plan,1"]))
-    assert [planned["gamma"], one["gamma"]] == ["plan", 1] and planned["chosen_gamma"] in (0, 1, 2)
-    assert together == [sorted({1, planned["chosen_gamma"]} - {0})]
-    *known, two = report(run(*asked, few=[*FEW[:-1], "plan,1,2"]))
-    assert known == [planned, one] and together[1:] == [[2]]
-    assert two["chosen_gamma"] == 2 and two["predicted"] > 0
-
-
-@pytest.mark.slow
-def test_a_sampled_speed_on_average(run, monkeypatch):
-    monkeypatch.setattr(throughput, "ratio", lambda *times: {"median": 2.0, "min": 1.0, "max": 3.0})
-    asked = ["--draft", "debian-t5-small", "--temperature", "0,1", "--lenience", "1,0.5"]
-    greedy, _, sampled, lenient = report(run(*asked, "--json"))
-    assert greedy["speed_on_average"] is lenient["speed_on_average"] is None
-    replayed = sampled["replayed"] * (2 * sampled["c"] + sampled["v"])  # tokens a round
-    more = replayed / sampled["tokens_per_round"]
-    assert more != 1 and sampled["speed_on_average"] == pytest.approx(
-        {"median": 2 * more, "min": more, "max": 3 * more}
-    )
-    table = run(*asked)
-    assert table.exit_code == 0 and "average" in table.stdout and "…" not in table.stdout
-    (batched,) = report(
-        run("--draft", "debian-t5-small", "-t", "1", "--json", "--batch", "2", few=[*FEW[:3], "2", *FEW[4:]])
-    )
-    assert batched["speed_on_average"] is None
-
-
-def test_references_are_not_those_measured_on(zoo):
-    target = zoo["debian-t5-base"]
-    everything, rest = prompts.references(target, 0), prompts.references(target, 200)
-    assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
-    assert len(prompts.references(zoo["debian-gpt-base"], 200)) == 100
-
-
-def test_two_models_of_one_name_are_not_the_same(zoo):
-    base = zoo["debian-t5-base"]
-    assert grid.identity(base) == grid.identity(base._replace(tokenizer=None))
-    assert grid.identity(base) != grid.identity(base._replace(params=base.params * 2))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task", "text"], "got a --task and --prompts"),
-        (["--gamma", "2,x"], "--gamma has 'x'"),
-        (["--gamma", "0"], "--gamma has '0'"),
-        (["--temperature", "-1"], "--temperature is '-1': expected numbers 0 or more"),
-        (["--temperature", "nan"], "--temperature is 'nan'"),
-        (["--lenience", "0"], "--lenience is '0': expected numbers above 0"),
-        (["--lenience", "1,,2"], "--lenience is '1,,2'"),
-        (["--draft", "a,"], "--draft is 'a,'"),
-        (["--draft", "bigram", "--count", "300"], "leaves no held-out texts"),
-    ],
-)
-def test_bad_arguments(run, arguments, message):
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr.replace("\n", " ")
-
-
-def test_an_unknown_task(loading):
-    result = CliRunner().invoke(app, ["measure", "--task", "poems"])
-    assert result.exit_code == 2 and "expected one of translation, synopsis, edit, text" in result.stderr
+def test_a_model_card(run, monkeypatch, tmp_path, zoo):
+    monkeypatch.setattr(model_card, "heldout_loss", lambda model, folder, task: 2.5)
+    monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})
+    monkeypatch.setattr(model_card.quality, "check", lambda: None)
+    monkeypatch.setattr(model_card, "GAMMAS", (2,))
+    asked = ["measure", "--card", str(tmp_path), "--count", "2", "--new-tokens", "12"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["tasks"]
+    assert [(one["task"], one["quality"]) for one in found] == [("translation", [2.0, 2.0]), ("synopsis", None)]
+    assert [row["temperature"] for row in found[0]["rows"] if row["drafter"]] == [0.0, 1.0]
+    shown = CliRunner().invoke(app, asked, env={"COLUMNS": "120"}).stdout
+    for part in ("translation, 2 prompts", "2.500", "words", "α, temperature 1", "γ = 2", "2 of 2"):
+        assert part in shown

@@ -43,7 +43,7 @@ def test_when_not_to_speculate(run, report):
 
 
 def test_sizes_on_a_machine(report, run):
-    asked = ("--alpha", "0.75", "--target-size", "11B", "--draft-size", "77m", "--device", "tpu-v4")
+    asked = ("--alpha", "0.75", "--target", "11B", "--draft", "77m", "--device", "tpu-v4")
     found = report(*asked, "--batch", "1,512", "--c", "0.02", "--c-hat", "0")
     one, many = found["plans"]
     assert (one["gamma"], one["c"], one["v"]) == (9, 0.02, 1.0)
@@ -52,7 +52,7 @@ def test_sizes_on_a_machine(report, run):
     assert found["environment"]["command"]
     result = run(*asked[:3], "t5-v1_1-xxl", *asked[4:], "--batch", "1,32")
     assert "Batch 32: Take" in result.stdout
-    (llama,) = report(*asked[:3], "llama-3.1-8b", "--draft-size", "llama-3.2-1b", "--device", "tpu-v5e")["plans"]
+    (llama,) = report(*asked[:3], "llama-3.1-8b", "--draft", "llama-3.2-1b", "--device", "tpu-v5e")["plans"]
     assert 0.15 < llama["c"] < 0.18  # 1.24 of 7.5 billion parameters
 
 
@@ -81,13 +81,12 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
         (["--alpha", "0.5", "--c", "0.1", "--v", "-1"], "--v is -1"),
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
-        (["--target-size", "11B"], "--draft-size and --device missing"),
-        (["--target-size", "11B", "--draft-size", "1M", "--device", "h200"], "add an --alpha"),
-        (["--alpha", ".5", "--target-size", "11X", "--draft-size", "1M", "--device", "h200"], "size is '11X'"),
-        (["--alpha", ".5", "--target-size", "11B", "--draft-size", "-1M", "--device", "h200"], "size is '-1M'"),
-        (["--alpha", ".5", "--target-size", "11B", "--draft-size", "1M", "--device", "h20"], "did you mean 'h200'"),
+        (["--target", "11B", "--draft", "1M", "--device", "h200"], "add an --alpha"),
+        (["--alpha", ".5", "--target", "11X", "--draft", "1M", "--device", "h200"], "size is '11X'"),
+        (["--alpha", ".5", "--target", "11B", "--draft", "-1M", "--device", "h200"], "size is '-1M'"),
+        (["--alpha", ".5", "--target", "11B", "--draft", "1M", "--device", "h20"], "did you mean 'h200'"),
         (
-            ["--alpha", ".5", "--target-size", "11B", "--draft-size", "1M", "--device", "a100", "--dtype", "int8"],
+            ["--alpha", ".5", "--target", "11B", "--draft", "1M", "--device", "a100", "--dtype", "int8"],
             "dtype is 'int8'",
         ),
     ],

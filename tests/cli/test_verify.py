@@ -9,10 +9,8 @@ from typer.testing import CliRunner
 from jaxspec import accept, model
 from jaxspec.accept import catalogue
 from jaxspec.accept.catalogue import Entry
-from jaxspec.analysis.measure import fits, jobs, numerics
+from jaxspec.analysis.measure import numerics
 from jaxspec.cli.main import app
-from jaxspec.cli.prompts import heldout_for
-from jaxspec.decode.request import prepare
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small")
@@ -80,7 +78,7 @@ def test_a_rule_is_what_it_promises(only):
     assert "as stated" in next(line for line in result.stdout.splitlines() if "block" in line)
 
 
-def test_a_liar_is_found(pair, only, wrong_rule):
+def test_a_wrong_rule_is_found(pair, only, wrong_rule):
     """By enumeration, and by samples; an honest rule beside it is not accused."""
     only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
     result = verify(*PAIR, *FEW, "--json")
@@ -148,14 +146,6 @@ def test_the_numerics_table(pair, only, monkeypatch):
     assert rows["bfloat16"] == ["1 of 3", "2", "3", "0.25", "0.75"]
     assert "top-two margin" in result.stdout
     assert verify(*PAIR, *FEW).exit_code == 1
-
-
-def test_the_shortest_prompts_are_taken(zoo):
-    target = zoo["debian-t5-base"]
-    job = prepare(target, heldout_for(target, 6))
-    some = fits.shortest(job, 2)
-    assert sorted(job.prompt.length.tolist())[:2] == some.prompt.length.tolist()
-    assert jobs.run(some).tokens.shape[0] == 2
 
 
 @pytest.mark.parametrize("half", [["--target", "a"], ["--draft", "a"]])

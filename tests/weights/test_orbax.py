@@ -298,8 +298,7 @@ def test_stored_type_mismatch(copy):
         ({"dtype": "int4"}, "dtype is 'int4', expected one of"),
         ({"family": "rnn"}, "family is 'rnn', expected one of"),
         ({"family": "gpt"}, "config is a T5Config, family 'gpt' expects a GPTConfig"),
-        ({"about": {"from": {"nested": 1}}}, r"about\.from is .*a manifest holds strings"),
-        ({"about": {"loss": np.float32(1.0)}}, r"about\.loss is .*a manifest holds strings"),
+        ({"about": {"loss": np.float32(1.0)}}, r"a manifest holds strings.*float32"),
     ],
 )
 def test_save_refuses_bad_arguments(change, message, tokenizer, tmp_path):
@@ -377,7 +376,6 @@ def test_a_failed_rename_puts_the_old_checkpoint_back(copy, tokenizer, monkeypat
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    monkeypatch.setattr(folders, "_exchange", lambda a, b: False)  # a system without that step
     with pytest.raises(OSError, match="disk on fire"):
         save_other(copy, tokenizer, overwrite=True)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]

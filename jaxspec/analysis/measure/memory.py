@@ -17,7 +17,8 @@ def account(job: Job) -> dict[str, int | None]:
     """Bytes of the program of one generation, and of what it cannot do without.
 
     Returns:
-        "program": arguments, results and temporaries by the compiler's own account (None if it gives none);
+        "program": arguments, results and temporaries by the compiler's own account, and "temporaries" alone (None if
+        it gives none);
         "weights"; "caches", the drafter's too; "logits", one block [batch, nodes + 1, vocab] of each model.
     """
 
@@ -34,6 +35,7 @@ def account(job: Job) -> dict[str, int | None]:
     positions = len(job.prompt.length) * (job.decoder.nodes + 1)
     return {
         "program": program,
+        "temporaries": None if stats is None else stats.temp_size_in_bytes,
         "weights": _bytes(job.weights),
         "caches": _bytes(jax.eval_shape(begin)),
         "logits": 4 * positions * sum(lm.vocab_size for lm in lms),

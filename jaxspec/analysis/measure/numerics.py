@@ -8,7 +8,7 @@ should be none; in bfloat16 there are, and the margin tells whether it was a nea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def mismatches(job: Job) -> list[Mismatch]:
         []
     """
     outs = [complete(one) for one in (job.plain(), job)]
-    plain, speculative = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
+    plain, speculative = (buffers.to_lists(out.tokens, out.lengths) for out in outs)
     found = []
     for row, (ours, theirs) in enumerate(zip(plain, speculative, strict=True)):
         at = first_difference(ours, theirs)
@@ -65,13 +65,20 @@ def mismatches(job: Job) -> list[Mismatch]:
     return found
 
 
-def first(found: Sequence[Mismatch]) -> Mismatch | None:
-    """The earliest in its text, of the first prompt if there are several; None of none.
+def summary(job: Job) -> dict[str, Any]:
+    """`mismatches` for a report: how many texts are the "same", the "first" mismatch, the "largest_top_two_margin".
 
-    >>> first([Mismatch(0, 9, 1, 2, 0.1, 0.1), Mismatch(1, 4, 1, 2, 0.1, 0.1)]).row
-    1
+    The first is the earliest in its text, of the first prompt if there are several.
     """
-    return min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
+    found, prompts = mismatches(job), len(job.prompt.length)
+    first = min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
+    return {
+        "prompts": prompts,
+        "same": prompts - len(found),
+        "first": None if first is None else first._asdict(),
+        "largest_top_two_margin": max((mismatch.top_two_margin for mismatch in found), default=None),
+        "mismatches": [mismatch._asdict() for mismatch in found],
+    }
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""Acceptance rules side by side: how much each accepts on a pair, and what each costs.
+"""What each acceptance rule costs: one verdict, compiled and called by itself.
 
 Axis letters as in `jaxspec.base`; K independent candidates for one token.
 """
@@ -6,9 +6,7 @@ Axis letters as in `jaxspec.base`; K independent candidates for one token.
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +16,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import accept, noise
 from jaxspec import warp as warps
-from jaxspec.analysis.measure import acceptance, jobs, replay
-from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.accept import catalogue
+from jaxspec.analysis.measure import cost, synthetic
+from jaxspec.analysis.measure.statistics import median_min_max
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Distribution, Draft, Draw, Keys, Rule
-from jaxspec.decode.generate import complete
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import prepare
+
+SOURCE = 64  # tokens per prompt of the model whose pass is timed
+CANDIDATES = (1, 2, 4)  # for one token, which the rejection rule tries one after the other
+LARGE = 256_000  # a vocabulary, as of Gemma
 
 
 class Sizes(NamedTuple):
@@ -32,55 +34,6 @@ class Sizes(NamedTuple):
     vocab: int
     batch: int
     gamma: int
-
-
-def acceptance_of(job: Job, rules: Sequence[Rule], *, candidates: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """The acceptance rate and the tokens per round of each rule.
-
-    Exact rules are replayed on one set of texts (`measure.replay`), so they are compared on the same positions. For
-    inexact ones tokens per round come from decoding with them, whose text is their own; alpha is about the target's.
-
-    Args:
-        job: of a target and a model that drafts, without other sampling options than a temperature; its rows are the
-            unit of the errors.
-        rules: to compare.
-        candidates: numbers K of independent candidates for one token: a row each for the rejection rule on such a tree,
-            whose alpha is the probability that one of the K is accepted.
-
-    Returns:
-        By rule: "rule", "exact", "gamma", "temperature", "alpha" (None for a rule that at temperature 0 accepts
-        draft tokens which differ from the text) and "tokens_per_round" (None for candidates, of one position), the
-        last two as value, stderr, low and high (95%).
-
-    Example:
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> options = dict(gamma=3, temperature=1.0, key=jax.random.key(0), max_new_tokens=9)
-        >>> job = prepare(model, prompt, drafter=model, **options)
-        >>> acceptance_of(job, [accept.rejection()])[0]["tokens_per_round"]["value"]
-        4.0
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        trace = replay.collect(Path(folder) / "trace", job)
-        about = {"gamma": job.decoder.gamma, "temperature": trace.temperature}
-        rows = []
-        for rule in rules:
-            found = None
-            if trace.temperature > 0 or replay.matches_when_greedy(rule):
-                found = replay.evaluate(trace, rule, gamma=job.decoder.gamma)
-            own_text = found is not None and found.own_text
-            tokens = found.tokens_per_round if found and own_text else _decoded(job.replace(accept=rule))
-            alpha = None if found is None else found.alpha.to_dict()
-            rows.append({"rule": rule.name, "exact": rule.exact} | about)
-            rows[-1] |= {"alpha": alpha, "tokens_per_round": tokens.to_dict()}
-        alphas = replay.alpha_of_candidates(trace, max(candidates)) if candidates else []
-    for count in candidates:
-        row = {"rule": candidates_name(count), "exact": True} | about
-        rows.append(row | {"alpha": alphas[count - 1].to_dict(), "tokens_per_round": None})
-    return rows
 
 
 def costs(
@@ -118,6 +71,52 @@ def costs(
     return dict(zip(calls, interleave(list(calls.values()), repeats), strict=True))
 
 
+def beside_passes(
+    shape: str,
+    batches: Sequence[int],
+    gamma: int,
+    *,
+    repeats: int,
+    doing: Callable[[str], object] = lambda what: None,
+) -> list[dict[str, Any]]:
+    """Microseconds of every rule, and of a pass of a model with random weights at a published shape.
+
+    Args:
+        shape: of the model; rules are timed with its vocabulary, and with `LARGE` if that is larger.
+        batches: batch sizes.
+        gamma: draft tokens a round.
+        repeats: calls of each rule.
+        doing: called with what is being done.
+
+    Returns:
+        For each batch size and vocabulary "batch", "vocab", "one_token_ms", "verify_ms", and "rules": by name
+        "usual_us" and "all_accepted_us" as median, min and max, and "share" of the verify pass, of the slower of the
+        two; None for another vocabulary than the model's.
+    """
+    doing(f"making {shape}")
+    model, found = synthetic.random_model(shape, "float32", seed=0), []
+    every = [entry.rule for entry in catalogue.RULES.values()]
+    for batch in batches:
+        doing(f"{shape}, batch {batch}")
+        prompt = synthetic.random_prompt(model, batch, SOURCE)
+        taken = cost.measure(prepare(model, prompt, drafter=model, gamma=gamma, max_new_tokens=64), repeats=5, inner=2)
+        for vocab in sorted({model.lm.vocab_size, max(model.lm.vocab_size, LARGE)}):
+            doing(f"rules, batch {batch}, vocabulary {vocab}")
+            sizes = Sizes(vocab, batch, gamma)
+            usual, alike = (
+                costs(every, sizes, repeats=repeats, alike=same, candidates=CANDIDATES) for same in (False, True)
+            )
+            lines: dict[str, Any] = {}
+            for name in usual:
+                worst = 1e3 * max(float(np.median(seconds[name])) for seconds in (usual, alike))
+                share = worst / taken.verify_ms if vocab == model.lm.vocab_size else None
+                lines[name] = {"share": share, "usual_us": median_min_max(1e6 * usual[name])}
+                lines[name]["all_accepted_us"] = median_min_max(1e6 * alike[name])
+            about = {"batch": batch, "vocab": vocab, "rules": lines}
+            found.append(about | {"one_token_ms": taken.target_ms, "verify_ms": taken.verify_ms})
+    return found
+
+
 def candidates_name(count: int) -> str:
     """What a row of the rejection rule on K candidates is called.
 
@@ -125,16 +124,6 @@ def candidates_name(count: int) -> str:
     ('rejection, 1 candidate', 'rejection, 4 candidates')
     """
     return f"rejection, {count} candidate{'s' if count > 1 else ''}"
-
-
-def _decoded(job: Job) -> Ratio:
-    """Tokens per round of decoding."""
-    stats = []
-    for part in jobs.in_batches(job, acceptance.BATCH):
-        out = complete(part.job)
-        stats.append(jax.tree.map(lambda x, real=part.real: x[:real], out.stats))
-    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *stats)
-    return Ratio(whole.emitted - 1, whole.rounds)
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> Callable[[], object]:

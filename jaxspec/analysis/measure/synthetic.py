@@ -1,4 +1,5 @@
-"""Models nobody has trained: random weights at published shapes, wider copies of a model, verdicts that are drawn."""
+"""Models nobody has trained: random weights at published shapes, wider copies of a model, verdicts that are drawn,
+and what a checkpoint may have been before it was rounded."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Int8, Key
 
 from jaxspec import buffers
 from jaxspec.accept.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
 from jaxspec.base import Distribution, Draft, Keys, Model, Params, Prompt, Rule, Verdict
 from jaxspec.families import FAMILIES
 from jaxspec.model import DTYPES
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import gpt, quantised, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.recipes import net_of
@@ -171,3 +172,34 @@ def widen(model: Model, ff_dim: int) -> Model:
 
     params = jax.tree_util.tree_map_with_path(leaf, model.params)
     return model._replace(lm=net.language_model(config), params=params, config=config)
+
+
+def unrounded(params: Params, key: Array) -> Params:
+    """Random float32 matrices w = s(q + u), u uniform in (-1/2, 1/2), that `int8.quantise` rounds to q and s again.
+
+    What a checkpoint stores as int8 was rounded before, and the lost matrices lie about as far from what is stored as
+    these: they tell how far rounding moves a model, not which way, since the lost ones were trained.
+
+    The largest entries of a channel, which its scale s was made of, stay as they are.
+
+    >>> from jaxspec.weights import int8
+    >>> stored = int8.quantise({"weight": jax.random.normal(jax.random.key(0), (8, 16))})
+    >>> drawn = unrounded(stored, jax.random.key(1))
+    >>> bool((drawn["weight"] == int8.dequantise(stored)["weight"]).all())
+    False
+    >>> jax.tree.map(lambda a, b: bool((a == b).all()), int8.quantise(drawn), stored)
+    {'weight': {'int8': True, 'scale': True}}
+    """
+    leaves, tree = jax.tree.flatten(params, is_leaf=quantised.is_quantised)
+    keys = jax.random.split(key, len(leaves))
+    pairs = zip(leaves, keys, strict=True)
+    return tree.unflatten([_drawn(**x, key=key) if quantised.is_quantised(x) else x for x, key in pairs])
+
+
+@jax.jit
+def _drawn(int8: Int8[Array, "rows columns"], scale: Array, key: Array) -> Float[Array, "rows columns"]:
+    q = int8.astype(jnp.float32)
+    # As far inside as it takes: float32 rounds s(q + u) / s by less than 2**-16.
+    u = jax.random.uniform(key, q.shape, minval=2.0**-15 - 0.5, maxval=0.5 - 2.0**-15)
+    size = jnp.abs(q)
+    return jnp.where(size == size.max(axis=1, keepdims=True), q, q + u) * scale

@@ -11,6 +11,7 @@ arXiv 2211.17192, section 3.4 (memory against arithmetic in speculative decoding
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,6 +84,7 @@ def machine(name: str) -> Machine:
     return MACHINES[name]
 
 
+UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}  # of parameters
 BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}  # of a weight; the scales of int8 ones are few
 
 
@@ -139,6 +141,37 @@ def load_of(config: T5Config | GPTConfig | DecoderConfig, *, row: int = 0, promp
         depth, layer, prompt = config.layers, 4 * config.dim * inner + 2 * config.dim * config.ff_dim, 0
     cache = 2 * depth * shared * (row + prompt) * BYTES[config.dtype]
     return Load(depth * layer + config.vocab_size * config.dim, cache, config.dtype)
+
+
+def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
+    """The load of a decoding pass of a model of some size: a published shape, or so many parameters without a cache.
+
+    Args:
+        size: a name of `jaxspec models`, or parameters that decode, as "11B" or "77M".
+        dtype: "bfloat16" or "float32": arithmetic, whose peak counts, is never int8.
+        row_tokens: with a shape, tokens in the cache: of the row, and of a prompt that an encoder has read.
+
+    Raises:
+        ValueError: no such size or dtype.
+
+    >>> load_of_size("1.5B", "bfloat16").parameters
+    1500000000.0
+    """
+    from jaxspec.families import FAMILIES
+
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype is {dtype!r}: expected one of bfloat16, float32")
+    shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    if size in shapes:
+        return load_of(dataclasses.replace(shapes[size], dtype=dtype), row=row_tokens, prompt=row_tokens)
+    unit = UNITS.get(size[-1:].upper())
+    try:
+        parameters = float(size[:-1]) * unit if unit else float(size)
+    except ValueError:
+        parameters = 0.0
+    if not 0 < parameters < float("inf"):
+        raise ValueError(f"size is {size!r}: expected parameters, such as 11B or 77M, or one of {', '.join(shapes)}")
+    return Load(parameters, dtype=dtype)
 
 
 def pass_time(machine: Machine, load: Load, batch: ArrayLike = 1, tokens: ArrayLike = 1) -> np.ndarray:

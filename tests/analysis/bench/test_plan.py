@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec import Prompt, drafters
-from jaxspec.analysis import planning
+from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare

@@ -1,0 +1,245 @@
+"""What is to be expected of a setting: its acceptance rate, what its passes cost, the speed that these promise."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec import policies
+from jaxspec.analysis.bench import plan as planning
+from jaxspec.analysis.bench.row import Costs, Predicted, Rate, Spread
+from jaxspec.analysis.bench.setting import ADAPTIVE, PLANNED, Setting
+from jaxspec.analysis.measure import acceptance, cost, jobs, replay
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.analysis.theory import formulas, text_rounds
+from jaxspec.base import Bound, Model, Policy
+from jaxspec.decode.loop import Outcome
+from jaxspec.decode.request import Job
+
+MOST = 16  # the largest gamma that a plan considers
+AT_A_TIME = 3  # timings of each pass between two timed runs
+
+
+class Expected:
+    """Measures what is expected of a group's settings; texts, rates and costs are found once, and serve all of them.
+
+    Args:
+        folder: for the logits of texts; the caller deletes it.
+        replays: whether rules are replayed along the target's texts; if not, alpha alone is measured.
+        repeats: of costs that a plan or a policy is made of.
+    """
+
+    def __init__(self, folder: Path, replays: bool, repeats: int):
+        self._folder, self._replays, self._repeats = folder, replays, max(repeats, cost.REPEATS)
+        self._found: dict[tuple[Any, ...], Any] = {}
+
+    def alpha(self, setting: Setting, job: Job) -> Ratio | None:
+        """How often the rule accepts a draft token, over all positions of the target's own text; None if not known.
+
+        Args:
+            setting: of a group; of a drafter that is no model nothing is known where it was not asked.
+            job: the same, for all prompts.
+        """
+        if not isinstance(setting.drafter, Model):
+            return None
+        trace, lenience = self.trace(setting, job), lenience_of(setting)
+        if trace is None:
+            measure = functools.partial(acceptance.measure, job)
+            return self._once("alpha", setting, measure).rate if setting.rule.exact else None
+        if lenience is not None:
+            return self._once(("alpha", lenience), setting, lambda: replay.lenient_alpha(trace, lenience))
+        return replay.evaluate(trace, setting.rule, gamma=1).alpha if _is_replayed(setting, trace) else None
+
+    def replayed(self, setting: Setting, job: Job, gamma: int, rows: int | None = None) -> Ratio | None:
+        """Tokens a round that the target's own texts yield; None of inexact rules, whose text is another.
+
+        Args:
+            setting, job: as in `alpha`.
+            gamma: draft tokens a round.
+            rows: of greedy texts, so many; by default all.
+        """
+        trace = self.trace(setting, job)
+        if trace is None or not setting.rule.exact or setting.policy is not None or not _is_replayed(setting, trace):
+            return None
+        own = trace if trace.temperature or rows is None else trace.first(rows)
+        return replay.evaluate(own, setting.rule, gamma=gamma).tokens_per_round
+
+    def trace(self, setting: Setting, job: Job) -> replay.LogitTrace | None:
+        """The texts and their logits, where rules are replayed: of models, with a temperature and no other option."""
+        if not self._replays or not isinstance(setting.drafter, Model) or set(setting.sampling) - {"temperature"}:
+            return None
+        return self._once(
+            "trace", setting, lambda: replay.collect(self._folder / f"{len(self._found)}", job.replace(gamma=1))
+        )
+
+    def gamma(self, setting: Setting, job: Job, part: Job) -> int:
+        """The setting's own, or the plan's: 0 is not to speculate.
+
+        Args:
+            setting, job: as in `alpha`.
+            part: one batch of it.
+
+        Raises:
+            ValueError: a plan is asked for of what has no acceptance rate.
+        """
+        if isinstance(setting.gamma, int):
+            return setting.gamma
+        if setting.gamma != PLANNED:
+            raise ValueError(f"gamma is {setting.gamma!r}: expected an integer, or {PLANNED!r}")
+        alpha = self.alpha(setting, job)
+        if alpha is None:
+            raise ValueError(f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name}")
+        trace, value = self.trace(setting, job), min(alpha.value, 1.0)
+        if trace is not None and setting.rule.name == "rejection":
+            tokens = planning.tokens_by_gamma(trace, MOST)
+        else:
+            counts = None if trace is None else trace.counts
+            tokens = [1.0, *(independent(value, counts, gamma) for gamma in range(1, MOST + 1))]
+        costs = functools.partial(planning.costs, part, MOST, repeats=self._repeats)
+        return planning.plan(value, *self._once("costs", setting, costs), tokens=tokens).gamma
+
+    def policy(self, setting: Setting, part: Job) -> Bound[Policy] | None:
+        """The setting's own; `ADAPTIVE` with c and v as measured, searches included."""
+        if setting.policy != ADAPTIVE:
+            return setting.policy  # type: ignore[return-value]
+        costs = functools.partial(cost.policy_costs, part, repeats=self._repeats)
+        return policies.adaptive(**self._once(("policy", part.decoder.gamma), setting, costs))
+
+    def predicted(
+        self, setting: Setting, job: Job, gamma: int, lengths: np.ndarray, costs: Costs | None
+    ) -> tuple[Predicted, Ratio | None]:
+        """What is promised, but for `Predicted.rounds`; and replayed tokens a round.
+
+        Args:
+            setting, job, gamma: as in `replayed`.
+            lengths: of the texts that are timed.
+            costs: of a round.
+        """
+        alpha, replayed = self.alpha(setting, job), self.replayed(setting, job, gamma, len(lengths))
+        if costs is None or alpha is None or setting.policy is not None or job.decoder.trees:
+            return Predicted(), replayed
+        trace, value, c, v = self.trace(setting, job), min(alpha.value, 1.0), costs.c.median, costs.v.median
+        counts = trace.counts if trace is not None and trace.temperature else lengths
+        return Predicted(
+            theorem=float(formulas.improvement(value, gamma, c, v)),
+            independent=float(np.nan_to_num(independent(value, counts, gamma) / (gamma * c + v))),
+            replayed=None if replayed is None else float(np.nan_to_num(replayed.value / (gamma * c + v))),
+        ), replayed
+
+    def _once(self, what: Any, setting: Setting, measure: Callable[[], Any]) -> Any:
+        key = (what, id(setting.target), id(setting.drafter))
+        if key not in self._found:
+            self._found[key] = measure()
+        return self._found[key]
+
+
+class Passes:
+    """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
+
+    Args:
+        job: one batch, with the drafter.
+        drafts: numbers of draft tokens that its passes judge.
+        searches: whether a look-up's search is timed, too.
+    """
+
+    def __init__(self, job: Job, drafts: Sequence[int], searches: bool):
+        self._model = cost.paid_model(job)
+        self._job = job.replace(drafter=self._model or job.target, policy=None, gamma=1, accept=None)
+        self._drafts, self._found = sorted(set(drafts)), []
+        self._search = cost.search_cost(job) if searches and self._model is None else None if not searches else 0.0
+
+    def time(self) -> None:
+        """Times each pass a few times."""
+        self._found.append(cost.measure_all(self._job, self._drafts, repeats=AT_A_TIME))
+
+    def costs(self, drafts: int) -> Costs:
+        """Of rounds with so many draft tokens."""
+        found = [some[self._drafts.index(drafts)] for some in self._found]
+
+        def spread(name: str) -> Spread:
+            return Spread.of(np.array([getattr(one, name) for one in found]))
+
+        free = self._model is None
+        c, draft = (Spread(0.0, 0.0, 0.0), None) if free else (spread("c"), spread("draft_ms"))
+        return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
+
+    def passes(self, job: Job, outcomes: Sequence[Outcome], policy: bool) -> float | None:
+        """What the rounds of some generations take, in one-token passes; None of trees.
+
+        A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
+        emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
+        answered). In a batch a round is as long as its longest draft.
+        """
+        assert job.drafter is not None
+        if job.decoder.trees:
+            return None
+        gamma, may_be_empty = job.decoder.gamma, job.drafter.functions.may_be_empty
+        longest = np.concatenate([longest_drafts(outcome) for outcome in outcomes])
+        if policy:
+            v = cost.monotone_costs(gamma, {n: self.costs(n).v.median for n in cost.measured_drafts(gamma)})
+        else:
+            v = np.full(gamma + 1, self.costs(gamma).v.median)
+            v[0] = 1.0 if may_be_empty else v[0]
+            longest = np.where(longest > 0, gamma, 0 if may_be_empty else gamma)
+        c, search = self.costs(self._drafts[0]).c.median, self._search or 0.0
+        return float(v[longest].sum() + c * longest.sum() + search * len(longest))
+
+
+def drafts_of(job: Job, policy: bool) -> tuple[int, ...]:
+    """How many draft tokens the passes of a decoder judge."""
+    return cost.measured_drafts(job.decoder.gamma) if policy else (job.decoder.nodes,)
+
+
+def longest_drafts(outcome: Outcome) -> np.ndarray:
+    """The longest draft of each round of a batch, of rows that are not finished."""
+    rounds = np.asarray(outcome.stats.rounds)
+    made = np.asarray(outcome.trace.draft_length)
+    live = np.arange(made.shape[1])[None, :] < rounds[:, None]
+    return np.where(live, made, 0).max(axis=0)[: rounds.max()]
+
+
+def independent(alpha: float, counts: np.ndarray | None, gamma: int) -> float:
+    """Tokens a round of draft tokens that are accepted independently of each other, in texts of some lengths."""
+    if counts is None:
+        return float(formulas.expected_tokens(alpha, gamma))
+    return text_rounds.independent_tokens(alpha, np.asarray(counts), gamma)
+
+
+def lenience_of(setting: Setting) -> float | None:
+    """1 of the rejection rule, l of a lenient one (whose name has it); None of others."""
+    if setting.rule.name == "rejection":
+        return 1.0
+    found = re.fullmatch(r"lenient\((.+)\)", setting.rule.name)
+    return float(found[1]) if found else None
+
+
+def _is_replayed(setting: Setting, trace: replay.LogitTrace) -> bool:
+    rule = setting.rule
+    return rule.acceptance_ratio is not None and (trace.temperature > 0 or replay.matches_when_greedy(rule))
+
+
+def candidates(trace: replay.LogitTrace, most: int) -> tuple[Rate, ...]:
+    """The probability that one of 1, 2, .. `most` independent candidates for a token is accepted."""
+    return tuple(Rate.of(one) for one in replay.alpha_of_candidates(trace, most))
+
+
+def overlap(job: Job, first: Model) -> Rate:
+    """How much of their distributions a job's target and the first one share, at temperature 1."""
+    reference = job._replace(target=first)
+    own = reference.replace(drafter=job.target, policy=None, accept=None, temperature=1.0)
+    return Rate.of(acceptance.measure(own).rate)
+
+
+def is_sampled(setting: Setting) -> bool:
+    """Whether tokens are drawn."""
+    return float(np.max(setting.sampling.get("temperature", 0.0) or 0.0)) > 0
+
+
+def first_rows(job: Job, rows: int) -> Job:
+    """The first rows of a job, or all if there are fewer."""
+    return jobs.take(job, range(min(rows, len(job.prompt.length))))

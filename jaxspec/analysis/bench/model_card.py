@@ -1,0 +1,138 @@
+"""The numbers of a model card: held-out loss and quality of both models, acceptance and tokens a round of the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from rich import box
+from rich.table import Table
+
+from jaxspec.analysis.bench.row import Row
+from jaxspec.analysis.bench.runner import Config, run
+from jaxspec.analysis.bench.setting import Task, product
+from jaxspec.analysis.bench.table import with_interval
+from jaxspec.analysis.measure import acceptance, jobs, quality
+from jaxspec.base import Model
+from jaxspec.corpus import heldout, tasks_of
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import prepare
+from jaxspec.training import data
+from jaxspec.training.loop import evaluate
+from jaxspec.training.losses import cross_entropy
+
+SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
+DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl
+GAMMAS = (1, 4, 7)
+WIDTHS = ((32, 32), (64, 64), (112, 128))  # batch shapes of the held-out loss, source and target tokens
+TEXT_WIDTH = 128
+
+
+class Card(NamedTuple):
+    """A task of a pair's card.
+
+    Attributes:
+        task: of the held-out prompts.
+        loss: per token, in nats, of the target and of the drafter.
+        metric, quality: of their greedy texts; empty and None where there is no score.
+        rows: of `bench.run`, untimed: greedy at `GAMMAS`, and at temperature 1.
+    """
+
+    task: str
+    loss: tuple[float, float]
+    metric: str
+    quality: tuple[float, float] | None
+    rows: list[Row]
+
+
+def card(
+    target: Model,
+    draft: Model,
+    folder: Path,
+    *,
+    rows: int = 300,
+    new_tokens: int = 128,
+    doing: Callable[[str], object] = lambda what: None,
+) -> list[Card]:
+    """A pair's card, task by task.
+
+    Args:
+        target, draft: two T5s or two GPTs with one tokenizer.
+        folder: where `t5.heldout.jsonl`, `edit.heldout.jsonl` or `gpt.heldout.jsonl` is, as `jaxspec train
+            --prepare-data` makes them.
+        rows: held-out prompts per task, at most 300.
+        new_tokens: most tokens per prompt.
+        doing: called with what is being done.
+
+    Raises:
+        FileNotFoundError: the folder lacks the held-out data.
+        ImportError: the `train` extra is not installed.
+    """
+    tasks, pair = tasks_of(target), (target, draft)
+    if set(tasks) & set(SCORES):
+        quality.check()
+    found = []
+    for name in tasks:
+        doing(f"{name}: loss")
+        loss = (heldout_loss(target, folder, name), heldout_loss(draft, folder, name))
+        examples = heldout(name)[:rows]
+        prompts, references = [row["input"] for row in examples], [row["reference"] for row in examples]
+        metric, score = SCORES.get(name, ("", None))
+        scored = None
+        if score is not None:
+            doing(f"{name}: {metric}")
+            texts = [decode(model, prompts, new_tokens) for model in pair]
+            scored = (score(texts[0], references), score(texts[1], references))
+        task = Task(name, prompts, new_tokens)
+        settings = product(task=task, drafter=draft, gamma=list(GAMMAS))
+        settings += product(task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0})
+        config = Config(quantities=("alpha",))
+        found.append(Card(name, loss, metric, scored, list(run(target, settings, config=config, doing=doing))))
+    return found
+
+
+def heldout_loss(model: Model, folder: Path, task: str) -> float:
+    """Loss per token, in nats, over a task's held-out examples ("text": a language model's)."""
+    file = folder / DATA.get(task, "t5.heldout.jsonl")
+    if task == "text":
+        width = min(TEXT_WIDTH, model.config.max_positions - 1)
+        examples = data.read_texts(file, model.tokenizer, width)
+        shapes = data.buckets([(0, width)], tokens=2048)
+    else:
+        source, width = max(WIDTHS)
+        examples = data.read_pairs(file, model.tokenizer, [task], source, width)
+        shapes = data.buckets(WIDTHS, tokens=2048)
+    batches = data.Batches(examples, shapes, seed=0)
+    return evaluate(jax.jit(cross_entropy(model.config)), model.params, batches.once())
+
+
+def decode(model: Model, prompts: list[str], new_tokens: int) -> list[str]:
+    """Greedy texts."""
+    parts = jobs.in_batches(prepare(model, prompts, max_new_tokens=new_tokens), acceptance.BATCH)
+    return [text for part in parts for text in complete(part.job).texts[: part.real]]
+
+
+def table(cards: list[Card], target: str, draft: str) -> Table:
+    """A card for a screen or a document."""
+    view = Table(box=box.ROUNDED)
+    view.add_column("held-out", no_wrap=True)
+    for head in (target, draft, "pair"):
+        view.add_column(head, justify="right", vertical="bottom")
+    for one in cards:
+        drafting = [row for row in one.rows if not row.is_plain]
+        view.add_section()
+        view.add_row(f"{one.task}, {drafting[0].texts} prompts", style="bold")
+        view.add_row("loss per token, nats", *(f"{loss:.3f}" for loss in one.loss))
+        if one.quality is not None:
+            view.add_row(one.metric, *(f"{score:.1f}" for score in one.quality))
+        for heat in (0.0, 1.0):
+            row = next(row for row in drafting if row.temperature == heat)
+            view.add_row(f"α, temperature {heat:g}", "", "", with_interval(row.alpha, 3))
+        greedy = [row for row in drafting if not row.temperature]
+        for row in greedy:
+            view.add_row(f"tokens per round, γ = {row.gamma}", "", "", with_interval(row.tokens_per_round))
+        same, texts = sum(row.same_text or 0 for row in greedy), sum(row.texts for row in greedy)
+        view.add_row("greedy texts as plain", "", "", f"{same} of {texts}")
+    return view

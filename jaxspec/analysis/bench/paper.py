@@ -1,0 +1,223 @@
+"""The paper's tables as settings: for a pair of one's own, and at the paper's sizes with simulated acceptance.
+
+Models of random weights agree on nothing, so at the paper's sizes (T5-XXL with T5-small: some 60 GB of memory)
+acceptance is simulated at the rates that the paper reports (`analysis.measure.synthetic`: the text is nonsense, the
+time is not). Speeds are set beside the paper's, which were measured on a TPU v4, and beside Theorem 3.8 with c and v as
+measured; plain decoding beside the memory's floor: the bytes that a token needs (decoder weights, caches, head) over
+the bandwidth of a large copy on the same device.
+
+Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 to 5.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.analysis.bench.row import Row, Spread
+from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
+from jaxspec.analysis.bench.table import Column, number
+from jaxspec.analysis.measure import loading, profile, synthetic
+from jaxspec.analysis.measure.timing import interleave
+from jaxspec.analysis.theory import formulas
+from jaxspec.analysis.theory.roofline import load_of
+from jaxspec.base import Model
+from jaxspec.decode.request import prepare
+
+SHAPES = ("t5-v1_1-xxl", "t5-v1_1-small")
+SOURCE = 64  # tokens of a prompt
+CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
+COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
+OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for, of a pair of one's own
+    2: {"temperatures": "0,1", "gammas": PLANNED},
+    3: {"temperatures": "0,1", "gammas": "3", "drafters": "debian-t5-small,bigram,unigram", "speed": ""},
+    5: {"temperatures": "0,1", "gammas": PLANNED, "rules": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
+}
+
+
+class Printed(NamedTuple):
+    """A row of the paper's Tables 2 and 4: T5-XXL with T5-small.
+
+    Attributes:
+        task, temperature, gamma, alpha: as printed.
+        speed: measured (EMP).
+        expected: by Theorem 3.8 with v = 1 and c = 0.02 (EXP).
+    """
+
+    task: str
+    temperature: float
+    gamma: int
+    alpha: float
+    speed: float
+    expected: float
+
+
+TABLE_2 = (
+    Printed("translation", 0.0, 7, 0.75, 3.4, 3.2),
+    Printed("summarization", 0.0, 5, 0.65, 3.1, 2.4),
+    Printed("translation", 1.0, 7, 0.62, 2.6, 2.3),
+    Printed("summarization", 1.0, 5, 0.53, 2.3, 1.9),
+)
+
+
+def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 128) -> list[Setting]:
+    """The four speed-ups of T5-XXL, with any two models in their places.
+
+    Args:
+        target, draft: of random weights.
+        texts: of a timed run, each with verdicts of its own.
+        new_tokens: of each text.
+    """
+    task = Task("random prompts", synthetic.random_prompt(target, texts, SOURCE), new_tokens, ends=False)
+    return [
+        Setting(
+            task,
+            draft,
+            one.gamma,
+            synthetic.random_verdicts_for_benchmarks(one.alpha),
+            sampling={"temperature": one.temperature},
+            name=draft.name,
+        )
+        for one in TABLE_2
+    ]
+
+
+def printed(row: Row) -> Printed | None:
+    """The paper's row that a row is of."""
+    same = (one for one in TABLE_2 if (one.temperature, one.gamma) == (row.temperature, row.gamma))
+    return None if row.is_plain else next(same, None)
+
+
+def _theorem(row: Row, v: float | None = None) -> str:
+    one = printed(row)
+    if one is None or row.costs is None:
+        return "–"
+    taken = row.costs.v.median if v is None else v
+    return number(float(formulas.improvement(one.alpha, row.gamma, row.costs.c.median, taken)))
+
+
+BESIDE_THE_PAPER = (
+    Column("task", lambda row: one.task if (one := printed(row)) else ""),
+    Column("α", lambda row: f"{one.alpha:.2f}" if (one := printed(row)) else ""),
+    Column("paper", lambda row: f"{one.speed}" if (one := printed(row)) else ""),
+    Column("EXP", lambda row: f"{one.expected}" if (one := printed(row)) else ""),
+    Column("here", lambda row: number(row.speed.median) if row.speed else ""),
+    Column("min..max", lambda row: f"{row.speed.min:.2f}..{row.speed.max:.2f}" if row.speed else ""),
+    Column("no\nprefill", lambda row: number(after.median) if (after := row.speed_after_prefill) else ""),
+    Column("c", lambda row: number(row.costs.c.median, 3) if row.costs else ""),
+    Column("v", lambda row: number(row.costs.v.median) if row.costs else ""),
+    Column("own\nrounds", lambda row: number(row.predicted.rounds) if row.predicted else ""),
+    Column("Thm 3.8", _theorem),
+    Column("v = 1", functools.partial(_theorem, v=1.0)),
+)
+
+
+class Floor(NamedTuple):
+    """What reading a token's bytes takes.
+
+    Attributes:
+        token_bytes, draft_bytes: that a token of the target, or of the drafter, needs.
+        bytes_per_second: of a large copy.
+    """
+
+    token_bytes: float
+    draft_bytes: float
+    bytes_per_second: Spread
+
+    @property
+    def token_ms(self) -> float:
+        """The least that a token of the target takes."""
+        return 1e3 * self.token_bytes / self.bytes_per_second.median
+
+    def sentence(self, plain: Row) -> str:
+        """Plain decoding beside the floor."""
+        if plain.token_ms is None:
+            return ""
+        share = self.token_ms / plain.token_ms.median
+        return (
+            f"Plain decoding, T = {plain.temperature:g}: {plain.token_ms.median:.3f} ms a token "
+            f"({plain.token_ms.min:.3f}..{plain.token_ms.max:.3f}); the floor is {self.token_ms:.3f} ms "
+            f"({self.token_bytes / 1e9:.2f} GB at {self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): {share:.0%} "
+            "of the floor's speed is reached."
+        )
+
+
+def floor(target: Model, draft: Model, new_tokens: int, size: int = COPY, repeats: int = 5) -> Floor:
+    """Bytes of a token, in the middle of a text, and the bandwidth of a copy of `size` bytes."""
+    loads = [load_of(target.config, row=new_tokens // 2, prompt=SOURCE), load_of(draft.config)]
+    of_target, of_draft = (
+        load._replace(dtype=dtype_of(model)) for load, model in zip(loads, (target, draft), strict=True)
+    )
+    copied = Spread.of(copy_bandwidth(size, repeats))
+    return Floor(of_target.weight_bytes + of_target.cache_bytes, of_draft.weight_bytes, copied)
+
+
+def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
+    """Bytes per second that are read and written when `size` bytes are copied [repeats].
+
+    >>> bool((copy_bandwidth(1 << 20, repeats=2, inner=2) > 0).all())
+    True
+    """
+    state = jnp.zeros(size // 4, jnp.float32)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def copies(x, count):
+        return jax.lax.fori_loop(0, count, lambda _, y: y + 1.0, x)  # traced, or it would be one addition
+
+    def call() -> None:
+        nonlocal state
+        state = copies(state, jnp.asarray(inner, jnp.int32)).block_until_ready()
+
+    call()
+    return 2 * state.nbytes * inner / interleave([call], repeats)[0]
+
+
+def explain(draft: Model, row: Row, least: Floor, folder: Path | None = None) -> str:
+    """Why a drafter's pass takes what it does, from a profile of it, and what would help.
+
+    Args:
+        draft: the drafter of random weights.
+        row: with its costs.
+        least: of the pair.
+        folder: where the profiler's files go, for a viewer; by default nowhere.
+    """
+    assert row.costs is not None
+    prompt = synthetic.random_prompt(draft, 1, SOURCE)
+    job = prepare(draft, prompt, temperature=row.temperature, max_new_tokens=row.new_tokens, key=jax.random.key(0))
+    reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
+    target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
+    return profile.advice(profile.passes(job, folder), reading, target_us, c)
+
+
+def load_in_a_fresh_process(shape: str, dtype: str, folder: Path) -> str:
+    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
+
+    Raises:
+        OSError: the disk is too small.
+    """
+    written, found = (_apart(function, *arguments) for function, arguments in _loading(shape, dtype, folder))
+    same = "the same parameters" if written["bits"] == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
+    within = "within one file" if found["extra_over_largest_file"] <= 1 else "MORE THAN ONE FILE"
+    return (
+        f"Loading {found['parameters_bytes'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s "
+        f"and {found['extra_bytes'] / 1e9:.2f} GB of host memory: {found['extra_over_largest_file']:.2f} of the "
+        f"largest file ({found['largest_file_bytes'] / 1e9:.2f} GB; {found['measured_by']}), {within}; {same}."
+    )
+
+
+def _loading(shape: str, dtype: str, folder: Path) -> Sequence[tuple[Any, tuple[Any, ...]]]:
+    return (loading.write, (shape, dtype, folder)), (loading.load, (dtype, folder))
+
+
+def _apart(function: Any, *arguments: Any) -> dict[str, Any]:
+    """What a function returns in a new process, which ends with it and lets go of the device."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

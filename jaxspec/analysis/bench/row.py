@@ -1,0 +1,251 @@
+"""What is found of a setting: a `Row`; numbers that were not asked for, or are not known, are None."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxspec.analysis.measure.statistics import Ratio, median_min_max
+
+
+class Spread(NamedTuple):
+    """Median, least and largest of what was measured several times.
+
+    >>> Spread.of(np.array([1.0, 4.0, 2.0]))
+    Spread(median=2.0, min=1.0, max=4.0)
+    """
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, " repeats"]) -> Spread:
+        """Of an array."""
+        return cls(**median_min_max(values))
+
+
+class Rate(NamedTuple):
+    """A ratio of totals over texts, with its standard error and 95% interval (None of a single text).
+
+    Attributes:
+        value: None of nothing.
+        stderr, low, high: see `analysis.measure.statistics.Ratio`.
+        count: the denominator: positions, draft tokens that were tested, or rounds.
+    """
+
+    value: float | None
+    stderr: float | None
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> Rate:
+        """Of sums and counts by text."""
+        return cls(**ratio.to_dict(), count=round(float(ratio.counts.sum())))
+
+
+class Costs(NamedTuple):
+    """What passes cost; c, v and search in one-token passes of the target.
+
+    Attributes:
+        c: a one-token pass of the model that drafts; 0 for a look-up.
+        v: the pass that judges gamma draft tokens.
+        search: what a look-up takes a round; None where it was not asked for.
+        target_ms, verify_ms, draft_ms: the passes, in milliseconds.
+    """
+
+    c: Spread
+    v: Spread
+    search: float | None
+    target_ms: Spread
+    verify_ms: Spread
+    draft_ms: Spread | None
+
+
+class Predicted(NamedTuple):
+    """Speed over plain decoding that costs and draft tokens promise, after prefill.
+
+    Attributes:
+        theorem: Theorem 3.8 with v: draft tokens are accepted independently of each other, in an endless text.
+        independent: the same in texts as long as these, whose last rounds are cut short.
+        replayed: with the tokens a round that these very texts yield (`analysis.measure.replay`), of exact rules.
+        rounds: with the rounds that were run, each as long as its longest draft.
+    """
+
+    theorem: float | None = None
+    independent: float | None = None
+    replayed: float | None = None
+    rounds: float | None = None
+
+
+class Latency(NamedTuple):
+    """Milliseconds to a reader of the stream: of the first token, and the percentiles over all others."""
+
+    first: Spread
+    p50: Spread | None
+    p95: Spread | None
+
+
+class Memory(NamedTuple):
+    """Bytes: of the program (None where the compiler does not tell) and its temporaries, and of what it needs."""
+
+    program: int | None
+    temporaries: int | None
+    weights: int
+    caches: int
+    logits: int
+
+
+class Difference(NamedTuple):
+    """Where a text first differs from plain decoding's: its number, the token's, and the texts' tokens from there."""
+
+    text: int
+    position: int
+    own: tuple[int, ...]
+    plain: tuple[int, ...]
+
+
+class Row(NamedTuple):
+    """A setting and what was found.
+
+    Attributes:
+        target, drafter, policy, rule, backend, task: names; of plain decoding the drafter, policy and rule are empty.
+        exact: whether the rule is.
+        gamma: draft tokens a round, at most; 0 where nothing is drafted.
+        planned: whether gamma is the plan's choice; 0 is then its advice not to speculate, and nothing was timed.
+        temperature, sampling: the latter are the other options, in words.
+        dtype, mesh, batch, new_tokens: of the setting.
+        texts, tokens, passes: what a run decodes, and passes of the target, prefill's included.
+        tokens_per_round: of texts without their first tokens, which prefill yields.
+        drafted: share of the rounds in which there was a draft.
+        draft_tokens_per_round, longest_per_round: of each row; and of the batch, whose rounds are as long as that.
+        conditional: of draft tokens that had a trial, those accepted; by their place in the round, too. Of chains.
+        same_text: greedy texts that are plain decoding's; None for samples and inexact rules.
+        difference: where the first that is not differs.
+        seconds: of each timed run; none if nothing was timed.
+        tokens_per_second: of them.
+        token_ms: milliseconds of a token after those that prefill yields; of a batch, of all its rows together.
+        speed: over plain decoding by the same target and backend, repeat by repeat.
+        speed_after_prefill: the same without what prefill takes.
+        speed_on_average: as the last, with a replayed round's tokens in place of its own. Where tokens are sampled,
+            each setting generates another text, and they are compared by this.
+        speed_over_first: over the group's first plain decoding, if that is of another dtype, mesh or backend.
+        latency, memory: of the timed run.
+        alpha: E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts.
+        replayed_tokens: tokens a round of an exact rule along the target's own texts.
+        candidates: the probability that one of 1, 2, .. independent candidates for a token is accepted.
+        overlap: E[sum min(p, q)] of this target and the group's first at temperature 1: 1 if they are the same.
+        costs, predicted: see these types.
+        group: the same for rows that were interleaved.
+        environment: machine, versions, command: see `analysis.measure.environment`.
+        error: why there are no numbers.
+    """
+
+    target: str
+    task: str
+    drafter: str = ""
+    policy: str = ""
+    rule: str = ""
+    exact: bool = True
+    gamma: int = 0
+    planned: bool = False
+    temperature: float = 0.0
+    sampling: str = ""
+    dtype: str = "float32"
+    mesh: str = ""
+    batch: int = 1
+    new_tokens: int = 0
+    backend: str = "jaxspec"
+    texts: int = 0
+    tokens: int = 0
+    passes: int = 0
+    tokens_per_round: Rate | None = None
+    drafted: Rate | None = None
+    draft_tokens_per_round: float | None = None
+    longest_per_round: float | None = None
+    conditional: Rate | None = None
+    conditional_by_draft_token: tuple[Rate, ...] = ()
+    same_text: int | None = None
+    difference: Difference | None = None
+    seconds: tuple[float, ...] = ()
+    tokens_per_second: Spread | None = None
+    token_ms: Spread | None = None
+    speed: Spread | None = None
+    speed_after_prefill: Spread | None = None
+    speed_on_average: Spread | None = None
+    speed_over_first: Spread | None = None
+    latency: Latency | None = None
+    memory: Memory | None = None
+    alpha: Rate | None = None
+    replayed_tokens: Rate | None = None
+    candidates: tuple[Rate, ...] = ()
+    overlap: Rate | None = None
+    costs: Costs | None = None
+    predicted: Predicted | None = None
+    group: str = ""
+    environment: Mapping[str, Any] = {}
+    error: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding, and no plan's advice."""
+        return not self.drafter
+
+    def best_speed(self) -> Spread | None:
+        """The speed that settings are compared by: on average, else after prefill, else of the whole."""
+        return self.speed_on_average or self.speed_after_prefill or self.speed
+
+
+def ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> Spread | None:
+    """How many times as fast as plain decoding, repeat by repeat; None if noise leaves no time at all.
+
+    >>> ratio(np.array([2.0, 4.0]), np.array([1.0, 1.0]))
+    Spread(median=3.0, min=2.0, max=4.0)
+    """
+    return Spread.of(tokens * plain / ours) if (plain > 0).all() and (ours > 0).all() else None
+
+
+def over(row: Row, other: Row) -> Spread | None:
+    """Speed of a row over that of another which was interleaved with it, in tokens of each, repeat by repeat."""
+    if row.group != other.group or not (row.seconds and other.seconds and other.tokens):
+        return None
+    return ratio(np.array(other.seconds), np.array(row.seconds), row.tokens / other.tokens)
+
+
+def to_json(value: Any) -> Any:
+    """A row, or a part of one, as what JSON has.
+
+    >>> to_json(Spread(2.0, 1.0, 4.0))
+    {'median': 2.0, 'min': 1.0, 'max': 4.0}
+    """
+    if hasattr(value, "_asdict"):
+        return {name: to_json(part) for name, part in value._asdict().items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return [to_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def from_json(found: dict[str, Any]) -> Row:
+    """A row of what `to_json` made of it."""
+    return _made(Row, found)
+
+
+def _made(kind: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, types.UnionType):
+        return _made(typing.get_args(kind)[0], value)
+    if typing.get_origin(kind) is tuple:
+        return tuple(_made(typing.get_args(kind)[0], part) for part in value)
+    if hasattr(kind, "_fields"):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _made(hints[name], part) for name, part in value.items()})
+    return value

@@ -1,0 +1,465 @@
+"""The runner: decodes every setting, interleaved with plain decoding on the same prompts, and yields a row for each.
+
+Settings of one task, batch size and sampling are a group. All of a group are compiled and warmed up, then run one
+after the other, generation by generation, `repeats` times; between the repeats what their passes cost is timed. So
+whatever else the machine does falls on all of them alike, and speeds and predictions are of one machine at one time.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.analysis.bench import expected
+from jaxspec.analysis.bench.expected import Expected, Passes
+from jaxspec.analysis.bench.row import (
+    Difference,
+    Latency,
+    Memory,
+    Predicted,
+    Rate,
+    Row,
+    Spread,
+    from_json,
+    over,
+    ratio,
+    to_json,
+)
+from jaxspec.analysis.bench.setting import (
+    GENERATE,
+    JAXSPEC,
+    PLANNED,
+    TRANSFORMERS,
+    Setting,
+    describe,
+    dtype_of,
+    mesh_name,
+)
+from jaxspec.analysis.bench.store import Store
+from jaxspec.analysis.measure import acceptance, environment, jobs, memory, numerics, timing
+from jaxspec.analysis.measure.statistics import Ratio
+from jaxspec.base import Model
+from jaxspec.decode import generate
+from jaxspec.decode.loop import Outcome
+from jaxspec.decode.request import Job, prepare
+
+QUANTITIES = {
+    "speed": "whole generations are timed; without it all prompts are decoded in batches, and nothing is timed",
+    "latency": "of the first token, and of the others",
+    "memory": "of the program, and what it needs at least",
+    "alpha": "over all positions of the target's own texts",
+    "costs": "c and v",
+    "search": "what a look-up takes, which must draw nothing",
+    "replay": "rules are replayed along the target's own texts",
+    "candidates": "the probability that one of several candidates for a token is accepted, by replay",
+    "overlap": "of a target and the first one",
+}
+CANDIDATES = 4
+TOGETHER = 64  # most settings that are interleaved: each is a program, and these take memory maps, of which a process
+# has so many
+SCHEMA = 10  # of a row: changes when what it means does, so that a store's older rows are measured again
+MACHINE = ("device", "devices", "cpu", "cpus", "jax", "jaxlib", "jaxspec", "cuda_plugin", "xla_flags")
+LONGEST = 16  # tokens of a text that are kept from where it differs
+
+
+class Config(NamedTuple):
+    """What is measured of each setting, and how much is done for it.
+
+    Attributes:
+        rows: prompts that a timed run decodes, in whole batches; they begin again where there are too few.
+        repeats: timed runs.
+        seed: of sampled texts.
+        quantities: some of `QUANTITIES`.
+    """
+
+    rows: int = 8
+    repeats: int = 5
+    seed: int = 0
+    quantities: tuple[str, ...] = ("speed",)
+
+
+USUAL = Config()
+
+
+def run(
+    target: Model,
+    settings: Sequence[Setting],
+    store: Store | None = None,
+    config: Config = USUAL,
+    *,
+    doing: Callable[[str], object] = lambda what: None,
+) -> Iterator[Row]:
+    """A row for each setting, group by group, after one for plain decoding by each target and backend of a group.
+
+    What the store has is not measured again; what it lacks is added to it, group by group, and is interleaved with
+    plain decoding anew. A group that fails (logits that are not finite, memory that does not suffice) has rows with an
+    error, which are not stored, and takes no other with it.
+
+    Args:
+        target: the model to decode from.
+        settings: any; `setting.product` makes combinations.
+        store: of finished rows; None stores none.
+        config: what is measured.
+        doing: called with what is being done.
+
+    Raises:
+        ValueError: as `jaxspec.generate`; or an unknown quantity.
+
+    Example:
+        >>> from jaxspec import Prompt, drafters
+        >>> from jaxspec.analysis.bench.setting import Task, product
+        >>> from jaxspec.testing import table_model
+        >>> model = table_model(jax.random.key(1), vocab=5)
+        >>> task = Task("ids", Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1])), new_tokens=9)
+        >>> settings = product(task=task, drafter={"itself": model, "copy": drafters.prompt_lookup()}, gamma=3)
+        >>> for row in run(model, settings, config=Config(rows=2, repeats=1)):
+        ...     print(row.drafter or "plain", row.gamma, row.tokens, row.same_text)
+        plain 0 18 2
+        itself 3 18 2
+        copy 3 18 2
+    """
+    if odd := set(config.quantities) - set(QUANTITIES):
+        raise ValueError(f"no quantity {min(odd)!r}: expected some of {', '.join(QUANTITIES)}")
+    about = environment.current()
+    shared = {"schema": SCHEMA, **to_json(config)} | {name: about.get(name) for name in MACHINE}
+    for number, group in enumerate(groups(settings)):
+        if number:
+            jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
+        plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
+        every = plain + [one for one in group if not one.is_plain]
+        keys = [shared | describe(one, target) if store else {} for one in every]
+        stored = [store.get(key) if store else None for key in keys]
+        rows = [None if found is None else from_json(found) for found in stored]
+        todo = [i for i, found in enumerate(rows) if found is None or (i < len(plain) and None in rows)]
+        if todo:
+            doing(_title(every[0]))
+            for i, row in zip(todo, _measure_or_fail(target, [every[i] for i in todo], config), strict=True):
+                rows[i] = row
+                if store and row.error is None:
+                    store.put(keys[i], to_json(row), dict(row.environment))
+        yield from (row for row in rows if row is not None)
+
+
+def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Settings that are interleaved: of one task, batch size and sampling, and not too many."""
+    found: dict[tuple[Any, ...], list[Setting]] = {}
+    for one in settings:
+        found.setdefault((one.task.name, id(one.task.prompts), one.batch, repr(one.sampling)), []).append(one)
+    return [some[i : i + TOGETHER] for some in found.values() for i in range(0, len(some), TOGETHER)]
+
+
+class Decoded(NamedTuple):
+    """What a backend made of a setting.
+
+    Attributes:
+        calls: one for each batch: a whole generation, and waits for it.
+        texts: the new tokens of all rows.
+        passes: of the target, prefill's included.
+        outcomes: of the compiled program; none of another library.
+    """
+
+    calls: list[Callable[[], object]]
+    texts: list[list[int]]
+    passes: int
+    outcomes: list[Outcome]
+
+
+class Variant(NamedTuple):
+    """A setting, ready: all prompts as a job, the parts of it that are decoded, and how many of their rows count."""
+
+    setting: Setting
+    job: Job
+    parts: list[Job]
+    real: list[int]
+    planned: bool
+
+
+def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config) -> list[Row]:
+    try:
+        return _measure(target, settings, config)
+    except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
+        about, why = environment.current(), f"{type(error).__name__}: {error}"
+        return [_about(one, one.target or target)._replace(environment=about, error=why) for one in settings]
+
+
+def _measure(target: Model, settings: Sequence[Setting], config: Config) -> list[Row]:
+    """Rows of a group, plain decoding first."""
+    asked = set(config.quantities)
+    about, group, timed = environment.current(), uuid.uuid4().hex[:12], "speed" in asked
+    with tempfile.TemporaryDirectory() as folder:
+        hopes = Expected(Path(folder), bool(asked & {"replay", "candidates"}), config.repeats)
+        variants = [_variant(target, one, config, hopes) for one in settings]
+        live = [one for one in variants if one.parts]
+        places = {id(one): i for i, one in enumerate(live)}
+        peer = Path(folder) / "transformers"
+        decoded = [_decode(one, peer) for one in live]  # compiles
+        costs = _passes(live, asked) if timed else {}
+        seconds, first = _times(live, decoded, list(costs.values()), config.repeats if timed else 0)
+        latencies = _latencies(live, config.repeats) if "latency" in asked else {}
+        rows = []
+        for one in variants:
+            row = _about(one.setting, one.job.target)._replace(planned=one.planned, group=group, environment=about)
+            if one.parts:
+                i = places[id(one)]
+                row = _decoding(row._replace(gamma=one.job.decoder.gamma), one, decoded[i])
+                row = row._replace(latency=latencies.get(i))
+                if timed:
+                    speed = Spread.of(row.tokens / seconds[i])
+                    row = row._replace(seconds=tuple(seconds[i].tolist()), tokens_per_second=speed)
+                    after = 1e3 * (seconds[i] - first[i]) / max(row.tokens - row.texts, 1)
+                    row = row._replace(token_ms=Spread.of(after) if (after > 0).all() else None)
+                if "memory" in asked and one.setting.backend == JAXSPEC:
+                    row = row._replace(memory=_memory(one.parts[0]))
+                row = _against_plain(row, i, live, decoded, seconds, first)
+            if not one.setting.is_plain and asked & {"alpha", "replay", "costs"}:
+                place = places.get(id(one))
+                row = _expectations(row, one, place, hopes, costs.get(_pair(one)), live, decoded, asked)
+            if "overlap" in asked and one.setting.target not in (None, target):
+                row = row._replace(overlap=expected.overlap(one.job, target))
+            rows.append(row)
+    return [row._replace(speed_over_first=None if _is_own(row, rows) else over(row, rows[0])) for row in rows]
+
+
+def _is_own(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether the group's first plain decoding is the one that this is compared with anyhow."""
+    return (row.dtype, row.mesh, row.backend) == (rows[0].dtype, rows[0].mesh, rows[0].backend)
+
+
+def _variant(target: Model, setting: Setting, config: Config, hopes: Expected) -> Variant:
+    task = setting.task
+    ends, key = None if task.ends else (), jax.random.key(config.seed)
+    own = setting.target or target
+    job = prepare(own, task.prompts, max_new_tokens=task.new_tokens, key=key, eos_ids=ends, **setting.sampling)
+    planned = setting.gamma == PLANNED
+    if not setting.is_plain:
+        gamma = 1 if planned else setting.gamma
+        job = job.replace(drafter=setting.drafter, gamma=gamma, accept=setting.rule)
+        example = jobs.whole_batches(job, setting.batch, setting.batch)[0]
+        chosen = hopes.gamma(setting, job, example)
+        if not chosen:
+            return Variant(setting, job, [], [], planned)
+        job = job.replace(gamma=chosen, policy=hopes.policy(setting, example.replace(gamma=chosen)))
+    if "speed" in config.quantities:
+        parts = jobs.whole_batches(job, setting.batch, config.rows)
+        return Variant(setting, job, parts, [setting.batch] * len(parts), planned)
+    batches = list(jobs.in_batches(job, acceptance.BATCH))
+    return Variant(setting, job, [part.job for part in batches], [part.real for part in batches], planned)
+
+
+def _decode(variant: Variant, folder: Path) -> Decoded:
+    """Compiles and runs a variant once."""
+    setting = variant.setting
+    if setting.backend == TRANSFORMERS:
+        from jaxspec.analysis.bench import transformers
+
+        return Decoded(*transformers.decode(setting, variant.parts, folder), [])
+    if setting.backend not in (JAXSPEC, GENERATE):
+        raise ValueError(f"no backend {setting.backend!r}: expected {JAXSPEC}, {GENERATE} or {TRANSFORMERS}")
+    outcomes = [
+        jax.tree.map(lambda x, real=real: x[:real], jobs.run(part))
+        for part, real in zip(variant.parts, variant.real, strict=True)
+    ]
+    if any(outcome.failed.any() for outcome in outcomes):
+        raise FloatingPointError(f"the logits of {variant.job.target.name or 'the target'} were not finite")
+    calls: list[Callable[[], object]] = [functools.partial(timing.run_all, (part,)) for part in variant.parts]
+    if setting.backend == GENERATE:
+        calls = [functools.partial(_generate, part) for part in variant.parts]
+        for call in calls:
+            call()
+    passes = sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes)
+    return Decoded(calls, jobs.texts(outcomes), passes, outcomes)
+
+
+def _generate(part: Job) -> None:
+    """The front door, from token ids to token ids."""
+    eos = [int(token) for token in np.asarray(part.request.eos)[0] if token >= 0]
+    options: dict[str, Any] = dict(part.options) | {"eos_ids": eos}
+    generate(part.target._replace(tokenizer=None), part.prompt, **options)
+
+
+def _pair(variant: Variant) -> tuple[int, int]:
+    return id(variant.setting.target), id(variant.setting.drafter)
+
+
+def _passes(live: Sequence[Variant], asked: set[str]) -> dict[tuple[int, int], Passes]:
+    """What times the passes of every drafter."""
+    found: dict[tuple[int, int], tuple[Job, set[int]]] = {}
+    for one in live:
+        if "costs" in asked and not one.setting.is_plain and one.setting.backend == JAXSPEC:
+            _, drafts = found.setdefault(_pair(one), (one.parts[0], set()))
+            drafts |= set(expected.drafts_of(one.parts[0], one.setting.policy is not None))
+    return {pair: Passes(job, list(drafts), "search" in asked) for pair, (job, drafts) in found.items()}
+
+
+def _times(
+    live: Sequence[Variant], decoded: Sequence[Decoded], passes: Sequence[Passes], repeats: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of every variant [variants, repeats], and of its prefill, all batches' (NaN of other backends)."""
+    calls = [call for group in zip(*(one.calls for one in decoded), strict=True) for call in group]
+    ours = [i for i, one in enumerate(live) if one.setting.backend == JAXSPEC]
+    starts = [functools.partial(timing.run_all, (only_first(live[i].parts[0]),)) for i in ours]
+    seconds, first = np.zeros((len(live), repeats)), np.full((len(live), repeats), np.nan)
+    if repeats:
+        timing.interleave(starts, 1)
+    for repeat in range(repeats):
+        each = timing.interleave(calls, 1).reshape(-1, len(live))
+        seconds[:, repeat] = each.sum(axis=0)
+        first[ours, repeat] = timing.interleave(starts, 1)[:, 0] * len(each)
+        for one in passes:
+            one.time()
+    return seconds, np.repeat(np.median(first, axis=1, keepdims=True), repeats, axis=1) if repeats else first
+
+
+def only_first(job: Job) -> Job:
+    """The same program, which ends with the token that prefill yields."""
+    return job._replace(request=job.request._replace(limit=jnp.ones_like(job.request.limit)))
+
+
+def _latencies(live: Sequence[Variant], repeats: int) -> dict[int, Latency]:
+    ours = [i for i, one in enumerate(live) if one.setting.backend == JAXSPEC]
+    first = timing.interleave([functools.partial(timing.start_all, live[i].parts[:1]) for i in ours], repeats + 1)
+    found = {}
+    for i, start, each in zip(ours, first, timing.latency([live[i].parts for i in ours], repeats), strict=True):
+        shares = {name: Spread(**value) for name, value in (each or {"p50": None, "p95": None}).items() if value}
+        found[i] = Latency(Spread.of(1e3 * start[1:]), shares.get("p50"), shares.get("p95"))
+    return found
+
+
+def _memory(job: Job) -> Memory:
+    found: dict[str, Any] = memory.account(job)
+    return Memory(**found)
+
+
+def _about(setting: Setting, target: Model) -> Row:
+    """A row without numbers."""
+    sampling = dict(setting.sampling)
+    heat = float(np.max(sampling.pop("temperature", 0.0) or 0.0))
+    return Row(
+        target=target.name,
+        task=setting.task.name,
+        drafter=setting.drafter_name,
+        policy=setting.policy_label,
+        rule="" if setting.is_plain else setting.rule.name,
+        exact=setting.is_plain or setting.rule.exact,
+        temperature=heat,
+        sampling=", ".join(f"{name}={value}" for name, value in sampling.items()),
+        dtype=dtype_of(target),
+        mesh=mesh_name(target),
+        batch=setting.batch,
+        new_tokens=setting.task.new_tokens,
+        backend=setting.backend,
+    )
+
+
+def _decoding(row: Row, variant: Variant, decoded: Decoded) -> Row:
+    """Texts, and what became of the draft tokens."""
+    row = row._replace(texts=len(decoded.texts), tokens=sum(map(len, decoded.texts)), passes=decoded.passes)
+    if variant.setting.is_plain or not decoded.outcomes:
+        return row._replace(gamma=0 if variant.setting.is_plain else row.gamma)
+    own = len(variant.job.prompt.length)  # beyond, the prompts are the same, and intervals want independent texts
+    rounds, emitted = (
+        np.concatenate([getattr(o.stats, name) for o in decoded.outcomes])[:own] for name in ("rounds", "emitted")
+    )
+    traces = [outcome.trace for outcome in decoded.outcomes]
+    drafted = np.concatenate([(t.draft_length * (t.num_committed > 0) > 0).sum(axis=1) for t in traces])[:own]
+    every = sum(int(o.stats.rounds.sum()) for o in decoded.outcomes)
+    longest = np.concatenate([expected.longest_drafts(outcome) for outcome in decoded.outcomes])
+    row = row._replace(
+        tokens_per_round=Rate.of(Ratio(emitted - 1, rounds)),
+        drafted=Rate.of(Ratio(drafted, rounds, probability=True)),
+        draft_tokens_per_round=sum(int(o.stats.drafted.sum()) for o in decoded.outcomes) / max(every, 1),
+        longest_per_round=float(longest.mean()) if len(longest) else 0.0,
+    )
+    if variant.job.decoder.trees:
+        return row
+    tested = acceptance.conditional(*traces).first(own)
+    by_place = tuple(Rate.of(rate) for rate in tested.by_draft_token)
+    return row._replace(conditional=Rate.of(tested.overall), conditional_by_draft_token=by_place)
+
+
+def _against_plain(
+    row: Row,
+    i: int,
+    live: Sequence[Variant],
+    decoded: Sequence[Decoded],
+    seconds: np.ndarray,
+    first: np.ndarray,
+) -> Row:
+    """Speeds over plain decoding by the same target and backend, and texts beside those of the same target."""
+    setting = live[i].setting
+    alike = [j for j, one in enumerate(live) if one.setting.is_plain and one.setting.target is setting.target]
+    if not expected.is_sampled(setting) and row.exact:
+        pairs = list(zip(decoded[i].texts, decoded[alike[0]].texts, strict=True))
+        differ = [(at, numerics.first_difference(*pair)) for at, pair in enumerate(pairs)]
+        found = next(((text, at) for text, at in differ if at is not None), None)
+        row = row._replace(same_text=sum(at is None for _, at in differ))
+        if found is not None:
+            (text, at), (own, plain) = found, pairs[found[0]]
+            ends = tuple(tuple(tokens[max(0, at - LONGEST) : at + 1]) for tokens in (own, plain))
+            row = row._replace(difference=Difference(text, at, *ends))
+    j = next(j for j in alike if live[j].setting.backend == setting.backend)
+    if not seconds.shape[1] or setting.is_plain:
+        return row
+    before, ours = sum(map(len, decoded[j].texts)), row.tokens
+    whole = ratio(seconds[j], seconds[i], ours / max(before, 1))
+    # Without the first tokens, which prefill yields.
+    later, plain_later = ours - row.texts, before - row.texts
+    after = ratio(seconds[j] - first[j], seconds[i] - first[i], later / max(plain_later, 1))
+    return row._replace(speed=whole, speed_after_prefill=after)
+
+
+def _expectations(
+    row: Row,
+    variant: Variant,
+    i: int | None,
+    hopes: Expected,
+    passes: Passes | None,
+    live: Sequence[Variant],
+    decoded: Sequence[Decoded],
+    asked: set[str],
+) -> Row:
+    """Alpha, costs, predictions, and the speed on average."""
+    setting, job = variant.setting, variant.job
+    if asked & {"alpha", "replay"}:
+        alpha = hopes.alpha(setting, job)
+        row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
+        trace = hopes.trace(setting, job)
+        if trace is not None and "candidates" in asked and setting.rule.name == "rejection":
+            row = row._replace(candidates=expected.candidates(trace, CANDIDATES))
+    if i is None:
+        return row
+    gamma, policy = job.decoder.gamma, setting.policy is not None
+    j = next(j for j, one in enumerate(live) if one.setting.is_plain and one.setting.target is setting.target)
+    lengths = np.array([len(text) for text in decoded[j].texts])
+    costs = passes and passes.costs(expected.drafts_of(job, policy)[-1])
+    found, replayed = Predicted(), None
+    if asked & {"alpha", "replay"}:
+        found, replayed = hopes.predicted(setting, job, gamma, lengths, costs)
+    taken = passes and passes.passes(job, decoded[i].outcomes, policy)
+    if taken and decoded[j].outcomes:
+        later, plain_later = row.tokens - row.texts, int(lengths.sum()) - len(lengths)
+        plain_passes = decoded[j].passes - len(live[j].parts)
+        found = found._replace(rounds=later / max(plain_later, 1) * plain_passes / taken)
+    row = row._replace(costs=costs or None, predicted=found if any(x is not None for x in found) else None)
+    row = row._replace(replayed_tokens=None if replayed is None else Rate.of(replayed))
+    after, alone = row.speed_after_prefill, setting.batch == 1  # a batch waits for a row
+    if replayed is not None and after is not None and alone and expected.is_sampled(setting):
+        every = [outcome.stats for outcome in decoded[i].outcomes]
+        own = sum(int((s.emitted - 1).sum()) for s in every) / max(sum(int(s.rounds.sum()) for s in every), 1)
+        if own > 0 < replayed.value:
+            row = row._replace(speed_on_average=Spread(*(x / own * replayed.value for x in after)))
+    return row
+
+
+def _title(setting: Setting) -> str:
+    heat = setting.sampling.get("temperature", 0.0) or 0.0
+    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    return f"{setting.task.name}, T = {np.max(heat):g}{batch}"

@@ -1,0 +1,198 @@
+"""What is compared: a `Setting` is one way to decode one `Task`; `product` makes all combinations of some axes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec import accept, buffers, sharding
+from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, Rule
+from jaxspec.decode.request import Job
+from jaxspec.weights import int8
+
+PLANNED = "plan"  # in the place of a gamma: the one that `bench.plan` chooses
+ADAPTIVE = "adaptive"  # in the place of a policy: `policies.adaptive` with costs as measured
+JAXSPEC, GENERATE, TRANSFORMERS = "jaxspec", "jaxspec.generate", "transformers"  # backends
+NAMES = {"drafter": "name", "policy": "policy_name"}  # fields, and those that name their values
+
+
+class Task(NamedTuple):
+    """Prompts, and how much text is generated from each.
+
+    Attributes:
+        name: what tables call it.
+        prompts: strings, or rows of token ids.
+        new_tokens: most new tokens per prompt.
+        ends: whether end tokens end a text; if not, each has exactly `new_tokens`.
+    """
+
+    name: str
+    prompts: Sequence[str] | Prompt
+    new_tokens: int = 64
+    ends: bool = True
+
+
+class Setting(NamedTuple):
+    """One way to decode a task: all that its text and its speed depend on, but for the machine.
+
+    Attributes:
+        task: what is decoded.
+        drafter: a model, one of `jaxspec.drafters`, one of your own, or None for plain decoding.
+        gamma: draft tokens a round, or `PLANNED`; of a drafter of trees, whose size is its own, without effect.
+        rule: of acceptance.
+        policy: what chooses among the gamma draft tokens; None drafts all of them, `ADAPTIVE` is
+            `policies.adaptive` with c and v as measured.
+        sampling: sampling options of `generate`, such as {"temperature": 1.0}; greedy if empty.
+        batch: prompts at a time.
+        target: if it is not the one that `bench.run` was given: the same in another dtype, or on a mesh.
+        backend: "jaxspec" times the compiled program; "jaxspec.generate" the call, from token ids to token ids, and so
+            does "transformers", with the same weights in the other library.
+        name, policy_name: what tables call the drafter and the policy. A model has a name.
+    """
+
+    task: Task
+    drafter: Model | Bound[Drafter] | None = None
+    gamma: int | str = 3
+    rule: Rule = accept.rejection()
+    policy: Bound[Policy] | str | None = None
+    sampling: Mapping[str, Any] = {}
+    batch: int = 1
+    target: Model | None = None
+    backend: str = JAXSPEC
+    name: str = ""
+    policy_name: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.drafter is None or self.gamma == 0
+
+    @property
+    def drafter_name(self) -> str:
+        """Of the drafter: as given, of its model, or of its function; empty for plain decoding."""
+        if self.is_plain:
+            return ""
+        if self.name or isinstance(self.drafter, Model):
+            return self.name or self.drafter.name  # type: ignore[union-attr]
+        return self.drafter.functions.propose.__qualname__.partition(".")[0].strip("_")  # type: ignore[union-attr]
+
+    @property
+    def policy_label(self) -> str:
+        """Of the policy: as given, or `ADAPTIVE`; empty if there is none."""
+        return "" if self.policy is None else self.policy_name or str(self.policy if self.policy == ADAPTIVE else "own")
+
+    def plain(self) -> Setting:
+        """Plain decoding of the same task, by the same target and backend."""
+        return Setting(self.task, None, 0, sampling=self.sampling, batch=self.batch, target=self.target).on(
+            self.backend
+        )
+
+    def on(self, backend: str) -> Setting:
+        """The same on another backend."""
+        return self._replace(backend=backend)
+
+
+def product(**axes: Any) -> list[Setting]:
+    """Every combination of the values of some fields of `Setting`, each once; the last axis changes fastest.
+
+    Args:
+        **axes: for each field a sequence of values, or one value; of drafters and policies also a dict of names and
+            values.
+
+    Raises:
+        TypeError: `Setting` has no such field.
+
+    >>> task = Task("letters", ["a b a"])
+    >>> found = product(task=task, drafter={"copy": None}, gamma=[2, 3], sampling=[{}, {"temperature": 1.0}])
+    >>> [(one.gamma, dict(one.sampling)) for one in found]
+    [(2, {}), (2, {'temperature': 1.0}), (3, {}), (3, {'temperature': 1.0})]
+    """
+    if odd := axes.keys() - set(Setting._fields):
+        raise TypeError(f"Setting has no field {min(odd)!r}: expected some of {', '.join(Setting._fields)}")
+    lists: list[list[dict[str, Any]]] = []
+    for field, values in axes.items():
+        if field in NAMES and isinstance(values, Mapping):
+            lists.append([{field: value, NAMES[field]: name} for name, value in values.items()])
+        elif isinstance(values, list | tuple) and not hasattr(values, "_fields"):
+            lists.append([{field: value} for value in values])
+        else:
+            lists.append([{field: values}])
+    made = (dict(item for part in parts for item in part.items()) for parts in itertools.product(*lists))
+    return [Setting(**fields) for fields in made]
+
+
+def setting_of(job: Job, name: str, batch: int) -> Setting:
+    """A job as a setting, so many of its prompts at a time; `name` is what its task is called.
+
+    Raises:
+        ValueError: the job has options with a value for each row.
+    """
+    options = dict(job.options)
+    drafter, gamma, rule, policy, limit, _, eos = (
+        options.pop(name) for name in ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")
+    )
+    if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
+        raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
+    task = Task(name, job.prompt, int(limit), ends=eos != ())
+    given = {option: value for option, value in options.items() if value is not None}
+    return Setting(task, drafter, gamma, rule or accept.rejection(), policy, given, batch)
+
+
+def describe(setting: Setting, target: Model) -> dict[str, Any]:
+    """A setting as JSON, such that two with the same description find the same: models by digests of their parameters.
+
+    Args:
+        setting: what to describe.
+        target: the one that `bench.run` was given.
+    """
+    task, mesh = setting.task, mesh_name(setting.target or target)
+    prompts = task.prompts if not isinstance(task.prompts, Prompt) else buffers.to_lists(*task.prompts)
+    sampling = {name: np.asarray(value).tolist() for name, value in setting.sampling.items()}
+    found: dict[str, Any] = {
+        "task": task.name,
+        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16],
+        "new_tokens": task.new_tokens,
+        "ends": task.ends,
+        "target": identity((setting.target or target).name, (setting.target or target).params),
+        "sampling": sampling,
+        "batch": setting.batch,
+        "mesh": mesh,
+        "backend": setting.backend,
+    }
+    if not setting.is_plain:
+        policy = setting.policy
+        made = () if policy is None or isinstance(policy, str) else policy.params
+        found |= {"drafter": identity(setting.drafter_name, _values(setting.drafter)), "gamma": setting.gamma}
+        found |= {"rule": setting.rule.name, "policy": identity(setting.policy_label, made)}
+    return found
+
+
+def identity(name: str, values: Any) -> str:
+    """A name, and a digest of arrays: two models of one name are not the same."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(values):
+        digest.update(np.ascontiguousarray(leaf).view(np.uint8).tobytes())
+    return f"{name} {digest.hexdigest()[:12]}"
+
+
+def mesh_name(model: Model) -> str:
+    """The mesh that a model lies on, as `jaxspec.load` takes it; empty for one device."""
+    mesh = sharding.mesh_of(model.params)
+    return "" if mesh is None else ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def dtype_of(model: Model) -> str:
+    """The dtype of a model's matrices."""
+    leaves = jax.tree.leaves(model.params)
+    computed = getattr(model.config, "dtype", str(leaves[0].dtype) if leaves else "float32")
+    return int8.dtype_of(model.params, computed)
+
+
+def _values(drafter: Any) -> Any:
+    return [drafter.params, [model.params for model in getattr(drafter, "models", ())]]

@@ -1,0 +1,399 @@
+"""Rows for people and for other programs: tables that fit a screen, or are for a document; CSV; sentences."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.analysis.bench.row import Memory, Rate, Row, Spread, over, to_json
+
+BUSY = 0.5  # load per CPU above which other programs slow down what is measured
+NOTHING = "–"
+
+
+class Column(NamedTuple):
+    """A column of a table: its head, and the cell of a row; columns whose cells are all empty are left out."""
+
+    head: str
+    cell: Callable[[Row], str]
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """A number, or a dash.
+
+    >>> number(1.25, 1), number(None)
+    ('1.2', '–')
+    """
+    return NOTHING if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def _median(name: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        spread = getattr(row, name)
+        return NOTHING if spread is None else number(spread.median, digits, unit)
+
+    return cell
+
+
+def _around(name: str, digits: int = 2) -> Callable[[Row], str]:
+    return lambda row: around(getattr(row, name), digits)
+
+
+def around(spread: Spread | None, digits: int = 2) -> str:
+    """The least and the largest."""
+    return NOTHING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
+
+
+def with_interval(rate: Rate | None, digits: int = 2) -> str:
+    """A value, and how far its 95% interval reaches; that of a probability may be cut on one side.
+
+    >>> with_interval(Rate(0.98, 0.01, 0.94, 1.0, 9)), with_interval(Rate(0.5, None, None, None, 2))
+    ('0.98±0.04', '0.50')
+    """
+    if rate is None or rate.value is None:
+        return NOTHING
+    if rate.low is None or rate.high is None:
+        return f"{rate.value:.{digits}f}"
+    return f"{rate.value:.{digits}f}±{max(rate.value - rate.low, rate.high - rate.value):.{digits}f}"
+
+
+def _cost(name: str, digits: int) -> Callable[[Row], str]:
+    return lambda row: NOTHING if row.costs is None else number(getattr(row.costs, name).median, digits)
+
+
+def _promise(name: str) -> Callable[[Row], str]:
+    return lambda row: NOTHING if row.predicted is None else number(getattr(row.predicted, name))
+
+
+def _gamma(row: Row) -> str:
+    return (str(row.gamma) if row.gamma else "plain") + ("*" if row.planned else "")
+
+
+def _memory(cell: Callable[[Memory], str]) -> Callable[[Row], str]:
+    return lambda row: NOTHING if row.memory is None else cell(row.memory)
+
+
+def _needs(memory: Memory) -> int:
+    return memory.weights + memory.caches + memory.logits
+
+
+def _latency(part: str, of: Callable[[Spread | None], str]) -> Callable[[Row], str]:
+    return lambda row: NOTHING if row.latency is None else of(getattr(row.latency, part))
+
+
+def _mb(size: int | None) -> str:
+    return NOTHING if size is None else f"{size / 1e6:,.1f}"
+
+
+def _ms(spread: Spread | None) -> str:
+    return NOTHING if spread is None else f"{spread.median:.2f}"
+
+
+def _drafted(row: Row) -> str:
+    return NOTHING if row.drafted is None or row.drafted.value is None else f"{row.drafted.value:.0%}"
+
+
+def _same(row: Row) -> str:
+    return NOTHING if row.same_text is None else f"{row.same_text} of {row.texts}"
+
+
+SETTINGS = {  # those that differ are columns, the others are in the title
+    "task": Column("task", lambda row: row.task),
+    "temperature": Column("T", lambda row: f"{row.temperature:g}"),
+    "sampling": Column("sampling", lambda row: row.sampling),
+    "batch": Column("batch", lambda row: str(row.batch)),
+    "dtype": Column("dtype", lambda row: row.dtype),
+    "mesh": Column("mesh", lambda row: row.mesh or "one device"),
+    "backend": Column("library", lambda row: row.backend),
+    "drafter": Column("drafter", lambda row: row.drafter or "plain"),
+    "policy": Column("policy", lambda row: row.policy),
+    "rule": Column("rule", lambda row: row.rule + ("" if row.exact else ", inexact")),
+}
+GAMMA = Column("γ", _gamma)
+SPEED = (
+    Column("tokens/s", _median("tokens_per_second", 1)),
+    Column("min..max", _around("tokens_per_second", 1)),
+    Column("× plain", _median("speed")),
+    Column("min..max", _around("speed")),
+    Column("no\nprefill", _median("speed_after_prefill")),
+    Column("on\naverage", _median("speed_on_average")),
+    Column("× first", _median("speed_over_first")),
+    Column("min..max", _around("speed_over_first")),
+    Column("same\ntext", _same),
+)
+THEORY = (
+    Column("α", lambda row: with_interval(row.alpha)),
+    Column("c", _cost("c", 3)),
+    Column("v", _cost("v", 2)),
+    Column("tokens\na round", lambda row: with_interval(row.tokens_per_round)),
+    Column("Thm\n3.8", _promise("theorem")),
+    Column("pre-\ndicted", _promise("independent")),
+    Column("re-\nplayed", _promise("replayed")),
+    Column("own\nrounds", _promise("rounds")),
+)
+MEASURED = (
+    Column("meas-\nured", lambda row: _ms(row.speed_after_prefill)),
+    Column("min..max", _around("speed_after_prefill")),
+    Column("on\naverage", _median("speed_on_average")),
+)
+DRAFTS = (
+    Column("α", lambda row: with_interval(row.alpha)),
+    Column("accepted\nof tested", lambda row: with_interval(row.conditional)),
+    Column("rounds with\na draft", _drafted),
+    Column("draft\ntokens", lambda row: number(row.draft_tokens_per_round)),
+    Column("in the\nlongest", lambda row: number(row.longest_per_round)),
+    Column("tokens\na round", lambda row: with_interval(row.tokens_per_round)),
+    Column("re-\nplayed", lambda row: with_interval(row.replayed_tokens)),
+    Column("shared with\nthe first", lambda row: with_interval(row.overlap, 4)),
+)
+CANDIDATES = tuple(
+    Column(f"one of\n{n}", lambda row, n=n: with_interval(row.candidates[n - 1]) if row.candidates else NOTHING)
+    for n in (2, 4)
+)
+LATENCY = (
+    Column("first\ntoken, ms", _latency("first", _ms)),
+    Column("p50 a\ntoken, ms", _latency("p50", _ms)),
+    Column("min..max", _latency("p50", around)),
+    Column("p95 a\ntoken, ms", _latency("p95", _ms)),
+    Column("min..max", _latency("p95", around)),
+)
+MEMORY = (
+    Column("program,\nMB", _memory(lambda one: _mb(one.program))),
+    Column("of it\ntemporary", _memory(lambda one: _mb(one.temporaries))),
+    Column("weights", _memory(lambda one: _mb(one.weights))),
+    Column("what it\nneeds", _memory(lambda one: _mb(_needs(one)))),
+    Column("times\nthat", _memory(lambda one: NOTHING if one.program is None else f"{one.program / _needs(one):.2f}")),
+)
+PEERS = (
+    Column("tokens/s", _median("tokens_per_second", 1)),
+    Column("min..max", _around("tokens_per_second", 1)),
+    Column("× plain", _median("speed")),
+    Column("min..max", _around("speed")),
+    Column("passes", lambda row: str(row.passes)),
+    Column("same\ntext", _same),
+)
+
+
+def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = None, title: str = "") -> list[Table]:
+    """Rows as tables, one for each task, temperature and batch size; with too many columns for `width`, some more.
+
+    Args:
+        rows: in their order.
+        columns: after those of the settings that differ.
+        width: characters of a line; None for a document.
+        title: before the settings that all rows of a table share.
+    """
+    made = []
+    for (task, heat, batch), some in _grouped(rows, lambda row: (row.task, row.temperature, row.batch)):
+        words = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(some)]
+        made += stacked(some, columns, width, ", ".join(filter(None, words)))
+    return made
+
+
+def stacked(rows: Sequence[Row], columns: Sequence[Column], width: int | None, title: str) -> list[Table]:
+    """One table, or several with some of the columns each, none wider than `width` if that can be."""
+    drafting = [row for row in rows if not row.is_plain] or rows
+    of = {"rule": drafting, "policy": drafting}  # plain decoding has none
+    keys = [SETTINGS[name] for name in SETTINGS if len({getattr(row, name) for row in of.get(name, rows)}) > 1]
+    keys.append(GAMMA)
+    left = [column for column in columns if any(column.cell(row) not in ("", NOTHING) for row in rows)]
+    made, unlimited = [], Console(width=1000)
+    while left or not made:
+        count = len(left)
+        while True:
+            view = _table(rows, keys, left[:count], title if not made else "")
+            view.title = None
+            if width is None or count <= 1 or unlimited.measure(view).maximum <= width:
+                break
+            count -= 1
+            while count > 1 and left[count].head == "min..max":  # stays beside what it is of
+                count -= 1
+        view.title = title if not made else None
+        made.append(view)
+        left = left[count:]
+        if not count:
+            break
+    return made
+
+
+def _table(rows: Sequence[Row], keys: Sequence[Column], columns: Sequence[Column], title: str) -> Table:
+    view = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
+    for key in keys:
+        view.add_column(key.head, no_wrap=True, justify="right" if key is GAMMA else "left", vertical="bottom")
+    for column in columns:
+        view.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
+    for row in rows:
+        view.add_row(*(column.cell(row) for column in (*keys, *columns)))
+    return view
+
+
+def _shared(rows: Sequence[Row]) -> list[str]:
+    """Settings that all rows have, and that are not as usual, in words."""
+    drafting = [row for row in rows if not row.is_plain] or rows
+    words = []
+    if len({row.drafter for row in rows}) == 1 and rows[0].drafter:
+        words.append(rows[0].drafter)
+    if len({row.rule for row in drafting}) == 1 and drafting[0].rule not in ("", "rejection"):
+        words.append(drafting[0].rule)
+    words += [rows[0].sampling] if len({row.sampling for row in rows}) == 1 else []
+    words += ["* the plan's γ"] if any(row.planned for row in rows) else []
+    return words
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[tuple[Any, list[Row]]]:
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.items())
+
+
+def together(rows: Sequence[Row]) -> list[Row]:
+    """All tasks as one workload: every setting generates, of each task, as much text as plain decoding does.
+
+    >>> plain = Row("big", "a", texts=1, tokens=10, seconds=(4.0,), group="1")
+    >>> fast = plain._replace(drafter="small", gamma=2, tokens=20, seconds=(2.0,), same_text=1)
+    >>> both = [plain, fast, plain._replace(task="b"), fast._replace(task="b")]
+    >>> [(row.task, row.drafter, row.speed and row.speed.median) for row in together(both)]
+    [('all together', '', None), ('all together', 'small', 4.0)]
+    """
+    timed = [row for row in rows if row.seconds]
+    names = ("drafter", "policy", "rule", "gamma", "planned", "dtype", "mesh", "backend", "batch", "sampling")
+    by_setting = _grouped(timed, lambda row: tuple(getattr(row, name) for name in names))
+    tasks = {(row.task, row.temperature) for row in timed}
+    found: list[Row] = []
+    for _, some in by_setting:
+        plains = [_plain_of(row, timed) for row in some]
+        if len(tasks) < 2 or len(some) < len(tasks) or None in plains:
+            continue
+        texts = [plain.tokens for plain in plains if plain is not None]
+        parts = [text * np.array(row.seconds) / row.tokens for text, row in zip(texts, some, strict=True)]
+        seconds = np.sum(parts, axis=0)
+        before = np.sum([plain.seconds for plain in plains if plain is not None], axis=0)
+        same = [row.same_text for row in some]
+        row = Row(**{name: getattr(some[0], name) for name in ("target", *names)}, task="all together")
+        row = row._replace(
+            texts=sum(row.texts for row in some),
+            tokens=sum(texts),
+            same_text=None if None in same else sum(filter(None, same)),
+            seconds=tuple(seconds.tolist()),
+            tokens_per_second=Spread.of(sum(texts) / seconds),
+            speed=None if row.is_plain else Spread.of(before / seconds),
+        )
+        found.append(row)
+    return found
+
+
+def _plain_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The plain decoding that a row was interleaved with."""
+    alike = ("task", "temperature", "batch", "dtype", "mesh", "backend", "group", "sampling")
+    return next((p for p in rows if p.is_plain and all(getattr(p, n) == getattr(row, n) for n in alike)), None)
+
+
+def beside(rows: Sequence[Row]) -> list[tuple[Row, Row, Spread | None]]:
+    """Rows of the first backend, each with the same setting in another library, and its speed over that."""
+    if not rows:
+        return []
+    names = ("task", "temperature", "batch", "drafter", "gamma", "policy", "rule", "group")
+    found = []
+    for row, other in itertools.product(rows, rows):
+        alike = all(getattr(row, name) == getattr(other, name) for name in names)
+        if row.backend == rows[0].backend != other.backend and alike:
+            found.append((row, other, over(row, other)))
+    return found
+
+
+def of_best_constant(row: Row, rows: Sequence[Row]) -> float | None:
+    """A row's speed over that of its drafter's best gamma without a policy, in the same group."""
+    fixed = [other for other in rows if other.group == row.group and other.drafter == row.drafter and not other.policy]
+    speeds = [other.speed.median for other in fixed if other.speed is not None]
+    return row.speed.median / max(speeds) if row.speed is not None and speeds and not row.is_plain else None
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the numbers mean, in sentences: promises kept or not, plans, texts that differ, a machine that was busy."""
+    lines = []
+    words = {
+        "independent": "predicted",
+        "replayed": "replayed",
+        "rounds": "what their own rounds promise",
+        "theorem": "Theorem 3.8 in endless texts",
+    }
+    for name, what in words.items():
+        pairs = ((row.best_speed(), row.predicted and getattr(row.predicted, name)) for row in rows)
+        shares = [speed.median / promise for speed, promise in pairs if speed and promise]
+        if shares:
+            rows_of = f"{len(shares)} rows" if len(shares) > 1 else "1 row"
+            around_all = f"{min(shares):.2f} to {max(shares):.2f}"
+            lines.append(f"Measured over {what}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
+    shares = plan_shares(rows)
+    advice = sum(row.planned and not row.gamma for row in rows)
+    if shares:
+        lines.append(f"The plan's γ has {min(shares):.2f} of the best speed in the worst of {len(shares)} sweeps.")
+    lines += [f"In {advice} the plan is not to speculate."] if advice else []
+    differ = [row for row in rows if row.same_text is not None and row.same_text < row.texts]
+    for row in differ:
+        lines.append(
+            f"{row.task}, {row.dtype}, {row.drafter or 'plain'} ({row.backend}), γ = {row.gamma}: {row.same_text} of "
+            f"{row.texts} greedy texts are those of plain decoding. Passes of other widths round otherwise: near ties?"
+        )
+    lines += [f"FAILED: {row.task}, {row.drafter or 'plain'}: {row.error}" for row in rows if row.error]
+    about = rows[0].environment if rows else {}
+    load, cpus = about.get("load"), about.get("cpus", 1)
+    if load is not None and load > BUSY * cpus:
+        lines.append(f"The load was {load} on {cpus} CPUs when this began: other programs ran, and speeds are rough.")
+    return lines
+
+
+def plan_shares(rows: Sequence[Row]) -> list[float]:
+    """Speed with the plan's gamma over the best of a sweep, plain decoding included; sampled, on average.
+
+    >>> row = Row("big", "text", drafter="small", gamma=3, group="1", speed_after_prefill=Spread(1.8, 1.8, 1.8))
+    >>> plan_shares([row._replace(planned=True), row._replace(speed_after_prefill=Spread(2.0, 2.0, 2.0))])
+    [0.9]
+    >>> plan_shares([row._replace(planned=True)])
+    []
+    """
+    found = []
+    for _, sweep in _grouped(rows, lambda row: (row.group, row.drafter, row.policy, row.rule, row.dtype)):
+        speeds = {row.planned: [] for row in sweep if not row.is_plain}
+        for row in sweep:
+            if not row.is_plain:
+                best = row.best_speed()
+                speeds[row.planned].append(best.median if best else 1.0 if not row.gamma else 0.0)
+        if len(speeds) == 2:
+            found.append(speeds[True][0] / max(1.0, *speeds[True], *speeds[False]))
+    return found
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """All rows as comma-separated values; a spread is three columns, and a list as many as it is long.
+
+    >>> row = Row("big", "text", speed=Spread(1.5, 1.0, 2.0), seconds=(3.0, 4.0))
+    >>> heads, cells = (line.split(",") for line in as_csv([row]).splitlines())
+    >>> found = dict(zip(heads, cells))
+    >>> found["task"], found["speed_median"], found["seconds_2"]
+    ('text', '1.5', '4.0')
+    """
+    lines = [{head: value for name, of in to_json(row).items() for head, value in _columns(name, of)} for row in rows]
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What is within a value, each by a name of its own; an empty list, or dict, has nothing."""
+    if not isinstance(value, dict | list):
+        return [(name, value)]
+    parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
+    return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]

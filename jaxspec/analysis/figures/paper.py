@@ -1,0 +1,77 @@
+"""The paper's figures by name, and those that show where a measured pair stands among them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from jaxspec import accept
+from jaxspec.analysis import bench
+from jaxspec.analysis.bench.setting import setting_of
+from jaxspec.analysis.figures import sampling, theory, timeline
+from jaxspec.analysis.measure import acceptance, cost, jobs, replay
+from jaxspec.analysis.measure import timeline as measured
+from jaxspec.analysis.theory import divergence
+from jaxspec.decode.request import Job
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROUNDS = 100_000  # of the empirical distribution
+P_AND_Q = (0.45, 0.25, 0.15, 0.1, 0.05), (0.2, 0.2, 0.2, 0.2, 0.2)
+TYPICAL = 0.6  # a position whose draft token is accepted about so often shows both parts of its distribution
+
+
+def of_theory() -> Iterator[tuple[str, Figure]]:
+    """Names and figures that need no models: Figures 2 to 4, and how samples approach the target's distribution."""
+    yield "figure-2", theory.expected_tokens()
+    yield "figure-3", theory.optimal_gamma()
+    yield "figure-4", theory.trade_off()
+    (p, q), counts = P_AND_Q, np.unique(np.geomspace(10, ROUNDS, 17).astype(int))
+    distances = {}
+    for name, rule in {"rejection rule": accept.rejection(), "lenient rule, l = 0.5": accept.lenient(0.5)}.items():
+        tokens = sampling.first_tokens(rule, p, q, ROUNDS, seed=0)
+        distances[name] = sampling.l1_distance(tokens, p, counts)
+    yield "distribution-distance", sampling.distribution_distance(counts, distances, sampling.noise_distance(p, counts))
+
+
+def of_pair(job: Job, repeats: int) -> Iterator[tuple[str, Figure]]:
+    """Names and figures of a greedy pair: the landscape with its place in it, one position, and Figure 5."""
+    gamma, alpha, passes = job.decoder.gamma, acceptance.measure(job).alpha, cost.measure(job, repeats=repeats)
+    slope = (passes.v - 1) / gamma  # v is known at one gamma; a line through it serves the others
+    after = speedup_after_prefill(job, repeats)
+    mark = theory.Mark("measured: –" if after is None else f"measured: {after:.2f}×", min(alpha, 1.0), gamma)
+    names = f"{job.target.name} with {jobs.drafting_model(job).name}"
+    title = f"{names}: c = {passes.c:.3f}, v = {passes.v:.2f} at γ = {gamma}"
+    yield "landscape", theory.landscape(passes.c, lambda drafted: max(0.1, 1 + slope * drafted), [mark], title=title)
+
+    p, q, tokens = distributions(jobs.take(job, range(min(4, len(job.prompt.length)))))
+    yield "decomposition", sampling.decomposition(p, q, tokens)
+
+    one = jobs.take(job, [0])
+    rows = {f"γ = {some}": measured.record(one.replace(gamma=some), repeats=repeats) for some in (7, 3)}
+    rows["plain"] = measured.record(one.plain(), repeats=repeats)
+    yield "figure-5", timeline.trace_diagram(rows)
+
+
+def speedup_after_prefill(job: Job, repeats: int) -> float | None:
+    """Speed over plain decoding without the time to the first token, as Theorem 3.8 has it; None if noise left none."""
+    config = bench.Config(len(job.prompt.length), repeats)
+    _, row = bench.run(job.target, [setting_of(job, "prompts", 1)], config=config)
+    return None if row.speed_after_prefill is None else row.speed_after_prefill.median
+
+
+def distributions(job: Job) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Both distributions at a typical position of the target's text at temperature 1, and the names of its tokens."""
+    tokenizer = job.target.tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        trace = replay.collect(Path(folder) / "trace", job.replace(temperature=1.0, key=jax.random.key(0)))
+        p, q = (np.asarray(jax.nn.softmax(side.astype(np.float64), axis=-1)) for side in (trace.target, trace.draft))
+    at = int(np.argmin(np.abs(divergence.beta(p, q) - TYPICAL)))
+    names = tokenizer.convert_ids_to_tokens(range(p.shape[1])) if tokenizer else [str(i) for i in range(p.shape[1])]
+    return p[at], q[at], names

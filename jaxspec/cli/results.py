@@ -1,0 +1,53 @@
+"""`jaxspec bench --results`: a page of tables, each written by the command that stands before it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from jaxspec.files import write_text
+
+BLOCK = re.compile(r"(```console\n(?P<commands>(?:\$ jaxspec (?:bench|measure) .*\n)+)```\n\n<!-- measured -->\n)"
+                   r".*?(?=<!-- /measured -->)", re.DOTALL)  # fmt: skip
+
+
+def fill(page: Path, store: Path | None) -> None:
+    """Runs the commands of a page and puts their tables in the place of those that it has.
+
+    A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands.
+
+    Args:
+        page: a markdown file.
+        store: of the rows: what it has is not measured again.
+
+    Raises:
+        ValueError: the page has no such block, or there is no store.
+        OSError: a command failed; what it has found is in the store.
+    """
+    text = page.read_text(encoding="utf-8")
+    if store is None:
+        raise ValueError(
+            "--results needs --resume FILE: the tables are made of its rows, and what it lacks is measured"
+        )
+    if not BLOCK.search(text):
+        raise ValueError(f"{page} has no console block of jaxspec bench or measure before a line <!-- measured -->")
+
+    def filled(found: re.Match[str]) -> str:
+        commands = [line.removeprefix("$ ") for line in found["commands"].splitlines()]
+        return found[1] + "\n" + "\n".join(printed(command, store) for command in commands) + "\n"
+
+    write_text(page, [BLOCK.sub(filled, text)])
+
+
+def printed(command: str, store: Path) -> str:
+    """The tables of a command, which runs in a process of its own."""
+    arguments = [*shlex.split(command)[1:], "--markdown", "--resume", str(store.resolve())]
+    print(f"$ {command}", file=sys.stderr, flush=True)
+    done = subprocess.run([sys.executable, "-m", "jaxspec", *arguments], stdout=subprocess.PIPE, env=os.environ)
+    if done.returncode:
+        raise OSError(f"{command}: ended with {done.returncode}; its messages are above")
+    return done.stdout.decode()

@@ -1,0 +1,62 @@
+"""Settings, their products, and what tells one from another."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import accept, drafters, policies
+from jaxspec.analysis.bench.setting import Setting, Task, describe, identity, product, setting_of
+from jaxspec.base import Prompt
+from jaxspec.decode.request import prepare
+from jaxspec.testing import table_model
+
+TARGET = table_model(jax.random.key(1), 6)
+TASK = Task("ids", Prompt(jnp.array([[3, 1]]), jnp.array([2])), 9)
+
+
+def test_names_are_given_or_found():
+    lookup = drafters.prompt_lookup()
+    own, named = product(task=TASK, drafter=[lookup]) + product(task=TASK, drafter={"copy": lookup})
+    assert (own.drafter_name, named.drafter_name) == ("prompt_lookup", "copy")
+    model = Setting(TASK, TARGET._replace(name="big"))
+    assert model.drafter_name == "big" and model.plain().drafter_name == "" and model.plain().is_plain
+    (policy,) = product(task=TASK, drafter=TARGET, policy={"sure": policies.confidence(0.5)})
+    assert policy.policy_label == "sure" and Setting(TASK, TARGET, policy="adaptive").policy_label == "adaptive"
+    with pytest.raises(TypeError, match="no field 'gama'"):
+        product(task=TASK, gama=[1])
+
+
+def test_what_a_result_depends_on_tells_settings_apart():
+    setting = Setting(TASK, TARGET._replace(name="draft"), 2)
+    changed = [
+        setting._replace(gamma=3),
+        setting._replace(rule=accept.block()),
+        setting._replace(policy="adaptive"),
+        setting._replace(sampling={"temperature": 1.0}),
+        setting._replace(batch=2),
+        setting._replace(backend="transformers"),
+        setting._replace(drafter=setting.drafter._replace(params=TARGET.params * 2)),
+        setting._replace(target=TARGET._replace(params=TARGET.params * 2)),
+        setting._replace(task=TASK._replace(new_tokens=8)),
+        setting._replace(task=TASK._replace(prompts=Prompt(jnp.array([[3, 2]]), jnp.array([2])))),
+        setting._replace(drafter=drafters.prompt_lookup(), name="draft"),
+        setting.plain(),
+    ]
+    found = [describe(one, TARGET) for one in [setting, *changed]]
+    assert all(a != b for i, a in enumerate(found) for b in found[:i])
+    assert describe(setting, TARGET) == describe(setting._replace(target=TARGET), TARGET)
+
+
+def test_two_models_of_one_name_are_not_the_same():
+    assert identity("a", TARGET.params) == identity("a", TARGET.params + 0)
+    assert identity("a", TARGET.params) != identity("a", TARGET.params * 2)
+
+
+def test_a_job_is_a_setting():
+    options = dict(drafter=TARGET, gamma=4, temperature=0.5, top_k=3, max_new_tokens=7, key=jax.random.key(0))
+    found = setting_of(prepare(TARGET, TASK.prompts, eos_ids=(), **options), "mine", batch=2)
+    assert (found.drafter, found.gamma, found.batch, found.rule.name) == (TARGET, 4, 2, "rejection")
+    assert found.sampling == {"temperature": 0.5, "top_k": 3}
+    assert (found.task.name, found.task.new_tokens, found.task.ends) == ("mine", 7, False)
+    with pytest.raises(ValueError, match="one max_new_tokens"):
+        setting_of(prepare(TARGET, TASK.prompts, max_new_tokens=[7]), "mine", batch=1)

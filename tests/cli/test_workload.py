@@ -1,0 +1,142 @@
+"""The options that `bench` and `measure` share, as settings; on table models, nothing is decoded."""
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxspec import accept, datastore, drafters
+from jaxspec.analysis.bench import row as rows
+from jaxspec.analysis.measure import synthetic
+from jaxspec.cli import options, prompts, workload
+from jaxspec.cli.main import app
+from jaxspec.cli.workload import Workload, settings_of
+
+pytestmark = pytest.mark.usefixtures("loading")
+
+
+def test_every_combination_is_a_setting(zoo):
+    work = Workload(drafters="debian-t5-small,prompt_lookup", gammas="1,plan", temperatures="0,1", tasks="translation")
+    target, settings = settings_of(work._replace(policies="adaptive,confidence=0.5", batches="1,4", count=3))
+    assert target is zoo["debian-t5-base"] and len(settings) == 2 * 2 * 2 * (2 + 2)
+    assert {one.drafter_name for one in settings} == {"debian-t5-small", "prompt_lookup"}
+    assert {(one.policy_label, one.gamma) for one in settings} == {
+        *(("", 1), ("", "plan"), ("adaptive", 1), ("confidence=0.5", 1))
+    }
+    assert {one.batch for one in settings} == {1, 4} and all(len(one.task.prompts) == 3 for one in settings)
+    assert {one.sampling["temperature"] for one in settings} == {0.0, 1.0}
+
+
+def test_plain_decoding_and_tasks_in_their_order():
+    _, settings = settings_of(Workload(drafters="none", count=2, new_tokens=5, full_length=True))
+    assert [(one.task.name, one.is_plain, one.task.ends) for one in settings] == [
+        ("translation", True, False),
+        ("synopsis", True, False),
+    ]
+
+
+def test_rules_by_their_names_and_numbers():
+    _, settings = settings_of(Workload(rules="lenient=1,lenient=0.3,block,typical", tasks="translation"))
+    assert [one.rule for one in settings] == [
+        accept.rejection(),
+        accept.lenient(0.3),
+        accept.block(),
+        accept.typical(0.09, 0.3),
+    ]
+    assert len(workload._rules("all")) == 7
+
+
+def test_random_and_unrounded_models(zoo, monkeypatch):
+    asked = []
+    monkeypatch.setattr(synthetic, "random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"])
+    _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
+    assert asked == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
+    assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
+    drawn = zoo["debian-t5-base"].params + 1
+    monkeypatch.setattr(synthetic, "unrounded", lambda params, key: drawn)
+    loaded = []
+    monkeypatch.setattr(
+        "jaxspec.model.load", lambda name, dtype, mesh=None: loaded.append(dtype) or zoo["debian-t5-base"]
+    )
+    monkeypatch.setattr("jaxspec.weights.orbax.cast", lambda params, dtype: (params, dtype))
+    made = workload.model("unrounded:debian-t5-base", "bfloat16", Workload(), 0, 0)
+    assert made.params == (drawn, "bfloat16") and loaded == ["int8", "bfloat16"]
+
+
+def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
+    target = zoo["debian-t5-base"]
+    everything, rest = prompts.references(target, 0), prompts.references(target, 200)
+    assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
+    _, (setting,) = settings_of(Workload(drafters="bigram", tasks="translation", count=298))
+    assert setting.drafter_name == "bigram" and setting.drafter.lm.vocab_size == target.lm.vocab_size
+
+
+def test_prompts_from_files(tmp_path):
+    (tmp_path / "a.txt").write_text("der Hund\n\ndie Katze\nsah\n", encoding="utf-8")
+    _, (setting,) = settings_of(Workload(prompts=tmp_path / "a.txt", count=2))
+    assert setting.task.name == "a" and setting.task.prompts == ["der Hund", "die Katze"]
+
+
+@pytest.mark.parametrize("command", ["bench", "measure"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "text", "--prompts", "a.txt"], "got --tasks and --prompts"),
+        (["--tasks", "poems"], "expected one of translation, synopsis, edit, text"),
+        (["--gammas", "2,x"], "--gammas has 'x'"),
+        (["--gammas", "0"], "--gammas has '0'"),
+        (["--temperatures", "-1"], "--temperatures is '-1': expected numbers 0 or more"),
+        (["--temperatures", "nan"], "--temperatures is 'nan'"),
+        (["--batches", "0"], "--batches is '0'"),
+        (["--rules", "lenient=0"], "lenience is 0"),
+        (["--rules", "kind"], "--rules has 'kind': expected all, or some of rejection"),
+        (["--rules", "lenient=low"], "--rules has 'lenient=low'"),
+        (["--drafters", "a,"], "--drafters is 'a,'"),
+        (["--drafters", "nobody"], "no checkpoint at nobody"),
+        (["--drafters", "prompt_lookup=0"], "expected prompt_lookup=NUMBER"),
+        (["--drafters", "bigram", "--count", "300"], "leaves no held-out texts"),
+        (["--policies", "best"], "--policy is 'best': expected one of constant, heuristic"),
+        (["--policies", "adaptive", "--gammas", "plan"], "--policies need the most draft tokens"),
+        (["--target", "random:t5-v1_1-bas"], "did you mean 't5-v1_1-base'"),
+    ],
+)
+def test_bad_arguments(command, arguments, message):
+    given = arguments if "--gammas" in arguments else [*arguments, "--gammas", "2"]
+    result = CliRunner().invoke(app, [command, *given])
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
+    store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
+    datastore.save(tmp_path / "store", store, {})
+    with pytest.raises(ValueError, match="built with another vocabulary than that of debian-t5-base"):
+        settings_of(Workload(drafters=f"retrieval:{tmp_path / 'store'}"))
+
+
+def test_a_lookup_by_its_shortest_match():
+    assert options.drafter("prompt_lookup=2", "float32") == drafters.prompt_lookup(3, 2)
+    assert options.drafter("prompt_lookup=5", "float32") == drafters.prompt_lookup(5, 5)
+
+
+def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = datastore.build([[1, 2]], vocab_size=3)
+    for folder in ("store", "store+v2", "a+b+c"):
+        datastore.save(folder, store, {})
+    lookups = "prompt_lookup+retrieval:store"
+    for name, wanted in [
+        ("retrieval:store+v2", ["retrieval:store+v2"]),
+        (f"{lookups}+v2+debian-t5-small", ["prompt_lookup", "retrieval:store+v2", "debian-t5-small"]),
+        (f"{lookups}+prompt_lookup", ["prompt_lookup", "retrieval:store", "prompt_lookup"]),
+        (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
+        ("store+v3", ["store", "v3"]),
+    ]:
+        assert options.drafter_names(name) == wanted
+    both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
+    assert options.drafter("prompt_lookup+retrieval:store+v2", "float32").functions is both.functions
+
+
+def test_time_that_is_over_ends_between_rows(monkeypatch, zoo, capsys):
+    found = [rows.Row("big", "text", group=str(i)) for i in range(3)]
+    monkeypatch.setattr("jaxspec.analysis.bench.run", lambda *_, **__: iter(found))
+    assert workload.measured(zoo["debian-t5-base"], [], Workload(minutes=0.0), None, None) == found[:1]
+    assert "the same command goes on" in capsys.readouterr().err
