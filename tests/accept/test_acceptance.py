@@ -1,8 +1,8 @@
 """How much rules accept on trees, from the shipped rules and drafters: computed, not sampled.
 
 The drafter drafts all that it can, a row for each draft. Then the coins are integrated: whether a node is accepted when
-it is judged depends on its coin alone, which has a threshold that is found by bisection (from other coins, where the
-ancestors pass and nothing else does). What a rule accepts follows from the thresholds of its nodes and from the order
+it is judged depends on its coin alone, which has a threshold that is found by bisection (with coins with which its
+ancestors pass, and nothing else does). What a rule accepts follows from the thresholds of its nodes and from the order
 in which it judges them.
 """
 
@@ -28,8 +28,8 @@ from jaxspec.testing.tape import Script, Tape
 VOCAB, PROBLEMS, NOISES = 5, 6, (0.5, 1.0, 2.0)
 IDS = VOCAB + PROBLEMS * len(NOISES)  # of the tables: a problem is the token of its prompt
 NODES, INNER = 6, 3  # of all trees, which are padded to these
-HALVINGS = 12  # a threshold is off by 1e-4 at most
-TOP = 1 - 2.0**-23  # a coin that passes where all do
+HALVINGS = 8  # a threshold is off by 2e-3 at most, and the mean of many by much less
+TOP, FAILS = 1 - 2.0**-23, 1.0  # a coin that passes where all do, and one that there is not
 
 # Tokens a round: six problems each with a noise of the drafter's logits of 0.5, 1 and 2.
 TABLE = {
@@ -62,7 +62,7 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
 
     def accepted(node, value):
         """Whether each row accepts it, and whatever else, with this coin."""
-        coins = jnp.where(above[:, node], 0.0, TOP)
+        coins = jnp.where(above[:, node], 0.0, FAILS)
         coins = jnp.where(number == node, value[:, None], coins)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(noise, "uniform", lambda *_: coins)
@@ -116,7 +116,7 @@ def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
         one, other = passing[row]
         found[which] = found.get(which, 0.0) + probability[row] * (one + (1 - one) * other)
     for row, (case, draw) in enumerate(group):
-        assert abs(found[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 3e-4, (case, draw)
+        assert abs(found[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 4e-3, (case, draw)
 
 
 # --- the toy table
@@ -170,6 +170,10 @@ class Drafts(NamedTuple):
     log_p: np.ndarray
     first: np.ndarray
     second: np.ndarray
+
+    def possible(self):
+        """Which rows are of any weight."""
+        return np.any(self.first[:, :, None, None] * self.second > 0, axis=-1).reshape(-1)
 
 
 def tokens_of(count):
@@ -249,6 +253,7 @@ def tokens_a_round(shape, name, passing, drafts):
     return (1 + (drafts.first * expected).sum(axis=1)).reshape(len(NOISES), PROBLEMS).mean(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
 def test_tokens_a_round_of_the_toy_table(name):
     """All trees that a rule judges are rows of one program, chains of another."""
@@ -264,11 +269,13 @@ def test_tokens_a_round_of_the_toy_table(name):
             else [as_tree(x.draft, x.log_p) for x in made]
         )
         draft, log_p = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
-        passing = np.split(
-            np.asarray(thresholds(rule, draft, Distribution(log_p))), np.cumsum([len(x) for _, x in rows])
-        )
-        for key, own, x in zip(which, passing, made, strict=False):
+        possible = np.concatenate([x.possible() for x in made])
+        some = jax.tree.map(lambda x, possible=possible: jnp.asarray(x[possible]), (draft, log_p))
+        passing = np.zeros(draft.tokens.shape)
+        passing[possible] = thresholds(rule, some[0], Distribution(some[1]))
+        each = np.split(passing, np.cumsum([len(x) for _, x in rows])[:-1])
+        for key, own, x in zip(which, each, made, strict=True):
             found[key] = tokens_a_round(key[0], name, own, x)
     for key, tokens in found.items():
-        np.testing.assert_allclose(tokens, TABLE[key], atol=0.005 / 5, err_msg=str(key))
+        np.testing.assert_allclose(tokens, TABLE[key], atol=0.0025, err_msg=str(key))
     assert found

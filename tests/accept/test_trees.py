@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import accept, noise
+from jaxspec import accept, noise, tree
+from jaxspec.accept import catalogue
 from jaxspec.accept.common import match
 from jaxspec.base import Distribution, Draft, Draw
 
-RULES = {rule.name: rule for rule in (accept.rejection(), accept.coupled(), accept.exact_match())}
+RULES = {entry.rule.name: entry.rule for entry in catalogue.RULES.values() if entry.rule.trees}
 FIXED, WITHOUT, WITH = Draw.FIXED, Draw.WITHOUT_REPLACEMENT, Draw.WITH_REPLACEMENT
 VOCAB = 5
 
@@ -280,7 +281,7 @@ def test_traversal_is_a_walk_up_from_the_leaves(scripted, kinds):
     draft, target = random_trees(rows, kinds=kinds, seed=len(kinds))
     coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
     verdict, left = scripted(accept.traversal(), draft, target, coins)
-    depths, branches = set(), 0
+    depths = set()
     for row in range(rows):
         last, rest = climb(draft, target, coins, row)
         path = path_of(verdict, row)
@@ -290,7 +291,111 @@ def test_traversal_is_a_walk_up_from_the_leaves(scripted, kinds):
     assert depths >= {0, 1, 2}
 
 
-@pytest.mark.parametrize("name", RULES)
+def matching(draft, target, coins, row):
+    """K-SEQ in float64, for one row: the tokens that are accepted, the number of trials, what is left of p."""
+    tokens, parent, draws = (np.asarray(x[row]) for x in (draft.tokens, draft.parent, draft.draws))
+    p_of, q_of = (np.exp(np.asarray(x[row], np.float64)) for x in (target.log_probs, draft.log_probs))
+    paths, accepted, tested = {0: ()}, (), 0
+    for node in range(int(draft.length[row])):
+        if parent[node] in paths:
+            paths[node + 1] = (*paths[parent[node]], tokens[node])
+    while True:
+        here = [at for at, path in paths.items() if path == accepted]
+        children = [at - 1 for at, path in paths.items() if path[:-1] == accepted and path]
+        if not children:
+            return accepted, tested, p_of[here[0]]
+        if any(draws[child] != WITH for child in children):
+            children = children[:1]
+        p, q = p_of[here[0]], q_of[parent[children[0]]]
+        q = np.eye(VOCAB)[tokens[children[0]]] if draws[children[0]] == FIXED else q
+        low, high = 1.0, float(len(children))
+        for _ in range(50):
+            r = (low + high) / 2
+            b = np.minimum(p / r, q).sum()
+            low, high = (low, r) if 1 - (1 - b) ** len(children) <= r * b else (r, high)
+        b = np.minimum(p / high, q).sum()
+        for child in children:
+            tested += 1
+            if coins[row][child] * high * q[tokens[child]] < p[tokens[child]]:
+                accepted = (*accepted, tokens[child])
+                break
+        else:
+            a = 1 - (1 - b) ** len(children)
+            rest = np.maximum(p - (a / b if b > 0 else 1) * np.minimum(p / high, q), 0)
+            return accepted, tested, rest / rest.sum() if rest.sum() > 1e-6 else p
+
+
+@pytest.mark.parametrize("kinds", [(WITH,), tuple(Draw)], ids=str)
+def test_k_seq_gives_all_candidates_for_a_token_one_chance(scripted, kinds):
+    """Nodes with the same tokens above them are one: their distributions are, too."""
+    rows, nodes = 400, 7
+    draft, target = random_trees(rows, nodes, kinds=kinds, seed=12)
+    first = tree.same_prefix(draft.parent, draft.tokens)
+    log_p, log_q = (
+        jnp.take_along_axis(x, first[:, : x.shape[1], None], axis=1) for x in (target.log_probs, draft.log_probs)
+    )
+    draft = draft._replace(log_probs=log_q)
+    coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
+    verdict, left = scripted(accept.k_seq(), draft, Distribution(log_p), coins)
+    depths, merged = set(), 0
+    for row in range(rows):
+        accepted, tested, rest = matching(draft, Distribution(log_p), coins, row)
+        path = path_of(verdict, row)
+        assert (tuple(draft.tokens[row, jnp.array(path, int)].tolist()), int(verdict.num_tested[row])) == (
+            accepted,
+            tested,
+        )
+        np.testing.assert_allclose(left[row], rest, atol=2e-4)
+        depths.add(len(path))
+        merged += int((first[row] != jnp.arange(nodes + 1)).any())
+    assert depths >= {0, 1, 2} and merged > 100
+
+
+@pytest.mark.parametrize("name", ["block", "classical_rejection"])
+def test_rules_of_chains_say_which_judge_trees(name):
+    draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), jnp.array([[0, 0]]))
+    with pytest.raises(ValueError, match=f"the rule {name} judges chains only, and got a tree: use") as caught:
+        getattr(accept, name)().verify(None, None, draft, Distribution(tokens=jnp.zeros((1, 3), jnp.int32)))
+    assert all(rule.name.partition("(")[0] in str(caught.value) for rule in RULES.values())
+
+
+def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_likeliest(scripted):
+    """0 and 1 follow the last token, 2 and 3 follow node 1, 4 follows node 0; all distributions are the same."""
+    p = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))  # the threshold is 0.3 exp(-1.142) = 0.096
+    parent = jnp.array([[0, 0, 2, 2, 1]])
+    for tokens, path in [
+        ([0, 1, 3, 3, 3], [0]),  # 0 is likelier than 1
+        ([0, 1, 3, 2, 3], [1, 3]),  # a second token
+        ([0, 1, 1, 0, 2], [1, 3]),  # 0.3 * 0.5 is more than 0.5 * 0.15
+        ([3, 3, 0, 0, 0], []),
+    ]:
+        draft = Draft(jnp.array([tokens]), jnp.array([5]), parent)
+        target = Distribution(jnp.broadcast_to(p, (1, 6, 4)))
+        verdict, _ = scripted(accept.typical(), draft, target, None)
+        assert path_of(verdict) == path, tokens
+
+
+def test_lenience_in_a_tree(scripted):
+    """A trial with q halved; the residual is the rejection rule's. At temperature 0 the first child that is near
+    the best one."""
+    log_q, parent = jnp.log(jnp.array([[Q]])), jnp.zeros((1, 2), jnp.int32)
+    target = Distribution(jnp.log(jnp.array([[P, [0.1, 0.1, 0.8], [0.1, 0.1, 0.8]]])))
+    draft = Draft(jnp.array([[2, 1]]), jnp.array([2]), parent, log_q)
+    for coins, path in [([0.79, 0.0], [0]), ([0.81, 0.65], [1]), ([0.81, 0.67], [])]:  # 0.2 / 0.25 and (1/6) / 0.25
+        verdict, left = scripted(accept.lenient(0.5), draft, target, [coins])
+        assert path_of(verdict) == path
+        np.testing.assert_allclose(left[0], [0.1, 0.1, 0.8] if path else [1, 0, 0], atol=1e-6)
+    logits = jnp.broadcast_to(jnp.log(jnp.array(P)), (1, 3, 3))
+    for lenience, path in [(0.7, []), (0.5, [1]), (0.3, [0])]:
+        greedy = Distribution(tokens=jnp.zeros((1, 3), jnp.int32), logits=logits)
+        mixed = Distribution(jnp.log(jnp.array([[[1.0, 0, 0]] * 3])), logits=logits, greedy=jnp.array([True]))
+        rule = accept.lenient(lenience)
+        assert path_of(rule.verify(None, None, draft, greedy)) == path
+        verdict, left = scripted(rule, draft, mixed, [[0.9, 0.9]])
+        assert path_of(verdict) == path and left[0].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if not name.startswith("lenient")])
 def test_of_a_certain_target_children_are_accepted_that_are_its_tokens(name):
     """In the one program that all rules have for it; of two siblings with one token the first counts."""
     rows, nodes = 400, 7

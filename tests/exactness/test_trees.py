@@ -24,10 +24,20 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import accept, drafters
+from jaxspec.accept import catalogue
 from jaxspec.base import Bound, Drafter, Prompt, Rule
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.tree import DrawName
-from jaxspec.testing import certify, certify_job, table_model, with_sampler
+from jaxspec.testing import (
+    certify,
+    certify_job,
+    decoder_distribution,
+    excess,
+    plain_distribution,
+    table_model,
+    total_variation,
+    with_sampler,
+)
 from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
@@ -36,7 +46,7 @@ TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1) for seed in (
 PROMPT = Prompt(jnp.array([[0]]), jnp.array([1]))
 SHAPES = (None, *itertools.product((1, 2, 3), repeat=2))  # None: a chain of two
 DRAWS = get_args(DrawName)
-RULES = (accept.rejection(), accept.coupled(), accept.exact_match(), accept.block(), accept.classical_rejection())
+RULES = tuple(entry.rule for entry in catalogue.RULES.values() if entry.rule.exact)
 DISTRIBUTIONS = {  # temperature, top-k, and the drafter's temperature
     "plain": (1.0, VOCAB, 1.0),
     "warped": (0.7, 2, 1.5),
@@ -82,6 +92,9 @@ def deviation(case: Case, distribution: str, end_tokens: str) -> float:
 CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules and drafters
     *grid([accept.rejection()], [(1, 2), (3, 1), (2, 2)]),
     *grid([accept.coupled(), accept.exact_match()], [(2, 2)], ["without_replacement", "top"]),
+    *grid([accept.traversal()], [(2, 1)]),
+    *grid([accept.traversal()], [(2, 2)], ["mixed"]),
+    *grid([accept.k_seq()], [(2, 1)], ["replacement", "mixed"]),
 ]
 
 
@@ -89,6 +102,17 @@ CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules an
 def test_text_has_the_distribution_of_plain_sampling(case):
     for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
         assert deviation(case, distribution, end_tokens) < EXACT, (distribution, end_tokens)
+
+
+@pytest.mark.parametrize("name", ["lenient", "typical"])
+def test_inexact_rules_keep_their_bound_on_trees(name):
+    entry, key = catalogue.RULES[name], jax.random.key(0)
+    options = dict(drafter=drafters.tree(DRAFT, (2, 1)), accept=entry.rule, temperature=1.0, key=key, eos_ids=())
+    job = prepare(TARGET, PROMPT, **options)
+    found = decoder_distribution(job, steps=STEPS)
+    plain = plain_distribution(TARGET, job.prompt, job.sampler, job.request.sampling_params, STEPS)
+    assert excess(found, plain, entry.ceiling, STEPS) < EXACT
+    assert total_variation(found, plain) > 1e-2
 
 
 def called_with_replacement(draft):
