@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -15,6 +17,7 @@ from jaxspec.cli.options import DRAFT, TARGET, Json, NewTokens, Prompts, Repeats
 if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
     from jaxspec.analysis.theory.roofline import Load
+    from jaxspec.decode.request import Job
 
 
 def plan(
@@ -34,6 +37,9 @@ def plan(
     new_tokens: NewTokens = 64,
     repeats: Repeats = 25,
     seed: Seed = 0,
+    tree: Annotated[bool, typer.Option("--tree", help="The token tree that a pair should draft here.")] = False,
+    nodes: Annotated[int, options.number("With --tree: most draft tokens.")] = 32,
+    figure: Annotated[Path | None, options.text("FILE", "With --tree: a .svg or .png to draw it in.")] = None,
     dtype: Annotated[str, options.text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -44,6 +50,7 @@ def plan(
 
     \b
         jaxspec plan --batch 1,8
+        jaxspec plan --tree --nodes 32 --figure tree.svg
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
@@ -52,6 +59,8 @@ def plan(
 
     batches = integers(batch, "--batch")
     _check(alpha, c, v, device, batches)
+    if tree and (alpha is not None or device or len(batches) > 1):
+        raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
     if device:
         assert alpha is not None
         loads = [roofline.load_of_size(size, dtype or "bfloat16", row_tokens) for size in (target, draft)]
@@ -63,6 +72,8 @@ def plan(
     else:
         asked = {"max_new_tokens": new_tokens, "temperature": temperature, "seed": seed}
         job = options.pair_job(target, draft, dtype or "float32", prompts, count, **asked)
+        if tree:
+            return _show_tree(job, batches[0], nodes, repeats, figure, as_json)
         with console.counting("plan", planning.steps(batches, most)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=most, repeats=repeats, advance=advance))
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
@@ -81,6 +92,23 @@ def of_loads(
     each = float(roofline.draft_cost(chip, draft, target, batch)) if c is None else c
     ratio = draft.parameters / target.parameters if c_hat is None else c_hat
     return planning.plan(alpha, each, v, c_hat=ratio, batch=batch)
+
+
+def _show_tree(job: Job, batch: int, nodes: int, repeats: int, figure: Path | None, as_json: bool) -> None:
+    from jaxspec.analysis.bench import tree_plan
+    from jaxspec.analysis.measure import environment
+
+    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
+        found = tree_plan.of_job(job, nodes=nodes, batch=batch, repeats=repeats)
+    if figure is not None:
+        from jaxspec.analysis import figures
+
+        drawn = figures.tree_diagram(found.tree.shape, found.acceptance[found.tree.draw])
+        figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
+    if as_json:
+        print(json.dumps({"environment": environment.current(), **tree_plan.to_dict(found)}, ensure_ascii=False))
+    else:
+        Console(highlight=False, soft_wrap=True).print(tree_plan.sentence(found))
 
 
 def _show(about: str, plans: Sequence[Plan], as_json: bool) -> None:

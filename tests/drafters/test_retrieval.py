@@ -112,7 +112,7 @@ def test_bad_arguments():
         drafters.retrieval(store, longest=2, shortest=3)
     with pytest.raises(ValueError, match="longest is 32: expected at most 31"):
         drafters.retrieval(store, longest=32)
-    with pytest.raises(ValueError, match="candidates is 0: expected at least 1"):
+    with pytest.raises(ValueError, match="candidates is 0 and length 5: expected at least 1 of each"):
         drafters.retrieval(store, candidates=0)
     with pytest.raises(ValueError, match="no datastore at nowhere"):
         drafters.retrieval("nowhere")
