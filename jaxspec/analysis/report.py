@@ -4,7 +4,7 @@
 
 For both models the held-out loss per token, sacreBLEU of their translations and ROUGE-L of their synopses;
 for the pair the acceptance rate at temperatures 0 and 1 and the tokens per round of greedy decoding. DIR is a
-folder that `jaxspec.training.debian` (or, for edits, `debian_edits`) has filled; the prompts ship with jaxspec.
+folder that `jaxspec.training.debian` (or, for edits, `debian.edits`) has filled; the prompts ship with jaxspec.
 """
 
 from __future__ import annotations
