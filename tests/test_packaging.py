@@ -22,7 +22,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
-TEXTS = {"corpus", "datastore", "folders", "files"}
+TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "recipes", "weights", "model", "heads", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
@@ -36,6 +36,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "accept": CORE,
     "folders": set(),
     "files": set(),
+    "progress": set(),
     "corpus": {"base", "files"},
     "datastore": {"folders"},
     "drafters": CORE | {"corpus", "datastore"},
@@ -55,15 +56,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "vocabulary_map": CORE,
     "trim": CORE | {"recipes", "vocabulary_map"},  # the head of a network of ours
     "shared_vocabulary": {"base", "vocabulary_map"},
-    "training": DECODING | MODELS | {"sharding", "corpus", "files"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "testing"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "folders", "files", "corpus", "datastore"),
-    *("accept", "drafters", "policies", "decode", "execution", "vocabulary_map", "shared_vocabulary"),
+    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "drafters", "policies", "decode"),
+    *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
 )
 
 

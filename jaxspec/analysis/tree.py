@@ -1,7 +1,8 @@
 """Which static tree to draft: Sequoia's dynamic program (Chen et al., arXiv 2402.12374), for measured acceptance and
 costs.
 
-Shapes: K children of a node at most, L levels, M nodes at most. Numpy only; `analysis.bench.tree_plan` measures what goes in.
+Shapes: K children of a node at most, L levels, M nodes at most. Numpy only; `analysis.bench.tree_plan` measures what
+goes in.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
     draft, fed, _ = grow(first, following, None, context, nodes=nodes, depth=depth, width=width)
     for b, limit in enumerate([4, 2]):
         seen, frontier = {}, {(): 0.0}
-        for level in range(min(depth, limit)):
+        for _ in range(min(depth, limit)):
             new = {}
             for path, score in frontier.items():
                 last = path[-1] if path else int(row.tokens[b, 0])

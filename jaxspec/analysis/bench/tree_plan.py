@@ -1,9 +1,9 @@
 """Which tree a pair should draft on this machine: acceptance by rank and costs, measured; then Sequoia's program.
 
 The tokens per round of a tree are not those that the program expects, which takes all positions of a text for alike.
-They are replayed, as those of chains are (`analysis.measure.replay`): given the text, a round that begins at some token follows
-it down the tree with a probability that p and q along the text determine, child by child, so the mean number of rounds
-is that of a Markov chain.
+They are replayed, as those of chains are (`analysis.measure.replay`): given the text, a round that begins at some token
+follows it down the tree with a probability that p and q along the text determine, child by child, so the mean number of
+rounds is that of a Markov chain.
 
 Shapes: N positions of all texts in a row, V vocabulary, K children of a node at most, G depth of the tree.
 """

@@ -7,7 +7,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from jaxspec.trace import Round, spelt, spelt_branches
+from jaxspec.trace.rounds import Round, spelt, spelt_branches
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
 FATES = {  # of a tree's tokens: style, and the marks that stand for it where there is no colour
