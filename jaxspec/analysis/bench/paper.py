@@ -26,6 +26,7 @@ from jaxspec.analysis.bench.row import Row, Spread
 from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
 from jaxspec.analysis.bench.table import Column, number
 from jaxspec.analysis.measure import loading, profile, synthetic
+from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.analysis.theory import formulas
 from jaxspec.analysis.theory.roofline import load_of
@@ -82,7 +83,7 @@ def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 12
             task,
             draft,
             one.gamma,
-            synthetic.random_verdicts_for_benchmarks(one.alpha),
+            random_verdicts_for_benchmarks(one.alpha),
             sampling={"temperature": one.temperature},
             name=draft.name,
         )
