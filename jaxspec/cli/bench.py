@@ -52,7 +52,7 @@ def bench(
     target, settings = shared.settings_of(workload, ("jaxspec.generate", PEER) if peer else ())
     if peer:  # which refuses to draft for batches
         settings = [one for one in settings if one.backend != PEER or one.is_plain or one.batch == 1]
-        settings += [one.plain() for one in settings if one.backend != PEER and one.batch > 1]
+        settings += [one.plain().on(PEER) for one in settings if one.batch > 1]
     extra = tuple(part for part in also.split(",") if part != "none")
     config = Config(workload.rows, workload.repeats, workload.seed, ("speed", "alpha", "costs", "search", *extra))
     rows = shared.measured(target, settings, workload, config, shared.store_of(workload))
