@@ -78,7 +78,7 @@ import functools
 from jax.sharding import AbstractMesh
 
 from jaxspec import sharding
-from jaxspec.cli.models import describe
+from jaxspec.analysis.measure.memory import of_config
 from jaxspec.families import FAMILIES
 from jaxspec.recipes import net_of
 
@@ -102,7 +102,7 @@ def parameter_bytes(config, mesh):
 
 def cache_bytes(config, rows, tokens, mesh):
     """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
-    of_token = describe("", config)["cache_bytes_per_token"]["bfloat16"] * (
+    of_token = of_config("", config)["cache_bytes_per_token"]["bfloat16"] * (
         2 if hasattr(config, "encoder_layers") else 1
     )
     shape = rows, getattr(config, "kv_heads", config.heads), tokens, 1

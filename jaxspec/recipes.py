@@ -198,16 +198,30 @@ class TableRecipe:
     tables: Tables
 
 
+def shipped() -> dict[str, Path]:
+    """The recipes that come with jaxspec, by name: those of a wheel, else those of a checkout."""
+    package = Path(__file__).resolve().parent
+    found: dict[str, Path] = {}
+    for folder in (package / "data" / "recipes", package.parent / "models"):
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
 def load(path: str | Path) -> Recipe | TableRecipe:
-    """Reads a recipe.
+    """Reads a recipe: a file, or one that comes with jaxspec, by its name.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such recipe.
         RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
     """
-    path = Path(path)
+    path, known = Path(path), shipped()
     if not path.is_file():
-        raise FileNotFoundError(f"no recipe at {path}: expected a .toml file, such as models/debian-t5-base.toml")
+        if str(path) not in known:
+            near = difflib.get_close_matches(str(path), known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(known)}"
+            raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
+        path = known[str(path)]
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 import jaxspec
 from jaxspec.cli.main import app
+from jaxspec.cli.main import command as command_of
 from jaxspec.model import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +93,7 @@ COMMANDS = [
 def test_command_of_a_page_exists(command: str, output: str | None):
     _, name, *arguments = shlex.split(command)
     assert name in COMMAND.commands, f"expected one of {', '.join(COMMAND.commands)}"
-    found = COMMAND.commands[name]
+    found = command_of(name)
     options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     options |= {"-h", "--help"}
     assert {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)} <= options

@@ -22,7 +22,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
-TEXTS = {"corpus", "datastore", "folders", "files"}
+TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "recipes", "weights", "model", "vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
@@ -35,6 +35,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "accept": CORE,
     "folders": set(),
     "files": set(),
+    "progress": set(),
     "corpus": {"base", "files"},
     "datastore": {"folders"},
     "drafters": CORE | {"corpus", "datastore"},
@@ -49,15 +50,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "weights": CORE | {"nets", "families", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders"},
     "vocabulary": {"model", "weights"},
-    "training": DECODING | MODELS | {"sharding", "corpus", "files"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "testing"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "folders", "files", "corpus", "datastore"),
-    *("accept", "drafters", "policies", "decode", "execution"),
+    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "drafters", "policies", "decode"),
+    *("execution", "folders", "files", "progress", "corpus", "datastore"),
 )
 
 

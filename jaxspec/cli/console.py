@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich import box, filesize
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from jaxspec.progress import bar as progress
 
 
 def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
@@ -25,12 +26,6 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
     for head in heads:
         made.add_column(head, justify="right", vertical="bottom")
     return made
-
-
-def progress() -> Progress:
-    """A bar on standard error: what is being done, how much of it is done, and for how long."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 @contextlib.contextmanager

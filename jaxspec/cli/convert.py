@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console
+from jaxspec.cli import console, options
 from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:
@@ -20,44 +20,36 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FROM", help="A folder of either kind or of T5X's, a shipped checkpoint, or a hub id, owner/name."
-        ),
+        str, typer.Argument(metavar="FROM", help="A folder of any format, a shipped checkpoint, or a hub id.")
     ],
     to: Annotated[Path, typer.Argument(metavar="TO", help="The folder to write.")],
-    form: Annotated[
-        str | None,
-        typer.Option("--format", help="huggingface or jaxspec. Default: what FROM is not; of T5X's, huggingface."),
-    ] = None,
+    form: Annotated[str, options.text("NAME", "huggingface or jaxspec. Default: what FROM is not.", "--format")] = "",
     dtype: Annotated[
-        str | None,
-        typer.Option(help="How matrices are stored: float32, bfloat16, or (jaxspec) int8. Default: as in FROM."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is at TO.")] = False,
+        str, options.text("DTYPE", "Store float32, bfloat16, or (jaxspec) int8. Default: as in FROM.")
+    ] = "",
+    overwrite: options.Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a model in the other format, or in another dtype.
 
-    A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is
-    checked against its hashes, and can hold int8. A T5X checkpoint of a T5 is read, never written.
+    A Hugging Face folder is what transformers' from_pretrained reads; a jaxspec checkpoint loads faster, is checked
+    against its hashes, and can hold int8. A T5X checkpoint of a T5 is read, never written: by default it becomes a
+    Hugging Face folder.
 
-        jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
-
+    \b
         jaxspec convert debian-t5-base debian-t5-base-hf
-
-        jaxspec convert t5_1_1_xl/checkpoint_1000000 t5-v1_1-xl --dtype bfloat16
+        jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
     from jaxspec import model as front
     from jaxspec.model import HUGGING_FACE, OURS
     from jaxspec.weights import huggingface, int8, orbax
 
-    if form not in (None, HUGGING_FACE, OURS):
+    if form not in ("", HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
     found = stored(front.find(source))
     form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
     known = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
-    stored_as: str = dtype or (found["dtype"] if found["dtype"] in known else "float32")
+    stored_as = dtype or (found["dtype"] if found["dtype"] in known else "float32")
     if stored_as not in known:
         raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):

@@ -7,34 +7,29 @@ from typing import Annotated
 
 import typer
 
-from jaxspec.cli import console
+from jaxspec.cli import console, options
 
 
 def datastore(
     texts: Annotated[
-        list[Path],
-        typer.Argument(
-            help="JSON lines (.jsonl), or text files in which blank lines separate the texts.", metavar="TEXTS"
-        ),
+        list[Path], typer.Argument(metavar="TEXTS", help="JSON lines (.jsonl), or texts separated by blank lines.")
     ],
-    out: Annotated[Path, typer.Option(help="Where the datastore goes.")],
-    tokenizer: Annotated[
-        str, typer.Option(help="The target: a folder of either kind, a shipped checkpoint, or a hub id.")
-    ],
-    field: Annotated[str, typer.Option(help="Of JSON lines: which field is what the target writes.")] = "text",
+    out: Annotated[Path, options.text("FOLDER", "Where the datastore goes.")],
+    tokenizer: Annotated[str, options.text("MODEL", "The target: a shipped checkpoint, a folder, or a hub id.")],
+    field: Annotated[str, options.text("NAME", "Of JSON lines: which field is what the target writes.")] = "text",
     task: Annotated[
-        list[str] | None, typer.Option(help="Of JSON lines: only those with this `task`. May be repeated.")
+        list[str] | None, options.text("NAME", "Of JSON lines: only those with this `task`. May be repeated.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the datastore at --out.")] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Build a datastore of texts such as the target writes, to draft from (retrieval).
+    """Build a datastore of texts such as the target writes, to draft from.
 
     The texts are tokenised as the target does, and their suffixes sorted: 27.5 MB of text take 8 seconds, half a
-    gigabyte of memory and 35 MB on disk (two cores of an AMD EPYC). For the data of the recipes:
+    gigabyte of memory and 35 MB on disk (two cores of an AMD EPYC). To draft from it:
 
-        jaxspec datastore data/t5.train.jsonl --field output --tokenizer debian-t5-base --out store
-
-    and then `drafter=jaxspec.drafters.retrieval("store", target)`.
+    \b
+        jaxspec datastore texts.txt --tokenizer debian-t5-base --out store
+        jaxspec generate --draft retrieval:store
     """
     from jaxspec import corpus, folders, vocabulary
     from jaxspec import datastore as stores
@@ -46,16 +41,13 @@ def datastore(
     with console.progress() as bar:
         reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
         rows = corpus.token_rows(found, target.tokenizer, lambda count: bar.advance(reading, count))
-        try:
-            store = stores.build(
-                rows,
-                vocab_size=target.size,
-                start_token=target.start_token,
-                vocabulary=stores.vocabulary_of(target.tokenizer),
-                advance=lambda: bar.advance(sorting),
-            )
-        except ModuleNotFoundError as error:
-            raise ValueError(str(error)) from error
+        store = stores.build(
+            rows,
+            vocab_size=target.size,
+            start_token=target.start_token,
+            vocabulary=stores.vocabulary_of(target.tokenizer),
+            advance=lambda: bar.advance(sorting),
+        )
     about = {
         "texts": [path.name for path in texts],
         "field": field,

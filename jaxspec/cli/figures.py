@@ -41,10 +41,7 @@ def figures(
     from jaxspec.analysis.figures import paper, style
     from jaxspec.analysis.measure import environment
 
-    try:
-        style.canvas()
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    style.canvas()  # refuses at once where matplotlib is absent
     forms, written = tuple(part.strip() for part in formats.split(",")), []
     with Console(stderr=True).status("drawing") as status:
         drawn = paper.of_theory()

@@ -44,8 +44,9 @@ class Command(TyperCommand):
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # the reader of our output has gone; typer ends quietly
-        except (ValueError, OSError, FloatingPointError) as error:
-            if _debugging(ctx):
+        except (ValueError, OSError, FloatingPointError, ImportError) as error:
+            extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
+            if _debugging(ctx) or not extra:
                 raise
             Console(stderr=True, highlight=False).print(Text(f"error: {_message(error)}", "red"), soft_wrap=True)
             raise typer.Exit(REFUSED) from None

@@ -12,15 +12,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import counts, rounds
+from jaxspec.cli import counts
 from jaxspec.cli.session import Decoded, Session, decode_all, stream
-from jaxspec.trace import Round
+from jaxspec.trace import Round, terminal
 
 
 def show(session: Session, out: Console, batch: bool, trace: bool) -> list[Decoded]:
     """Decodes and prints, text as it appears unless all prompts are one batch."""
     if trace:
-        out.print(rounds.legend(_colour(out)), "\n")
+        out.print(terminal.legend(_colour(out)), "\n")
     if not batch:
         one = _stream_trace if trace else _stream_text
         return [one(session, index, out) for index in range(len(session.texts))]
@@ -65,7 +65,7 @@ def _colour(out: Console) -> bool:
 
 
 def _trace_line(session: Session, number: int, step: Round, out: Console) -> Text:
-    return rounds.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
+    return terminal.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
 
 
 def _exchange(session: Session, prompt: str, settled: str, fresh: str, note: Text | None = None) -> Any:

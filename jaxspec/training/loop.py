@@ -12,15 +12,10 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Float
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from jaxspec import progress as bars
+from jaxspec.recipes import Train
+from jaxspec.training import optimizer
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.losses import LossFunction
 
@@ -67,60 +62,69 @@ def evaluate(loss: Callable, params: Any, batches: Iterable[Batch]) -> float:
     return float(sum(float(t) for t, _ in sums) / max(1.0, sum(float(c) for _, c in sums)))
 
 
+class Objective(NamedTuple):
+    """What to minimise, and what to report.
+
+    Attributes:
+        loss, batches: of training.
+        heldout_loss, heldout: of the evaluation; nats per token.
+    """
+
+    loss: LossFunction
+    batches: Batches
+    heldout_loss: LossFunction
+    heldout: Batches
+
+
 def fit(
     params: Any,
-    loss: LossFunction,
-    optimizer: optax.GradientTransformation,
-    batches: Batches,
-    heldout: Batches,
+    objective: Objective,
+    train: Train,
     folder: Path,
     *,
-    heldout_loss: LossFunction,
-    steps: int,
-    evaluate_every: int,
-    save_every: int,
-    average: float = 0.0,
     log: Callable[[str], None] = print,
     progress: bool = True,
 ) -> tuple[Any, float]:
-    """Trains for `steps` steps, or the rest of them if `folder` holds an earlier, interrupted run.
+    """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
     A checkpoint is a whole folder that Orbax renames into place when it is complete, so a run killed at any moment
-    resumes from its last checkpoint, and then computes exactly what it would have computed.
-
-    With `average`, the decay per step of an exponential moving average of the parameters, that average is what is
-    evaluated and returned.
+    resumes from its last checkpoint, and then computes exactly what it would have computed: batches depend on the step
+    alone.
 
     Returns:
-        The trained parameters, and their held-out loss per token (`heldout_loss`) in nats.
+        The trained parameters (their moving average, if the recipe wants one), and their held-out loss in nats per
+        token.
 
     Raises:
         FloatingPointError: the loss is no longer finite; the last checkpoint stays.
     """
-    step_fn, heldout_fn = make_step(loss, optimizer, average), jax.jit(heldout_loss)
+    rule, evaluation = optimizer.make(train), jax.jit(objective.heldout_loss)
+    step_fn = make_step(objective.loss, rule, train.average)
+
+    def heldout(state: TrainState) -> float:
+        return evaluate(evaluation, state.best, objective.heldout.once())
+
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-        state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-        if average:
+        state = TrainState(jnp.zeros((), jnp.int32), params, rule.init(params))
+        if train.average:
             state = state._replace(average=jax.tree.map(jnp.copy, params))
         if manager.latest_step() is not None:
             state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
             log(f"resumed at step {int(state.step)} from {folder}")
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), disable=not progress) as bar:
-            task = bar.add_task("training", total=steps, completed=int(state.step))
+        with bars.bar(progress, remaining=True) as bar:
+            task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
-            for step in range(int(state.step), steps):
-                state, value = step_fn(state, batches.at(step))
+            for step in range(int(state.step), train.steps):
+                state, value = step_fn(state, objective.batches.at(step))
                 recent.append(float(value))
                 if not np.isfinite(recent[-1]):
                     raise FloatingPointError(f"the loss is {recent[-1]} at step {step}: lower the learning rate")
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
-                if done % evaluate_every == 0 or done == steps:
-                    held = evaluate(heldout_fn, state.best, heldout.once())
-                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {held:.4f}")
+                if done % train.evaluate_every == 0 or done == train.steps:
+                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {heldout(state):.4f}")
                     recent = []
-                if done % save_every == 0 or done == steps:
+                if done % train.save_every == 0 or done == train.steps:
                     manager.save(done, args=ocp.args.StandardSave(state))
-    return state.best, evaluate(heldout_fn, state.best, heldout.once())
+    return state.best, heldout(state)

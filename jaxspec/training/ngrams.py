@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from jaxspec import progress as bars
 from jaxspec import vocabulary
 from jaxspec.corpus import read_texts, token_rows
 from jaxspec.drafters.ngram import count
@@ -50,8 +49,7 @@ def train(recipe: TableRecipe, folder: Path, progress: bool = True) -> Counted:
     target = vocabulary.load(asked.target)
     texts, held = (read_texts(folder / file, data.field, data.tasks) for file in (data.train, data.heldout))
     few = held[:: -(-len(held) // HELDOUT_TEXTS)]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
+    with bars.bar(progress) as bar:
         reading = bar.add_task("texts", total=len(texts) + len(few))
         counting = bar.add_task("orders", total=asked.order)
         rows, heldout = (token_rows(part, target.tokenizer, lambda n: bar.advance(reading, n)) for part in (texts, few))
@@ -100,7 +98,5 @@ def _right(config: NGramConfig, tables: Tables, tokens: Int[Array, "B T"]) -> In
     """How many tokens are the first draft token of the tables after the ones before; -1 is padding."""
     start = -1 if config.start_token is None else config.start_token  # -1 is in no table
     fed = jnp.concatenate([jnp.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
-    draft_tokens = first_draft_tokens(
-        config, tables, fed
-    )  # not by logits: for a large vocabulary these would take gigabytes
+    draft_tokens = first_draft_tokens(config, tables, fed)  # not by logits, which would take gigabytes
     return jnp.sum(jnp.logical_and(tokens >= 0, draft_tokens == tokens))

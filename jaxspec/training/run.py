@@ -10,15 +10,18 @@ from typing import Any
 import jax
 import transformers
 
+import jaxspec
+from jaxspec import vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
-from jaxspec.recipes import Distil, Recipe, net_of
-from jaxspec.training import data, optimizer
+from jaxspec.recipes import Distil, Recipe, TableRecipe, net_of
+from jaxspec.training import data, ngrams
 from jaxspec.training.distil import answers, distillation
 from jaxspec.training.divergences import DIVERGENCES
-from jaxspec.training.loop import fit
+from jaxspec.training.loop import Objective, fit
 from jaxspec.training.losses import LossFunction, cross_entropy
+from jaxspec.weights import orbax
 
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
@@ -91,18 +94,62 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     params = start(recipe)
     count = sum(x.size for x in jax.tree.leaves(params))
     log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
-    return fit(
-        params,
-        loss,
-        optimizer.make(recipe.train),
-        training,
-        heldout,
-        work / "state",
-        heldout_loss=likelihood,
-        steps=recipe.train.steps,
-        evaluate_every=recipe.train.evaluate_every,
-        save_every=recipe.train.save_every,
-        average=recipe.train.average,
-        log=log,
-        progress=progress,
-    )
+    objective = Objective(loss, training, likelihood, heldout)
+    return fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
+
+
+def checkpoint(
+    recipe: Recipe | TableRecipe,
+    folder: Path,
+    out: Path,
+    work: Path,
+    *,
+    dtype: str = "float32",
+    overwrite: bool = False,
+) -> str:
+    """Trains a recipe's model, or counts its tables, and saves what comes out.
+
+    Args:
+        recipe: what to make.
+        folder: holds the data.
+        out: where the checkpoint goes.
+        work: where the state of a training run is kept.
+        dtype: how matrices are stored.
+        overwrite: whether a checkpoint at `out` may be replaced.
+
+    Returns:
+        What was made, in a line.
+
+    Raises:
+        FileNotFoundError: the data is not there.
+        ValueError: there is something at `out`, or another dtype.
+    """
+    counted = isinstance(recipe, TableRecipe)
+    wanted = [recipe.data.train, recipe.data.heldout]
+    wanted += [] if counted else [f"{recipe.data.tokenizer}/tokenizer.json"]
+    if missing := [file for file in wanted if not (folder / file).is_file()]:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}: `jaxspec train --prepare-data --data {folder}` makes the data "
+            "of the recipes that come with jaxspec"
+        )
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")
+    if counted and dtype != "float32":
+        raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
+    if dtype not in orbax.DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
+    about: dict[str, Any] = {"jaxspec": jaxspec.__version__}
+    how: dict[str, Any] = {"name": recipe.name, "family": recipe.family, "dtype": dtype, "overwrite": overwrite}
+    if isinstance(recipe, TableRecipe):
+        found = ngrams.train(recipe, folder)
+        with vocabulary.tokenizer_folder(found.vocabulary) as words:
+            manifest = orbax.save(out, found.tables, found.config, words, about=found.about | about, **how)
+        contexts = ", ".join(f"{n:,} of {length} tokens" for length, n in enumerate(found.config.contexts, 1))
+        size = sum(entry[0] for entry in manifest.files.values())
+        hits = f"the first draft token is right for {found.about['heldout_hits']:.1%} of held-out tokens"
+        return f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; {hits}"
+    params, loss = train(recipe, folder, work)
+    about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
+    about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
+    manifest = orbax.save(out, params, recipe.model, folder / recipe.data.tokenizer, about=about, **how)
+    return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {loss:.4f} nats per token"

@@ -10,7 +10,7 @@ from jaxspec import accept, buffers
 from jaxspec import warp as warps
 from jaxspec.analysis.measure import acceptance, replay
 from jaxspec.analysis.measure.statistics import Ratio
-from jaxspec.analysis.theory import text_rounds
+from jaxspec.analysis.theory import divergence, text_rounds
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import plain_distribution, table_model, table_model_from
@@ -172,6 +172,22 @@ def test_alpha_of_candidates(stores):
     assert greedy[0].value == greedy[1].value
     assert greedy[0].value == pytest.approx(replay.evaluate(stores[0.0], accept.rejection(), gamma=1).alpha.value)
     np.testing.assert_array_equal(alphas[2].counts, stores[0.7].counts)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_rate_with_a_lenience_is_that_of_its_definition(stores, temperature, share):
+    trace = stores[temperature]
+    p, q = (np.asarray(jax.nn.softmax(side / (temperature or 1.0), axis=-1)) for side in (trace.target, trace.draft))
+    if temperature:
+        expected = divergence.alpha(p.astype(np.float64), q.astype(np.float64), share)
+    else:
+        expected = np.mean(p[np.arange(len(p)), q.argmax(axis=-1)] >= share * p.max(axis=-1))
+    found = replay.lenient_alpha(trace, share)
+    assert found.value == pytest.approx(expected, rel=1e-5)
+    assert found.counts.tolist() == trace.counts.tolist()
+    with pytest.raises(ValueError, match="lenience is 0"):
+        replay.lenient_alpha(trace, 0.0)
 
 
 def test_rules_in_order(stores):

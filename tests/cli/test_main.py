@@ -37,7 +37,7 @@ def test_no_arguments_print_help():
 def test_every_command_and_option_has_help(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    made = typer.main.get_command(main.app).commands[command]
+    made = main.command(command)
     assert made.help
     assert [p.name for p in made.params if not getattr(p, "help", None)] == []
 

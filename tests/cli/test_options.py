@@ -1,11 +1,9 @@
 """Values of a command line: each once, in their order, or an error that names the option; options of sampling."""
 
 import pytest
-import typer
 
 from jaxspec import warp
-from jaxspec.cli import options
-from jaxspec.cli.main import app
+from jaxspec.cli import main, options
 from jaxspec.cli.options import integers
 from jaxspec.warp.options import OPTIONS
 
@@ -22,7 +20,7 @@ def test_numbers_are_positive_integers(text):
 
 def test_generate_has_every_sampling_option_with_its_help():
     """A new entry of `warp.options` needs no change of the command line."""
-    params = {param.name: param for param in typer.main.get_command(app).commands["generate"].params}
+    params = {param.name: param for param in main.command("generate").params}
     for name, option in OPTIONS.items():
         assert (name in params) == (option.kind is not None)
         if option.kind is not None:

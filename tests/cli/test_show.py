@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxspec.cli import rounds, show
+from jaxspec.cli import show
+from jaxspec.trace import terminal
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])
@@ -14,9 +15,9 @@ def test_a_trace_has_a_line_for_each_round(mode, zoo, report, run):
     done: list[int] = []
     for line, (n, step) in zip(numbered, steps, strict=True):
         done = [] if n == 0 else done
-        told = rounds.Round(done, step["tokens"], step["draft"], step["accepted"])
+        told = terminal.Round(done, step["tokens"], step["draft"], step["accepted"])
         words = zoo["debian-t5-base"].tokenizer
-        assert line == rounds.trace(words, n, told, width=160, colour=False).plain
+        assert line == terminal.trace(words, n, told, width=160, colour=False).plain
         done = done + step["tokens"]
 
 

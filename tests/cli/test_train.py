@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import model
-from jaxspec.cli import train
+from jaxspec import model, recipes
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import debian, debian_edits, debian_index, run, tokenizer
+from jaxspec.training import run, tokenizer
+from jaxspec.training.debian import edits, examples, index
 from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
@@ -185,9 +185,8 @@ def test_an_unknown_key_of_a_recipe_is_named(project):
 
 
 def test_the_projects_recipes_are_found_by_name():
-    assert "debian-t5-base" in train.recipe_files()
-    assert train._load("debian-t5-base", None).name == "debian-t5-base"
-    assert train._load("debian-t5-base", 7).train.steps == 7
+    assert "debian-t5-base" in recipes.shipped()
+    assert recipes.load("debian-t5-base").name == "debian-t5-base"
 
 
 @pytest.fixture
@@ -201,9 +200,11 @@ def preparing(project, monkeypatch):
             (folder / "tokenizer.json").write_text("{}")
         steps.append("tokenizers")
 
-    monkeypatch.setattr(debian_index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
-    monkeypatch.setattr(debian, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234})
-    monkeypatch.setattr(debian_edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
+    monkeypatch.setattr(index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
+    monkeypatch.setattr(
+        examples, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234}
+    )
+    monkeypatch.setattr(edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
     monkeypatch.setattr(tokenizer, "train_tokenizers", tokenizers)
     return steps
 
@@ -223,7 +224,7 @@ def test_tokenizers_that_are_there_are_not_made_again(preparing):
 
 
 def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
-    monkeypatch.setattr(train, "_train", lambda recipe, *_: preparing.append(recipe.name))
+    monkeypatch.setattr(run, "checkpoint", lambda recipe, *_, **__: preparing.append(recipe.name))
     assert call("tiny.toml", "--prepare-data").exit_code == 0
     assert preparing[-1] == "tiny"
 
@@ -231,13 +232,13 @@ def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("apt-get was not found"), "error: apt-get was not found"),
-        (ModuleNotFoundError("no lz4", name="lz4"), 'lz4 is not installed: pip install "jaxspec-decoding[train]"'),
+        (OSError("apt-get was not found"), "error: apt-get was not found"),
+        (ImportError('pip install "jaxspec-decoding[train]"'), 'error: pip install "jaxspec-decoding[train]"'),
     ],
 )
 def test_what_preparing_lacks_is_named(preparing, monkeypatch, error, said):
     def fetch(lists):
         raise error
 
-    monkeypatch.setattr(debian_index, "fetch", fetch)
+    monkeypatch.setattr(index, "fetch", fetch)
     assert said in refused("--prepare-data")

@@ -6,9 +6,9 @@ import lz4.frame
 import pytest
 
 from jaxspec import files
-from jaxspec.training import debian, debian_edits, debian_index, debian_prompts
 from jaxspec.training import tokenizer as tokenizer_training
-from jaxspec.training.debian_index import Record
+from jaxspec.training.debian import edits, examples, index, prompts
+from jaxspec.training.debian.index import Record
 
 VIM_EN = """Package: vim
 Description-md5: 1a
@@ -61,7 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     english, german = ("".join(texts) for texts in zip(*map(family, range(300)), strict=True))
     (lists / "mirror_main_i18n_Translation-en.lz4").write_bytes(lz4.frame.compress(english.encode()))
     (lists / "mirror_main_i18n_Translation-de").write_text(german, encoding="utf-8")
-    counts = debian.build(lists, out)
+    counts = examples.build(lists, out)
     assert counts == {path.name: len(list(files.read_jsonl(path))) for path in out.iterdir()}
     return out
 
@@ -70,28 +70,28 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_records_read_the_same_from_plain_and_compressed_indices(tmp_path: Path, name: str):
     data = VIM_DE.encode()
     (tmp_path / name).write_bytes(lz4.frame.compress(data) if name.endswith(".lz4") else data)
-    [path] = debian_index.index_files(tmp_path, "de")
+    [path] = index.index_files(tmp_path, "de")
     paragraphs = (
         "Vim ist eine fast kompatible Version des UNIX-Editors »Vi«.",
         "Es bringt mit: * Falten und Unicode * Schriften",
     )
-    assert list(debian_index.read_records(path)) == [Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)]
+    assert list(index.read_records(path)) == [Record("vim", "1a", "de", "verbesserter vi-Editor", paragraphs)]
 
 
 def test_list_items_are_joined_and_every_bullet_becomes_a_star():
-    [vim] = debian_index.parse_records(VIM_EN.splitlines())
+    [vim] = index.parse_records(VIM_EN.splitlines())
     assert vim.synopsis == "enhanced vi editor"
     assert vim.paragraphs[1] == "It brings: * folding and Unicode support * fonts"
 
 
 def test_a_record_without_a_description_is_passed_over():
     text = "Package: a\nDescription-md5: 1\n\n" + VIM_EN
-    assert [found.package for found in debian_index.parse_records(text.splitlines())] == ["vim"]
+    assert [found.package for found in index.parse_records(text.splitlines())] == ["vim"]
 
 
 def test_translations_align_the_synopsis_and_each_paragraph():
-    [english], [german] = (list(debian_index.parse_records(text.splitlines())) for text in (VIM_EN, VIM_DE))
-    pairs = [(found.input, found.output) for found in debian.translation_examples([english], [german])]
+    [english], [german] = (list(index.parse_records(text.splitlines())) for text in (VIM_EN, VIM_DE))
+    pairs = [(found.input, found.output) for found in examples.translation_examples([english], [german])]
     assert pairs == [
         ("translate English to German: " + source, target)
         for source, target in zip(
@@ -111,14 +111,14 @@ def test_translations_align_the_synopsis_and_each_paragraph():
 )
 def test_what_is_no_translation_gives_no_pair(german: Record):
     english = record("vim", "an enhanced editor", "A modal editor of text.")
-    assert list(debian.translation_examples([english], [german])) == []
+    assert list(examples.translation_examples([english], [german])) == []
 
 
 def test_an_english_text_keeps_its_most_frequent_translation():
     answers = ["ein schneller Editor", "ein flinker Editor", "ein flinker Editor"]
     english = [record(f"editor{i}", "a quick editor") for i in range(3)]
     german = [record(f"editor{i}", answer, language="de") for i, answer in enumerate(answers)]
-    assert [found.output for found in debian.translation_examples(english, german)] == ["ein flinker Editor"]
+    assert [found.output for found in examples.translation_examples(english, german)] == ["ein flinker Editor"]
 
 
 def test_synopses_and_documents_come_once_per_text():
@@ -129,16 +129,16 @@ def test_synopses_and_documents_come_once_per_text():
         record("c", "two", body),
         record("d", "none"),
     ]
-    assert [(found.input, found.output) for found in debian.synopsis_examples(records)] == [
+    assert [(found.input, found.output) for found in examples.synopsis_examples(records)] == [
         ("summarize: " + body, "one")
     ]
-    assert [found.output for found in debian.documents(records)] == [f"one\n{body}", f"two\n{body}"]
+    assert [found.output for found in examples.documents(records)] == [f"one\n{body}", f"two\n{body}"]
 
 
 def test_a_long_description_is_cut_at_the_end_of_a_sentence():
     body = "This sentence has words. " * 60
-    [example] = debian.synopsis_examples([record("a", "words", body.strip())])
-    text = example.input.removeprefix(debian.SUMMARIZE)
+    [example] = examples.synopsis_examples([record("a", "words", body.strip())])
+    text = example.input.removeprefix(examples.SUMMARIZE)
     assert text.endswith("words.")
     assert 750 < len(text) <= 800
 
@@ -146,7 +146,7 @@ def test_a_long_description_is_cut_at_the_end_of_a_sentence():
 def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
     for model, fields in (("t5", ("input", "output")), ("gpt", ("text",))):
         train, heldout = (list(files.read_jsonl(built / f"{model}.{part}.jsonl")) for part in ("train", "heldout"))
-        families = [{debian.stem(row["package"]) for row in rows} for rows in (train, heldout)]
+        families = [{examples.stem(row["package"]) for row in rows} for rows in (train, heldout)]
         assert families[1]
         assert families[0].isdisjoint(families[1])
         for field in fields:
@@ -154,9 +154,9 @@ def test_the_split_has_no_family_and_no_text_on_both_sides(built: Path):
 
 
 def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(debian, "heldout_stems", lambda packages: frozenset({"rrr"} & set(packages)))
+    monkeypatch.setattr(examples, "heldout_stems", lambda packages: frozenset({"rrr"} & set(packages)))
 
-    def index(name: str, *packages: tuple[str, str, str]) -> None:
+    def write(name: str, *packages: tuple[str, str, str]) -> None:
         (tmp_path / name).mkdir()
         for language, column in (("en", 1), ("de", 2)):
             text = "".join(
@@ -166,16 +166,16 @@ def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: P
             (tmp_path / name / f"m_i18n_Translation-{language}").write_text(text, encoding="utf-8")
 
     names = [chr(97 + i) * 3 for i in range(26)]
-    index("own", *((name, f"the program {name} is a tool", f"das Programm {name} ist ein Werkzeug") for name in names))
-    index(
+    write("own", *((name, f"the program {name} is a tool", f"das Programm {name} ist ein Werkzeug") for name in names))
+    write(
         "others",
         ("aaa", "the program aaa is a newer tool", "das Programm aaa ist ein neueres Werkzeug"),
         ("rrr-data", "the program rrr with its data", "das Programm rrr mit seinen Daten"),
         ("aaa-doc", "The program rrr is a tool.", "Das Programm rrr ist ein Werkzeug."),  # renamed, with a stop
     )
-    debian.build(tmp_path / "own", tmp_path)
+    examples.build(tmp_path / "own", tmp_path)
     assert {r["package"] for r in files.read_jsonl(tmp_path / "t5.heldout.jsonl")} == {"rrr"}
-    counts = debian.build_releases(tmp_path / "own", tmp_path / "others", tmp_path)
+    counts = examples.build_releases(tmp_path / "own", tmp_path / "others", tmp_path)
     rows = list(files.read_jsonl(tmp_path / "t5-releases.train.jsonl"))
     before = list(files.read_jsonl(tmp_path / "t5.train.jsonl"))
     assert counts == {"t5-releases.train.jsonl": len(rows)} and all(row in rows for row in before)
@@ -184,26 +184,26 @@ def test_other_releases_add_training_texts_and_none_that_is_held_out(tmp_path: P
 
 def test_a_heldout_example_with_any_part_seen_in_training_is_dropped():
     kept, seen = "a paragraph of its own", "a paragraph of many packages"
-    examples = [
-        debian.Example("text", "a", "a", "held-a", (kept,)),
-        debian.Example("text", "b", "b", "held-b", (kept, seen)),
+    held = [
+        examples.Example("text", "a", "a", "held-a", (kept,)),
+        examples.Example("text", "b", "b", "held-b", (kept, seen)),
     ]
-    train = debian.Example("text", "c", "c", "free-a", (seen,))
-    assert debian.split([*examples, train], frozenset({"held"}), {seen}) == debian.Split([train], examples[:1])
+    train = examples.Example("text", "c", "c", "free-a", (seen,))
+    assert examples.split([*held, train], frozenset({"held"}), {seen}) == examples.Split([train], held[:1])
 
 
 def test_heldout_families_are_the_stated_share_and_never_giants():
     small = [f"{number:05d}tool" for number in range(4000)]
     names = ["x" + name.translate(str.maketrans("0123456789", "abcdefghij")) for name in small]
     giants = [f"python3-module{number}" for number in range(4000)]
-    stems = debian.heldout_stems(names + giants, share=0.03)
+    stems = examples.heldout_stems(names + giants, share=0.03)
     assert 0.02 < len(stems) / len(names + giants) < 0.04
-    assert stems == debian.heldout_stems(reversed(names + giants), share=0.03)
-    assert "python" not in debian.heldout_stems(names + giants, share=0.5)
+    assert stems == examples.heldout_stems(reversed(names + giants), share=0.03)
+    assert "python" not in examples.heldout_stems(names + giants, share=0.5)
 
 
 def test_the_split_does_not_depend_on_the_machine():
-    assert debian.heldout_stems((chr(97 + i) * 3 for i in range(26)), share=0.2) == {
+    assert examples.heldout_stems((chr(97 + i) * 3 for i in range(26)), share=0.2) == {
         "eee",
         "hhh",
         "ooo",
@@ -227,24 +227,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path):
 
 def test_a_missing_index_says_how_to_get_it(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"Translation-en.*fetch\("):
-        debian.build(tmp_path, tmp_path / "out")
+        examples.build(tmp_path, tmp_path / "out")
 
 
 def test_fetch_without_apt_get_says_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="Debian or Ubuntu"):
-        debian_index.fetch(tmp_path)
+    with pytest.raises(OSError, match="Debian or Ubuntu"):
+        index.fetch(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("script", "error"), [("exit 0", FileNotFoundError), ("echo no net >&2; exit 100", RuntimeError)]
-)
+@pytest.mark.parametrize(("script", "error"), [("exit 0", FileNotFoundError), ("echo no net >&2; exit 100", OSError)])
 def test_fetch_says_when_nothing_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type):
     (tmp_path / "apt-get").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(error, match="no net" if error is RuntimeError else "mirror"):
-        debian_index.fetch(tmp_path / "lists")
+    with pytest.raises(error, match="no net" if error is OSError else "mirror"):
+        index.fetch(tmp_path / "lists")
 
 
 def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -253,7 +251,7 @@ def test_fetch_asks_apt_get_for_the_languages_and_lists_what_came(tmp_path: Path
     apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {lists}/m_i18n_Translation-en.lz4\n')
     apt_get.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [path.name for path in debian_index.fetch(lists, ["en"])] == ["m_i18n_Translation-en.lz4"]
+    assert [path.name for path in index.fetch(lists, ["en"])] == ["m_i18n_Translation-en.lz4"]
     assert (tmp_path / "args").read_text() == f"update -o Acquire::Languages=en -o Dir::State::Lists={lists}\n"
 
 
@@ -262,7 +260,7 @@ def test_fetch_asks_for_other_releases_alone(tmp_path: Path, monkeypatch: pytest
     apt_get.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\n: > {tmp_path}/m_i18n_Translation-en.lz4\n')
     apt_get.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    debian_index.fetch(tmp_path, ["en"], releases=["trixie", "sid"])
+    index.fetch(tmp_path, ["en"], releases=["trixie", "sid"])
     sources = tmp_path / "sources.list"
     assert f"-o Dir::Etc::sourcelist={sources} -o Dir::Etc::sourceparts=-" in (tmp_path / "args").read_text()
     assert [line.split()[-2:] for line in sources.read_text().splitlines()] == [["trixie", "main"], ["sid", "main"]]
@@ -270,12 +268,12 @@ def test_fetch_asks_for_other_releases_alone(tmp_path: Path, monkeypatch: pytest
 
 def test_prompts_are_varied_and_continue_character_for_character(built: Path, tmp_path: Path):
     text = "A synopsis of some words\n" + "Then the body goes on with many different words. " * 20
-    [row] = debian_prompts.continuations([{"text": text, "package": "a"}])
+    [row] = prompts.continuations([{"text": text, "package": "a"}])
     assert len(row["input"]) <= 60
     assert text.startswith(row["input"] + row["reference"])
-    edits = debian_edits.build(built)
-    assert edits["edit.train.jsonl"] > 0
-    counts = debian_prompts.write_prompts(built, tmp_path, count=3)
+    made = edits.build(built)
+    assert made["edit.train.jsonl"] > 0
+    counts = prompts.write_prompts(built, tmp_path, count=3)
     assert counts["synopsis.jsonl"] > 0
     assert {path.name for path in tmp_path.iterdir()} == set(counts)
 
@@ -285,7 +283,7 @@ def test_an_edit_replaces_every_occurrence_of_a_word_and_nothing_else():
         "The little editor edits little texts, and every little editor does so in its own way, they say.",
         "Another paragraph of sufficient length, whose words are there to be put into others, like this.",
     ]
-    rows = list(debian_edits.edits({"input": debian.SUMMARIZE + text, "package": "a"} for text in reversed(texts)))
+    rows = list(edits.edits({"input": examples.SUMMARIZE + text, "package": "a"} for text in reversed(texts)))
     [row] = rows  # the first has no words to take
     old, new, text = re.fullmatch(r"replace (\w+) by (\w+): (.*)", row["input"]).groups()
     assert text == texts[0] and new in texts[1] and new not in text
@@ -303,8 +301,8 @@ def test_choosing_prompts_prefers_new_families_and_skips_near_duplicates():
         row("b", "north"),
     ]
     for order in (rows, rows[::-1]):
-        chosen = debian_prompts.choose(order, 3)
-        assert {debian.stem(found["package"]) for found in chosen[:2]} == {"a", "b"}
+        chosen = prompts.choose(order, 3)
+        assert {examples.stem(found["package"]) for found in chosen[:2]} == {"a", "b"}
         assert len(chosen) == 3
         assert not {"a-1", "a-2"} <= {found["package"] for found in chosen}
 

@@ -192,12 +192,12 @@ class Killed(Exception):
 
 
 def run(folder, steps=9, log=lambda line: None, **options):
-    train = Train(steps=steps, batch_tokens=40, learning_rate=1e-2, warmup=2)
+    train = Train(steps, batch_tokens=40, learning_rate=1e-2, warmup=2, evaluate_every=3, save_every=2)
     batches = data.Batches(texts(), data.buckets([(0, 9)], 40), seed=0)
     params = gpt.init(CONFIG, jax.random.key(0))
     loss = losses.cross_entropy(CONFIG)
-    settings = dict(steps=steps, evaluate_every=3, save_every=2, heldout_loss=loss, log=log, progress=False)
-    return loop.fit(params, loss, optimizer.make(train), batches, batches, folder, **(settings | options))
+    objective = loop.Objective(loss, batches, loss, batches)
+    return loop.fit(params, objective, train, folder, log=log, progress=False, **options)
 
 
 @pytest.mark.slow
@@ -223,11 +223,11 @@ def test_a_killed_run_resumes_exactly(tmp_path, promotion):
 
 
 def test_the_average_is_what_is_evaluated_and_returned(tmp_path, promotion):
-    params, recipe = gpt.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, warmup=1, decay=0.0)
+    params, recipe = gpt.init(CONFIG, jax.random.key(0)), Train(3, 40, 0.1, 1, 0.0, average=0.15)
     batches = data.Batches(texts(), data.buckets([(0, 10)], 40), seed=0)
     loss, rule = losses.cross_entropy(CONFIG), optimizer.make(recipe)
-    options = dict(heldout_loss=loss, steps=3, evaluate_every=3, save_every=3, log=lambda _: None, progress=False)
-    averaged, held = loop.fit(params, loss, rule, batches, batches, tmp_path, average=0.15, **options)
+    objective = loop.Objective(loss, batches, loss, batches)
+    averaged, held = loop.fit(params, objective, recipe, tmp_path, log=lambda _: None, progress=False)
     state, expected = loop.TrainState(jnp.zeros((), jnp.int32), params, rule.init(params)), params
     for step, decay in enumerate((0.1, 0.15, 0.15)):  # the first step's is limited
         state, _ = loop.make_step(loss, rule)(state, batches.at(step))
@@ -241,11 +241,9 @@ def test_a_diverging_run_says_so(tmp_path, promotion):
         return jnp.sum(params["embedding"]["embedding"]) * jnp.nan, jnp.ones(())
 
     with pytest.raises(FloatingPointError, match="loss is nan at step 0: lower the learning rate"):
-        loop.fit(
-            gpt.init(CONFIG, jax.random.key(0)), broken, optimizer.make(Train(2, 1, 1e-3)),
-            data.Batches(texts(), data.buckets([(0, 9)], 40), 0), data.Batches(texts(), data.buckets([(0, 9)], 40), 0),
-            tmp_path, heldout_loss=broken, steps=2, evaluate_every=1, save_every=1, progress=False,
-        )  # fmt: skip
+        batches = data.Batches(texts(), data.buckets([(0, 9)], 40), 0)
+        objective = loop.Objective(broken, batches, broken, batches)
+        loop.fit(gpt.init(CONFIG, jax.random.key(0)), objective, Train(2, 1, 1e-3), tmp_path, progress=False)
 
 
 def test_missing_and_empty_data(tmp_path):

@@ -7,10 +7,7 @@ Both sum up the bits of every parameter as it is stored, on the device, so that 
 from __future__ import annotations
 
 import functools
-import resource
 import shutil
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,9 @@ from jaxtyping import Array, UInt32
 
 import jaxspec
 from jaxspec.analysis.measure import synthetic
+from jaxspec.analysis.measure.memory import Peak
 from jaxspec.weights import huggingface
 
-STATUS = Path("/proc/self/status")
 SPARE = 2 * 10**9  # bytes of the disk to leave
 
 
@@ -61,9 +58,7 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
     """
     if not huggingface.is_folder(folder):
         raise FileNotFoundError(f"no folder at {folder}: run the stage write before")
-    bits(
-        jax.random.normal(jax.random.key(0), (4,)), "float32"
-    )  # the device's libraries are no part of what is measured
+    bits(jax.random.normal(jax.random.key(0), (4,)), "float32")  # the device's libraries are not to be measured
     files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
     with Peak() as peak:
         start = time.perf_counter()
@@ -85,68 +80,6 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "bits": bits(model.params, model.config.dtype),
     }
-
-
-class Peak:
-    """The most memory of this process inside a `with` block, in bytes, and how much it had before.
-
-    Attributes:
-        before, bytes: resident memory when the block began, and its peak inside.
-        how: the source of the number: the kernel's high-water mark, or samples of resident memory where it has none.
-
-    >>> import mmap
-    >>> with Peak() as peak, mmap.mmap(-1, 1 << 26) as pages:  # which no free memory of this process can serve
-    ...     _ = pages.write(bytes(1 << 26))
-    >>> peak.bytes - peak.before > 1 << 25
-    True
-    """
-
-    before = bytes = 0
-    how = ""
-
-    def __enter__(self) -> Peak:
-        self._over, self._most = threading.Event(), 0
-        _reset_peak()
-        self.before = memory("VmRSS") or 0
-        self._mark = memory("VmHWM")
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        peak = memory("VmHWM")
-        if peak is not None and self._mark is not None and peak > self._mark:
-            self.bytes, self.how = peak, "VmHWM"
-        elif self._most:
-            self.bytes, self.how = self._most, "samples of VmRSS"
-        else:
-            scale = 1 if sys.platform == "darwin" else 1024
-            self.bytes, self.how = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale, "ru_maxrss"
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.005):
-            self._most = max(self._most, memory("VmRSS") or 0)
-
-
-def memory(name: str) -> int | None:
-    """Bytes that /proc/self/status has under a name; None where it has none."""
-    if not STATUS.is_file():
-        return None
-    for line in STATUS.read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _reset_peak() -> None:
-    """Sets the high-water mark to what is resident now, where the kernel lets one."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        pass
 
 
 def bits(params: Any, dtype: str) -> int:

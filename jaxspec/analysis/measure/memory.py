@@ -1,16 +1,25 @@
-"""Memory of a generation, of the process and of the device."""
+"""Memory of a network, of a generation, of the process and of the device."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
+import threading
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 
 from jaxspec import buffers
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job, drafter_lms
+from jaxspec.drafters import ngram_model
+from jaxspec.model import DTYPES
+from jaxspec.nets.t5 import T5Config
+from jaxspec.recipes import net_of
+from jaxspec.weights.int8 import is_matrix
 
 
 def account(job: Job) -> dict[str, int | None]:
@@ -42,6 +51,48 @@ def account(job: Job) -> dict[str, int | None]:
     }
 
 
+def of_config(name: str, config: Any) -> dict[str, Any]:
+    """Parameters, memory and cache of a network or of n-gram tables, without making it.
+
+    The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
+
+    >>> from jaxspec.nets.gpt import SIZES
+    >>> row = of_config("gpt-6m", SIZES["gpt-6m"])
+    >>> row["parameters"], row["cache_bytes_per_token"]["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
+    (6036480, 4096)
+    """
+    if isinstance(config, ngram_model.NGramConfig):
+        entries = jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0)))
+        count = sum(math.prod(x.shape) for x in jax.tree.leaves(entries))
+        memory, cache = dict.fromkeys(DTYPES, 4 * count), dict.fromkeys(DTYPES, 4)  # the row itself
+        return {"name": name, "parameters": count} | _sizes(memory, cache, config)
+    stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
+    depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
+    shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
+    times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
+    shapes = jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
+    total = matrices = channels = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        count = times.get(path[0].key, 1) * math.prod(leaf.shape)
+        total += count
+        if is_matrix(path, leaf):
+            matrices += count
+            channels += count // leaf.shape[1]
+    decoder_layers = times.get("decoder_0") or times["layers_0"]
+    numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
+    memory = {
+        "float32": 4 * total,
+        "bfloat16": 4 * total - 2 * matrices,
+        "int8": 4 * total - 3 * matrices + 4 * channels,  # each with a scale
+    }
+    cache = {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": 4 * numbers}
+    return {"name": name, "parameters": total} | _sizes(memory, cache, config)
+
+
+def _sizes(memory: dict[str, int], cache: dict[str, int], config: Any) -> dict[str, Any]:
+    return {"memory_bytes": memory, "cache_bytes_per_token": cache, "config": dataclasses.asdict(config)}
+
+
 def program_stats(job: Job) -> Any:
     """The compiler's account of the memory of a job's program; None where it gives none."""
     program = loop.generation.lower(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
@@ -56,6 +107,41 @@ def process_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Peak:
+    """The most memory of this process inside a `with` block, in bytes, and how much it had before.
+
+    Attributes:
+        before, bytes: resident memory when the block began, and its peak inside.
+        how: "peak", by the system's account of the process, if that grew; else "samples" of resident memory.
+
+    >>> import mmap
+    >>> with Peak() as peak, mmap.mmap(-1, 1 << 26) as pages:  # which no free memory of this process can serve
+    ...     _ = pages.write(bytes(1 << 26))
+    >>> peak.bytes - peak.before > 1 << 25
+    True
+    """
+
+    before = bytes = 0
+    how = "samples"
+
+    def __enter__(self) -> Peak:
+        self._process, self._over, self._mark = psutil.Process(), threading.Event(), process_bytes() or 0
+        self.before = self.bytes = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if (peak := process_bytes() or 0) > self._mark:
+            self.bytes, self.how = peak, "peak"
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.005):
+            self.bytes = max(self.bytes, self._process.memory_info().rss)
 
 
 def device_bytes() -> int | None:

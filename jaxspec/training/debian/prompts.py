@@ -1,6 +1,6 @@
 """Small held-out prompt files, to ship with the package: a few hundred varied rows per task.
 
-Rows come from the files that `debian.build` wrote, so every one belongs to a held-out package and shares no
+Rows come from the files that `examples.build` wrote, so every one belongs to a held-out package and shares no
 synopsis or paragraph with a training package.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian import TRANSLATE, cut, stem
+from jaxspec.training.debian.examples import TRANSLATE, cut, stem
 
 # Two texts with more than this share of their words in common count as near-duplicates.
 _ALIKE = 0.6

@@ -7,7 +7,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from jaxspec.trace import Round, spelt
+from jaxspec.trace.rounds import Round, spelt
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal

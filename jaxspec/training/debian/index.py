@@ -50,11 +50,10 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases:
         The index files now in ``lists_dir``.
 
     Raises:
-        RuntimeError: apt-get is not installed, or failed.
-        FileNotFoundError: apt-get ran, but the index of some language did not arrive.
+        OSError: apt-get is not installed, or failed; or the index of some language did not arrive.
     """
     if shutil.which("apt-get") is None:
-        raise RuntimeError(
+        raise OSError(
             "apt-get was not found: the description indices come from a Debian mirror. Run this on Debian "
             "or Ubuntu (a Colab or Cloud VM is one), or copy *_i18n_Translation-*.lz4 files into a directory "
             "and pass that."
@@ -69,7 +68,7 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases:
     command = ["apt-get", "update", *(part for option in options for part in ("-o", option))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}")
+        raise OSError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}")
     return [path for language in languages for path in index_files(lists_dir, language)]
 
 

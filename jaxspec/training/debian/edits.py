@@ -1,6 +1,6 @@
 """A task whose output repeats its input: a description with one word replaced by another.
 
-What copying drafters (`drafters.prompt_lookup`) are for. Made from the English side of the files that `debian.build`
+What copying drafters (`drafters.prompt_lookup`) are for. Made from the English side of the files that `examples.build`
 wrote, so held-out texts stay held out.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian import SUMMARIZE, TRANSLATE, cut
+from jaxspec.training.debian.examples import SUMMARIZE, TRANSLATE, cut
 
 _CHARS = range(60, 261)
 _WORD = re.compile(r"\b[a-z]{4,12}\b")

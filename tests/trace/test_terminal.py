@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxspec.cli import rounds
-from jaxspec.trace import Round
+from jaxspec.trace import Round, terminal
 
 
 def styles(text):
@@ -12,21 +11,21 @@ def styles(text):
 
 
 def test_a_trace_line_has_the_colours_of_the_papers_figure():
-    line = rounds.trace_line(4, "Das ist", " ein", " Haus", " Hund", width=60, colour=True)
+    line = terminal.trace_line(4, "Das ist", " ein", " Haus", " Hund", width=60, colour=True)
     assert line.plain == "  4  Das ist ein Haus Hund"
     found = [(line.plain[s.start : s.end], str(s.style)) for s in line.spans]
     assert found[1:] == [("Das ist", "dim"), ("ein", "green"), ("Haus", "red strike"), ("Hund", "blue")]
 
 
 def test_a_trace_line_without_colour_marks_the_same_things():
-    bonus = rounds.trace_line(4, "Das ist", " ein Hund", "", ".", width=60, colour=False)
+    bonus = terminal.trace_line(4, "Das ist", " ein Hund", "", ".", width=60, colour=False)
     assert bonus.plain == "  4  Das ist| ein Hund{+.+}"
     assert not [span for span in bonus.spans if str(span.style) != "dim"]
 
 
 @pytest.mark.parametrize("text", ["ein langer Satz " * 20, "長い文" * 40])
 def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
-    line = rounds.trace_line(12, text, " a", " b", " c\nd", width=40, colour=True)
+    line = terminal.trace_line(12, text, " a", " b", " c\nd", width=40, colour=True)
     assert 38 <= line.cell_len <= 40
     assert line.plain.startswith(" 12  …")
     assert line.plain.endswith(text[-3:] + " a b c⏎d")
@@ -34,9 +33,9 @@ def test_a_trace_line_fits_its_width_and_keeps_the_end(text):
 
 def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
     step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
-    assert rounds.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
+    assert terminal.trace(spelling, 1, step, width=80, colour=False).plain == "  1  x|ab[-c-]{+<end>+}"
 
 
 def test_the_legend_explains_the_colours():
-    assert styles(rounds.legend(True))["red strike"] == "rejected draft token"
-    assert "[-rejected draft token-]" in rounds.legend(False).plain
+    assert styles(terminal.legend(True))["red strike"] == "rejected draft token"
+    assert "[-rejected draft token-]" in terminal.legend(False).plain

@@ -1,7 +1,7 @@
 """Training text from Debian's package descriptions: translation, summarisation and language modelling.
 
 English descriptions, their German translations and their one-line synopses are the two tasks of a small T5;
-the descriptions themselves are the text of a small GPT. `build` turns the indices (see `debian_index`) into
+the descriptions themselves are the text of a small GPT. `build` turns the indices (see `index`) into
 four files of JSON lines, split into training and held-out packages.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.progress import Progress
 
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian_index import LANGUAGES, Record, index_files, read_records
+from jaxspec.training.debian.index import LANGUAGES, Record, index_files, read_records
 
 TRANSLATE = "translate English to German: "
 SUMMARIZE = "summarize: "
@@ -176,7 +176,7 @@ def build(lists_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
     """Turns description indices into ``{t5,gpt}.{train,heldout}.jsonl``.
 
     Args:
-        lists_dir: holds the English and German indices, as `debian_index.fetch` leaves them.
+        lists_dir: holds the English and German indices, as `index.fetch` leaves them.
         out_dir: created if missing.
 
     Returns:

@@ -1,0 +1,47 @@
+"""The training data of the recipes that come with jaxspec: Debian's package descriptions.
+
+`index` fetches and reads them, `examples` makes the files of the recipes, `edits` those of one more task, `prompts` the
+held-out prompts that are shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxspec.training import tokenizer
+from jaxspec.training.debian import edits, examples, index
+
+TOKENIZERS = ("tokenizer-t5", "tokenizer-gpt")
+
+
+def prepare(
+    data: Path, lists: Path | None = None, releases: Sequence[str] = (), log: Callable[[str], object] = print
+) -> None:
+    """Makes the data files of the recipes, and their tokenizers if they are not there yet.
+
+    Args:
+        data: folder to write to.
+        lists: a folder that has the description indices; fetched with apt-get if None.
+        releases: other Debian releases to add texts of.
+        log: called with what has been done.
+
+    Raises:
+        OSError: no indices, or apt-get is absent or failed.
+        ImportError: the `train` extra is not installed.
+    """
+    if lists is None:
+        lists = data / "lists"
+        index.fetch(lists)
+    made = examples.build(lists, data) | edits.build(data)
+    if releases:
+        index.fetch(data / "releases", releases=releases)
+        made |= examples.build_releases(lists, data / "releases", data)
+    for file, rows in made.items():
+        log(f"{data / file}: {rows:,} rows")
+    folders = [data / name for name in TOKENIZERS]
+    if all((folder / "tokenizer.json").is_file() for folder in folders):
+        log("the tokenizers are there already, and are not made again: models trained with them fit no others")
+        return
+    tokenizer.train_tokenizers(data, *folders)
+    log(f"tokenizers: {', '.join(map(str, folders))}")
