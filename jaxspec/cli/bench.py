@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from jaxspec.cli import workload as shared
+from jaxspec.cli.options import text
 from jaxspec.cli.workload import Workload, workload_options
 
 if TYPE_CHECKING:
@@ -22,27 +23,20 @@ PEER = "transformers"
 @workload_options(gammas="1,4,7")
 def bench(
     workload: Workload,
-    also: Annotated[str, typer.Option(help="Also measured: latency, memory, overlap (of dtypes); or none.")] = "none",
-    peer: Annotated[str, typer.Option(help="Beside us: transformers, on the CPU (needs PyTorch).")] = "",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's Table 2 with random weights and simulated acceptance.")
-    ] = False,
-    loading: Annotated[
-        Path | None, typer.Option(help="Host memory of loading the random target, written to this folder.")
-    ] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="Fill the tables of this page, by its own commands; with --resume.")
-    ] = None,
+    also: Annotated[str, text("NAMES", "Also latency, memory, overlap (of dtypes).")] = "none",
+    peer: Annotated[str, text("NAME", "Beside us: transformers, on the CPU (PyTorch).")] = "",
+    paper: Annotated[bool, typer.Option("--paper", help="Table 2 at the paper's sizes, acceptance simulated.")] = False,
+    loading: Annotated[Path | None, text("DIR", "Host memory of loading random:SHAPE, from DIR.")] = None,
+    results: Annotated[Path | None, text("FILE", "Fill a page's tables by its own commands.")] = None,
 ) -> None:
     """Compare the speed of settings, interleaved with plain decoding on the same prompts.
 
     Lists (with commas) are axes: every combination has a row. × plain is over plain decoding by the same target,
     repeat by repeat. Texts in and out are not timed.
 
+    \b
         jaxspec bench --gammas 1,3 --policies adaptive --drafters debian-t5-small,prompt_lookup
-
         jaxspec bench --gammas 3 --dtypes float32,int8 --also memory
-
         jaxspec bench --target random:t5-v1_1-small --drafters none
     """
     from jaxspec.analysis.bench import Config, table
@@ -58,7 +52,7 @@ def bench(
     target, settings = shared.settings_of(workload, ("jaxspec.generate", PEER) if peer else ())
     if peer:  # which refuses to draft for batches
         settings = [one for one in settings if one.backend != PEER or one.is_plain or one.batch == 1]
-        settings += [one.plain() for one in settings if one.backend != PEER and one.batch > 1]
+        settings += [one.plain().on(PEER) for one in settings if one.batch > 1]
     extra = tuple(part for part in also.split(",") if part != "none")
     config = Config(workload.rows, workload.repeats, workload.seed, ("speed", "alpha", "costs", "search", *extra))
     rows = shared.measured(target, settings, workload, config, shared.store_of(workload))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jaxspec.cli import console, options
 from jaxspec.cli import workload as shared
+from jaxspec.cli.options import text
 from jaxspec.cli.workload import Workload, workload_options
 
 SHAPE = "t5-v1_1-base"  # whose pass verdicts are compared with
@@ -18,12 +19,10 @@ SHAPE = "t5-v1_1-base"  # whose pass verdicts are compared with
 @workload_options(temperatures="0,1", gammas="plan", count=64)
 def measure(
     workload: Workload,
-    table: Annotated[int | None, typer.Option(help="The paper's Table 2, 3 or 5: sets the options it takes.")] = None,
+    table: Annotated[int | None, text("N", "The paper's Table 2, 3 or 5: sets its options.")] = None,
     no_speed: Annotated[bool, typer.Option("--no-speed", help="Nothing is timed: α and tokens a round.")] = False,
     rule_costs: Annotated[bool, typer.Option("--rule-costs", help="What a verdict of each rule takes.")] = False,
-    card: Annotated[
-        Path | None, typer.Option(help="A model card, with held-out loss and quality; a folder of `train`'s data.")
-    ] = None,
+    card: Annotated[Path | None, text("DIR", "Held-out loss, quality, α: DIR has train's data.")] = None,
 ) -> None:
     """Measure a pair: α, c, v, and the speed as predicted and as it is, by task, temperature, γ and rule.
 
@@ -31,10 +30,9 @@ def measure(
     a round that these texts yield. Speeds are after prefill; on average, a sampled one has the tokens of replayed
     rounds in place of its own.
 
+    \b
         jaxspec measure --drafters debian-t5-small,bigram --gammas plan,3 --resume t5.jsonl
-
         jaxspec measure --table 5
-
         jaxspec measure --rules all --no-speed --gammas 7
     """
     from jaxspec.analysis.bench import Config, paper

@@ -21,7 +21,7 @@ def train(
     out: Annotated[Path | None, options.text("FOLDER", "For the checkpoint. Default: trained/NAME.")] = None,
     work: Annotated[Path | None, options.text("FOLDER", "For the state of the run. Default: runs/NAME.")] = None,
     steps: Annotated[int | None, options.text("N", "Train for so many steps instead of the recipe's.")] = None,
-    minutes: Annotated[float | None, options.text("N", "Of a language model: as many steps as fit.")] = None,
+    minutes: Annotated[float | None, options.text("M", "Of a language model: as many steps as fit.")] = None,
     dtype: Annotated[str, options.text("DTYPE", "Store matrices as float32, bfloat16 or int8.")] = "float32",
     overwrite: options.Overwrite = False,
     prepare_data: Annotated[
@@ -65,7 +65,7 @@ def train(
         from jaxspec.training import run
 
         work = work or Path("runs", found.name)
-        if minutes is not None:
+        if minutes is not None and isinstance(found, recipes.Recipe):
             from jaxspec.training import budget
 
             found = budget.within(found, minutes, work)

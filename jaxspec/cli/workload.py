@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import console, options
-from jaxspec.cli.options import DRAFT, TARGET, Json, Markdown, Seed
+from jaxspec.cli.options import DRAFT, TARGET, Json, Markdown, Seed, number, text
 from jaxspec.cli.prompts import from_file, heldout, references
 
 if TYPE_CHECKING:
@@ -30,30 +30,28 @@ PLANNED, RANDOM, UNROUNDED, NONE = "plan", "random:", "unrounded:", "none"
 class Workload(NamedTuple):
     """The shared options; lists are separated by commas, and every combination is measured."""
 
-    target: Annotated[str, typer.Option(help="What to decode from: as generate --target, or random:SHAPE.")] = TARGET
-    drafters: Annotated[
-        str, typer.Option("--drafters", "-d", help="As generate --draft, unigram, bigram, trigram, random:SHAPE, none.")
-    ] = DRAFT
-    tasks: Annotated[str, typer.Option(help="Held-out prompts: translation, synopsis, edit, text.")] = ""
-    prompts: Annotated[Path | None, typer.Option(help="Instead: a file, one a line, or .jsonl with inputs.")] = None
-    temperatures: Annotated[str, typer.Option("--temperatures", "-t", help="Such as 0,1.")] = "0"
-    gammas: Annotated[str, typer.Option("--gammas", "-g", help="Draft tokens a round; plan: as jaxspec plan.")] = "3"
-    rules: Annotated[str, typer.Option(help="As in jaxspec.accept, with a number: lenient=0.3; or all.")] = "rejection"
-    policies: Annotated[str, typer.Option(help="Also these, with the largest gamma: as generate --policy.")] = ""
-    batches: Annotated[str, typer.Option(help="Prompts at a time, such as 1,8.")] = "1"
-    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32"
-    mesh: Annotated[str | None, typer.Option(help="Devices: data=2,model=4, or either.")] = None
-    widen: Annotated[int, typer.Option(help="Widen the target's MLPs: the same text at more cost.")] = 0
-    widen_draft: Annotated[int, typer.Option(help="The same for models that draft.")] = 0
-    count: Annotated[int, typer.Option(help="Prompts per task to measure alpha on.", min=1)] = 8
-    rows: Annotated[int, typer.Option(help="Prompts that a timed run decodes.", min=1)] = 8
-    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", help="Most tokens per prompt.", min=1)] = 64
+    target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
+    drafters: Annotated[str, text("NAMES", "As generate --draft; unigram, bigram; none.", "--drafters", "-d")] = DRAFT
+    tasks: Annotated[str, text("NAMES", "Held-out translation, synopsis, edit, text.")] = ""
+    prompts: Annotated[Path | None, text("FILE", "Instead: one a line, or .jsonl with inputs.")] = None
+    temperatures: Annotated[str, text("T,T", "Of sampling; 0 is greedy.", "--temperatures", "-t")] = "0"
+    gammas: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gammas", "-g")] = "3"
+    rules: Annotated[str, text("NAMES", "Of acceptance: block, lenient=0.3; or all.")] = "rejection"
+    policies: Annotated[str, text("NAMES", "Also these, at the largest gamma.")] = ""
+    batches: options.Batches = "1"
+    dtypes: Annotated[str, text("NAMES", "float32, bfloat16, int8.")] = "float32"
+    mesh: Annotated[str | None, text("MESH", "Devices, as data=2,model=4.")] = None
+    widen: options.Widen = 0
+    widen_draft: Annotated[int, number("The same for a model that drafts.", least=0)] = 0
+    count: Annotated[int, number("Prompts per task to measure alpha on.")] = 8
+    rows: Annotated[int, number("Prompts that a timed run decodes.")] = 8
+    new_tokens: Annotated[int, number("Most new tokens per prompt.", "--new-tokens", "-n")] = 64
     full_length: Annotated[bool, typer.Option("--full-length", help="Exactly so many: nothing ends a text.")] = False
-    repeats: Annotated[int, typer.Option(help="Timed runs, interleaved.", min=1)] = 5
+    repeats: Annotated[int, number("Timed runs, interleaved.")] = 5
     seed: Seed = 0
-    resume: Annotated[Path | None, typer.Option(help="A file of rows: found ones are not measured again.")] = None
-    minutes: Annotated[float, typer.Option(help="Begin nothing after so many; --resume goes on.")] = 1e9
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write all rows to this file.")] = None
+    resume: Annotated[Path | None, text("FILE", "Rows that are there are not measured again.")] = None
+    minutes: Annotated[float | None, text("M", "Begin nothing after so many; --resume goes on.")] = None
+    csv_file: Annotated[Path | None, text("FILE", "Also write all rows there.", "--csv")] = None
     markdown: Markdown = False
     as_json: Json = False
 
@@ -122,7 +120,7 @@ def measured(
     """Runs the settings, with a progress bar."""
     from jaxspec.analysis import bench
 
-    until, rows = time.monotonic() + 60 * work.minutes, []
+    until, rows = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes, []
     with console.progress() as bar:
         shown = bar.add_task("loading", total=len(settings))
         for row in bench.run(target, settings, store, config, doing=lambda what: bar.update(shown, description=what)):
@@ -183,7 +181,7 @@ def model(name: str, dtype: str, work: Workload, widen: int, seed: int) -> Model
         made = next(stored)._replace(params=orbax.cast(drawn, dtype))
     else:
         made = model.load(name, dtype=dtype, mesh=work.mesh)
-    return synthetic.widen(made, widen) if widen else made
+    return options.widened(made, widen)
 
 
 def _drafter(name: str, target: Model, dtype: str, work: Workload) -> Model | Bound:
@@ -197,10 +195,9 @@ def _drafter(name: str, target: Model, dtype: str, work: Workload) -> Model | Bo
     if name.startswith((RANDOM, UNROUNDED)):
         return model(name, dtype, work, work.widen_draft, 1)
     made = options.drafter(name, dtype, work.mesh, target)  # type: ignore[arg-type]
-    from jaxspec.analysis.measure import synthetic
     from jaxspec.base import Model
 
-    return synthetic.widen(made, work.widen_draft) if work.widen_draft and isinstance(made, Model) else made
+    return options.widened(made, work.widen_draft) if isinstance(made, Model) else made
 
 
 def _tasks(target: Model, work: Workload) -> list[Task]:
@@ -226,15 +223,15 @@ def _policies(names: Sequence[str]) -> dict[str, Any]:
     return {name: name if name == "adaptive" else options.policy(name) for name in names}
 
 
-def _rules(text: str) -> list[Rule]:
+def _rules(given: str) -> list[Rule]:
     """Rules by their names, or by their names and first numbers; of a lenience 1 is the rejection rule."""
     from jaxspec import accept
     from jaxspec.accept import catalogue
 
-    if text == "all":
+    if given == "all":
         return [entry.rule for entry in catalogue.RULES.values()]
     found = []
-    for part in options.parts(text, "--rules"):
+    for part in options.parts(given, "--rules"):
         name, _, number = part.partition("=")
         try:
             value = [float(number)] if number else []
@@ -249,7 +246,7 @@ def _rules(text: str) -> list[Rule]:
     return found
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--gammas has {text!r}: expected positive integers, or {PLANNED}")
-    return int(text)
+def _whole(part: str) -> int:
+    if not part.isdecimal() or int(part) < 1:
+        raise ValueError(f"--gammas has {part!r}: expected positive integers, or {PLANNED}")
+    return int(part)

@@ -77,7 +77,7 @@ def test_only_the_benchmark_that_needs_it_imports_it():
     package = Path(jaxspec.__file__).parent
     names = ("random_verdicts",)
     users = [file.relative_to(package) for file in sorted(package.rglob("*.py")) if imports(file, names)]
-    assert [user.as_posix() for user in users] == ["analysis/h200/decoding.py"]
+    assert [user.as_posix() for user in users] == ["analysis/bench/paper.py"]
 
 
 def imports(file: Path, names: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("loading")
 
 def test_every_combination_is_a_setting(zoo):
     work = Workload(drafters="debian-t5-small,prompt_lookup", gammas="1,plan", temperatures="0,1", tasks="translation")
-    target, settings = settings_of(work._replace(policies="adaptive,confidence=0.5", batches="1,4", count=3))
+    target, settings = settings_of(work._replace(policies="adaptive,confidence=0.5", batches="1,4", count=3, rows=2))
     assert target is zoo["debian-t5-base"] and len(settings) == 2 * 2 * 2 * (2 + 2)
     assert {one.drafter_name for one in settings} == {"debian-t5-small", "prompt_lookup"}
     assert {(one.policy_label, one.gamma) for one in settings} == {
@@ -71,7 +71,7 @@ def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
 
 def test_prompts_from_files(tmp_path):
     (tmp_path / "a.txt").write_text("der Hund\n\ndie Katze\nsah\n", encoding="utf-8")
-    _, (setting,) = settings_of(Workload(prompts=tmp_path / "a.txt", count=2))
+    _, (setting,) = settings_of(Workload(prompts=tmp_path / "a.txt", count=2, rows=1))
     assert setting.task.name == "a" and setting.task.prompts == ["der Hund", "die Katze"]
 
 

@@ -87,10 +87,8 @@ class Expected:
         Raises:
             ValueError: a plan is asked for of what has no acceptance rate.
         """
-        if isinstance(setting.gamma, int):
-            return setting.gamma
         if setting.gamma != PLANNED:
-            raise ValueError(f"gamma is {setting.gamma!r}: expected an integer, or {PLANNED!r}")
+            return int(setting.gamma)
         alpha = self.alpha(setting, job)
         if alpha is None:
             raise ValueError(f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name}")

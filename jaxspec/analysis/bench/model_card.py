@@ -13,7 +13,7 @@ from rich.table import Table
 from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.runner import Config, run
 from jaxspec.analysis.bench.setting import Task, product
-from jaxspec.analysis.bench.table import with_interval
+from jaxspec.analysis.bench.table import words
 from jaxspec.analysis.measure import acceptance, jobs, quality
 from jaxspec.base import Model
 from jaxspec.corpus import heldout, tasks_of
@@ -129,10 +129,10 @@ def table(cards: list[Card], target: str, draft: str) -> Table:
             view.add_row(one.metric, *(f"{score:.1f}" for score in one.quality))
         for heat in (0.0, 1.0):
             row = next(row for row in drafting if row.temperature == heat)
-            view.add_row(f"α, temperature {heat:g}", "", "", with_interval(row.alpha, 3))
+            view.add_row(f"α, temperature {heat:g}", "", "", words(row.alpha, 3))
         greedy = [row for row in drafting if not row.temperature]
         for row in greedy:
-            view.add_row(f"tokens per round, γ = {row.gamma}", "", "", with_interval(row.tokens_per_round))
+            view.add_row(f"tokens per round, γ = {row.gamma}", "", "", words(row.tokens_per_round))
         same, texts = sum(row.same_text or 0 for row in greedy), sum(row.texts for row in greedy)
         view.add_row("greedy texts as plain", "", "", f"{same} of {texts}")
     return view

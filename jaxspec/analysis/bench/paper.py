@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,9 @@ import numpy as np
 
 from jaxspec.analysis.bench.row import Row, Spread
 from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
-from jaxspec.analysis.bench.table import Column, number
+from jaxspec.analysis.bench.table import Column
 from jaxspec.analysis.measure import loading, profile, synthetic
+from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.analysis.theory import formulas
 from jaxspec.analysis.theory.roofline import load_of
@@ -82,7 +83,7 @@ def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 12
             task,
             draft,
             one.gamma,
-            synthetic.random_verdicts_for_benchmarks(one.alpha),
+            random_verdicts_for_benchmarks(one.alpha),
             sampling={"temperature": one.temperature},
             name=draft.name,
         )
@@ -96,25 +97,29 @@ def printed(row: Row) -> Printed | None:
     return None if row.is_plain else next(same, None)
 
 
-def _theorem(row: Row, v: float | None = None) -> str:
+def _theorem(row: Row, v: float | None = None) -> float | None:
     one = printed(row)
     if one is None or row.costs is None:
-        return "–"
+        return None
     taken = row.costs.v.median if v is None else v
-    return number(float(formulas.improvement(one.alpha, row.gamma, row.costs.c.median, taken)))
+    return float(formulas.improvement(one.alpha, row.gamma, row.costs.c.median, taken))
+
+
+def _of_the_paper(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(printed(row), name, None)
 
 
 BESIDE_THE_PAPER = (
-    Column("task", lambda row: one.task if (one := printed(row)) else ""),
-    Column("α", lambda row: f"{one.alpha:.2f}" if (one := printed(row)) else ""),
-    Column("paper", lambda row: f"{one.speed}" if (one := printed(row)) else ""),
-    Column("EXP", lambda row: f"{one.expected}" if (one := printed(row)) else ""),
-    Column("here", lambda row: number(row.speed.median) if row.speed else ""),
-    Column("min..max", lambda row: f"{row.speed.min:.2f}..{row.speed.max:.2f}" if row.speed else ""),
-    Column("no\nprefill", lambda row: number(after.median) if (after := row.speed_after_prefill) else ""),
-    Column("c", lambda row: number(row.costs.c.median, 3) if row.costs else ""),
-    Column("v", lambda row: number(row.costs.v.median) if row.costs else ""),
-    Column("own\nrounds", lambda row: number(row.predicted.rounds) if row.predicted else ""),
+    Column("task", _of_the_paper("task")),
+    Column("α", _of_the_paper("alpha")),
+    Column("paper", _of_the_paper("speed"), 1),
+    Column("EXP", _of_the_paper("expected"), 1),
+    Column("here", "speed"),
+    Column("min..max", "speed", around=True),
+    Column("no\nprefill", "speed_after_prefill"),
+    Column("c", "costs.c", 3),
+    Column("v", "costs.v"),
+    Column("own\nrounds", "predicted.rounds"),
     Column("Thm 3.8", _theorem),
     Column("v = 1", functools.partial(_theorem, v=1.0)),
 )

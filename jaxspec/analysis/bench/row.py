@@ -103,6 +103,11 @@ class Memory(NamedTuple):
     caches: int
     logits: int
 
+    @property
+    def needed(self) -> int:
+        """Weights, caches and a block of logits of each model."""
+        return self.weights + self.caches + self.logits
+
 
 class Difference(NamedTuple):
     """Where a text first differs from plain decoding's: its number, the token's, and the texts' tokens from there."""
@@ -230,7 +235,7 @@ def to_json(value: Any) -> Any:
         return {name: to_json(part) for name, part in value._asdict().items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return [to_json(part) for part in value] if isinstance(value, tuple) else value
+    return [to_json(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def from_json(found: dict[str, Any]) -> Row:

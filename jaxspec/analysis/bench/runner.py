@@ -222,7 +222,7 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config) -> list
             if not one.setting.is_plain and asked & {"alpha", "replay", "costs"}:
                 place = places.get(id(one))
                 row = _expectations(row, one, place, hopes, costs.get(_pair(one)), live, decoded, asked)
-            if "overlap" in asked and one.setting.target not in (None, target):
+            if "overlap" in asked and one.job.target is not target:
                 row = row._replace(overlap=expected.overlap(one.job, target))
             rows.append(row)
     return [row._replace(speed_over_first=None if _is_own(row, rows) else over(row, rows[0])) for row in rows]

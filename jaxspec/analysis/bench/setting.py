@@ -57,7 +57,7 @@ class Setting(NamedTuple):
     """
 
     task: Task
-    drafter: Model | Bound[Drafter] | None = None
+    drafter: Model | Bound[Drafter] | Drafter | None = None
     gamma: int | str = 3
     rule: Rule = accept.rejection()
     policy: Bound[Policy] | str | None = None
@@ -80,7 +80,8 @@ class Setting(NamedTuple):
             return ""
         if self.name or isinstance(self.drafter, Model):
             return self.name or self.drafter.name  # type: ignore[union-attr]
-        return self.drafter.functions.propose.__qualname__.partition(".")[0].strip("_")  # type: ignore[union-attr]
+        functions: Any = getattr(self.drafter, "functions", self.drafter)
+        return functions.propose.__qualname__.partition(".")[0].strip("_")
 
     @property
     def policy_label(self) -> str:
@@ -195,4 +196,4 @@ def dtype_of(model: Model) -> str:
 
 
 def _values(drafter: Any) -> Any:
-    return [drafter.params, [model.params for model in getattr(drafter, "models", ())]]
+    return [getattr(drafter, "params", ()), [model.params for model in getattr(drafter, "models", ())]]

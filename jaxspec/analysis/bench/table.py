@@ -13,38 +13,53 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.analysis.bench.row import Memory, Rate, Row, Spread, over, to_json
+from jaxspec.analysis.bench.row import Rate, Row, Spread, over, to_json
 
 BUSY = 0.5  # load per CPU above which other programs slow down what is measured
 NOTHING = "–"
 
 
 class Column(NamedTuple):
-    """A column of a table: its head, and the cell of a row; columns whose cells are all empty are left out."""
+    """A column of a table; where all of its cells are empty, it is left out.
+
+    Attributes:
+        head: above it.
+        of: where a row has its values, such as "costs.c"; or a function of rows.
+        digits: after the point.
+        around: whether to show the least and the largest of a spread, and not its median.
+    """
 
     head: str
-    cell: Callable[[Row], str]
+    of: str | Callable[[Row], Any]
+    digits: int = 2
+    around: bool = False
+
+    def cell(self, row: Row) -> str:
+        """What it has for a row."""
+        value: Any = row
+        for name in self.of.split(".") if isinstance(self.of, str) else ():
+            value = None if value is None else getattr(value, name)
+        value = value if isinstance(self.of, str) else self.of(row)
+        return around(value, self.digits) if self.around else words(value, self.digits)
 
 
-def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """A number, or a dash.
+def words(value: Any, digits: int = 2) -> str:
+    """A value for people: of a spread the median, of a rate with how far its 95% interval reaches; a dash of None.
 
-    >>> number(1.25, 1), number(None)
-    ('1.2', '–')
+    >>> words(1.25, 1), words(None), words(Spread(2.0, 1.0, 3.0)), words(Rate(0.5, None, None, None, 2))
+    ('1.2', '–', '2.00', '0.50')
+    >>> words(Rate(0.98, 0.01, 0.94, 1.0, 9))  # that of a probability may be cut on one side
+    '0.98±0.04'
     """
-    return NOTHING if value is None else f"{value:,.{digits}f}{unit}"
-
-
-def _median(name: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        spread = getattr(row, name)
-        return NOTHING if spread is None else number(spread.median, digits, unit)
-
-    return cell
-
-
-def _around(name: str, digits: int = 2) -> Callable[[Row], str]:
-    return lambda row: around(getattr(row, name), digits)
+    if isinstance(value, Spread):
+        value = value.median
+    if isinstance(value, Rate):
+        low, high, value = value.low, value.high, value.value
+        reach = "" if low is None or high is None or value is None else f"±{max(value - low, high - value):.{digits}f}"
+        return words(value, digits) + reach
+    if value is None:
+        return NOTHING
+    return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def around(spread: Spread | None, digits: int = 2) -> str:
@@ -52,133 +67,94 @@ def around(spread: Spread | None, digits: int = 2) -> str:
     return NOTHING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
 
 
-def with_interval(rate: Rate | None, digits: int = 2) -> str:
-    """A value, and how far its 95% interval reaches; that of a probability may be cut on one side.
-
-    >>> with_interval(Rate(0.98, 0.01, 0.94, 1.0, 9)), with_interval(Rate(0.5, None, None, None, 2))
-    ('0.98±0.04', '0.50')
-    """
-    if rate is None or rate.value is None:
-        return NOTHING
-    if rate.low is None or rate.high is None:
-        return f"{rate.value:.{digits}f}"
-    return f"{rate.value:.{digits}f}±{max(rate.value - rate.low, rate.high - rate.value):.{digits}f}"
-
-
-def _cost(name: str, digits: int) -> Callable[[Row], str]:
-    return lambda row: NOTHING if row.costs is None else number(getattr(row.costs, name).median, digits)
-
-
-def _promise(name: str) -> Callable[[Row], str]:
-    return lambda row: NOTHING if row.predicted is None else number(getattr(row.predicted, name))
-
-
 def _gamma(row: Row) -> str:
     return (str(row.gamma) if row.gamma else "plain") + ("*" if row.planned else "")
 
 
-def _memory(cell: Callable[[Memory], str]) -> Callable[[Row], str]:
-    return lambda row: NOTHING if row.memory is None else cell(row.memory)
+def _mb(name: str) -> Callable[[Row], float | None]:
+    def megabytes(row: Row) -> float | None:
+        size = None if row.memory is None else getattr(row.memory, name)
+        return None if size is None else size / 1e6
+
+    return megabytes
 
 
-def _needs(memory: Memory) -> int:
-    return memory.weights + memory.caches + memory.logits
-
-
-def _latency(part: str, of: Callable[[Spread | None], str]) -> Callable[[Row], str]:
-    return lambda row: NOTHING if row.latency is None else of(getattr(row.latency, part))
-
-
-def _mb(size: int | None) -> str:
-    return NOTHING if size is None else f"{size / 1e6:,.1f}"
-
-
-def _ms(spread: Spread | None) -> str:
-    return NOTHING if spread is None else f"{spread.median:.2f}"
-
-
-def _drafted(row: Row) -> str:
-    return NOTHING if row.drafted is None or row.drafted.value is None else f"{row.drafted.value:.0%}"
-
-
-def _same(row: Row) -> str:
-    return NOTHING if row.same_text is None else f"{row.same_text} of {row.texts}"
+def _times_needed(row: Row) -> float | None:
+    memory = row.memory
+    return None if memory is None or memory.program is None else memory.program / memory.needed
 
 
 SETTINGS = {  # those that differ are columns, the others are in the title
-    "task": Column("task", lambda row: row.task),
+    "task": Column("task", "task"),
     "temperature": Column("T", lambda row: f"{row.temperature:g}"),
-    "sampling": Column("sampling", lambda row: row.sampling),
-    "batch": Column("batch", lambda row: str(row.batch)),
-    "dtype": Column("dtype", lambda row: row.dtype),
+    "sampling": Column("sampling", "sampling"),
+    "batch": Column("batch", "batch"),
+    "dtype": Column("dtype", "dtype"),
     "mesh": Column("mesh", lambda row: row.mesh or "one device"),
-    "backend": Column("library", lambda row: row.backend),
+    "backend": Column("library", "backend"),
     "drafter": Column("drafter", lambda row: row.drafter or "plain"),
-    "policy": Column("policy", lambda row: row.policy),
+    "policy": Column("policy", "policy"),
     "rule": Column("rule", lambda row: row.rule + ("" if row.exact else ", inexact")),
 }
 GAMMA = Column("γ", _gamma)
+SAME = Column("same\ntext", lambda row: None if row.same_text is None else f"{row.same_text} of {row.texts}")
+PEERS = (
+    Column("tokens/s", "tokens_per_second", 1),
+    Column("min..max", "tokens_per_second", 1, around=True),
+    Column("× plain", "speed"),
+    Column("min..max", "speed", around=True),
+    Column("passes", "passes"),
+    SAME,
+)
 SPEED = (
-    Column("tokens/s", _median("tokens_per_second", 1)),
-    Column("min..max", _around("tokens_per_second", 1)),
-    Column("× plain", _median("speed")),
-    Column("min..max", _around("speed")),
-    Column("no\nprefill", _median("speed_after_prefill")),
-    Column("on\naverage", _median("speed_on_average")),
-    Column("× first", _median("speed_over_first")),
-    Column("min..max", _around("speed_over_first")),
-    Column("same\ntext", _same),
+    *PEERS[:4],
+    Column("no\nprefill", "speed_after_prefill"),
+    Column("on\naverage", "speed_on_average"),
+    Column("× first", "speed_over_first"),
+    Column("min..max", "speed_over_first", around=True),
+    SAME,
 )
 THEORY = (
-    Column("α", lambda row: with_interval(row.alpha)),
-    Column("c", _cost("c", 3)),
-    Column("v", _cost("v", 2)),
-    Column("tokens\na round", lambda row: with_interval(row.tokens_per_round)),
-    Column("Thm\n3.8", _promise("theorem")),
-    Column("pre-\ndicted", _promise("independent")),
-    Column("re-\nplayed", _promise("replayed")),
-    Column("own\nrounds", _promise("rounds")),
+    Column("α", "alpha"),
+    Column("c", "costs.c", 3),
+    Column("v", "costs.v"),
+    Column("tokens\na round", "tokens_per_round"),
+    Column("Thm\n3.8", "predicted.theorem"),
+    Column("pre-\ndicted", "predicted.independent"),
+    Column("re-\nplayed", "predicted.replayed"),
+    Column("own\nrounds", "predicted.rounds"),
 )
 MEASURED = (
-    Column("meas-\nured", lambda row: _ms(row.speed_after_prefill)),
-    Column("min..max", _around("speed_after_prefill")),
-    Column("on\naverage", _median("speed_on_average")),
+    Column("meas-\nured", "speed_after_prefill"),
+    Column("min..max", "speed_after_prefill", around=True),
+    Column("on\naverage", "speed_on_average"),
 )
 DRAFTS = (
-    Column("α", lambda row: with_interval(row.alpha)),
-    Column("accepted\nof tested", lambda row: with_interval(row.conditional)),
-    Column("rounds with\na draft", _drafted),
-    Column("draft\ntokens", lambda row: number(row.draft_tokens_per_round)),
-    Column("in the\nlongest", lambda row: number(row.longest_per_round)),
-    Column("tokens\na round", lambda row: with_interval(row.tokens_per_round)),
-    Column("re-\nplayed", lambda row: with_interval(row.replayed_tokens)),
-    Column("shared with\nthe first", lambda row: with_interval(row.overlap, 4)),
+    Column("α", "alpha"),
+    Column("accepted\nof tested", "conditional"),
+    Column("rounds with\na draft", "drafted"),
+    Column("draft\ntokens", "draft_tokens_per_round"),
+    Column("in the\nlongest", "longest_per_round"),
+    Column("tokens\na round", "tokens_per_round"),
+    Column("re-\nplayed", "replayed_tokens"),
+    Column("shared with\nthe first", "overlap", 4),
 )
 CANDIDATES = tuple(
-    Column(f"one of\n{n}", lambda row, n=n: with_interval(row.candidates[n - 1]) if row.candidates else NOTHING)
-    for n in (2, 4)
+    Column(f"one of\n{n}", lambda row, n=n: row.candidates[n - 1] if row.candidates else None) for n in (2, 4)
 )
 LATENCY = (
-    Column("first\ntoken, ms", _latency("first", _ms)),
-    Column("p50 a\ntoken, ms", _latency("p50", _ms)),
-    Column("min..max", _latency("p50", around)),
-    Column("p95 a\ntoken, ms", _latency("p95", _ms)),
-    Column("min..max", _latency("p95", around)),
+    Column("first\ntoken, ms", "latency.first"),
+    Column("p50 a\ntoken, ms", "latency.p50"),
+    Column("min..max", "latency.p50", around=True),
+    Column("p95 a\ntoken, ms", "latency.p95"),
+    Column("min..max", "latency.p95", around=True),
 )
 MEMORY = (
-    Column("program,\nMB", _memory(lambda one: _mb(one.program))),
-    Column("of it\ntemporary", _memory(lambda one: _mb(one.temporaries))),
-    Column("weights", _memory(lambda one: _mb(one.weights))),
-    Column("what it\nneeds", _memory(lambda one: _mb(_needs(one)))),
-    Column("times\nthat", _memory(lambda one: NOTHING if one.program is None else f"{one.program / _needs(one):.2f}")),
-)
-PEERS = (
-    Column("tokens/s", _median("tokens_per_second", 1)),
-    Column("min..max", _around("tokens_per_second", 1)),
-    Column("× plain", _median("speed")),
-    Column("min..max", _around("speed")),
-    Column("passes", lambda row: str(row.passes)),
-    Column("same\ntext", _same),
+    Column("program,\nMB", _mb("program"), 1),
+    Column("of it\ntemporary", _mb("temporaries"), 1),
+    Column("weights", _mb("weights"), 1),
+    Column("what it\nneeds", _mb("needed"), 1),
+    Column("times\nthat", _times_needed),
 )
 
 
@@ -193,8 +169,8 @@ def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = N
     """
     made = []
     for (task, heat, batch), some in _grouped(rows, lambda row: (row.task, row.temperature, row.batch)):
-        words = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(some)]
-        made += stacked(some, columns, width, ", ".join(filter(None, words)))
+        parts = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(some)]
+        made += stacked(some, columns, width, ", ".join(filter(None, parts)))
     return made
 
 
@@ -238,14 +214,11 @@ def _table(rows: Sequence[Row], keys: Sequence[Column], columns: Sequence[Column
 def _shared(rows: Sequence[Row]) -> list[str]:
     """Settings that all rows have, and that are not as usual, in words."""
     drafting = [row for row in rows if not row.is_plain] or rows
-    words = []
-    if len({row.drafter for row in rows}) == 1 and rows[0].drafter:
-        words.append(rows[0].drafter)
+    found = [rows[0].drafter] if len({row.drafter for row in rows}) == 1 else []
     if len({row.rule for row in drafting}) == 1 and drafting[0].rule not in ("", "rejection"):
-        words.append(drafting[0].rule)
-    words += [rows[0].sampling] if len({row.sampling for row in rows}) == 1 else []
-    words += ["* the plan's γ"] if any(row.planned for row in rows) else []
-    return words
+        found.append(drafting[0].rule)
+    found += [rows[0].sampling] if len({row.sampling for row in rows}) == 1 else []
+    return found + (["* the plan's γ"] if any(row.planned for row in rows) else [])
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[tuple[Any, list[Row]]]:
@@ -320,13 +293,9 @@ def of_best_constant(row: Row, rows: Sequence[Row]) -> float | None:
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the numbers mean, in sentences: promises kept or not, plans, texts that differ, a machine that was busy."""
     lines = []
-    words = {
-        "independent": "predicted",
-        "replayed": "replayed",
-        "rounds": "what their own rounds promise",
-        "theorem": "Theorem 3.8 in endless texts",
-    }
-    for name, what in words.items():
+    promises = {"independent": "predicted", "replayed": "replayed"}
+    promises |= {"rounds": "what their own rounds promise", "theorem": "Theorem 3.8 in endless texts"}
+    for name, what in promises.items():
         pairs = ((row.best_speed(), row.predicted and getattr(row.predicted, name)) for row in rows)
         shares = [speed.median / promise for speed, promise in pairs if speed and promise]
         if shares:

@@ -63,7 +63,9 @@ def test_rounds_are_those_of_generate(found):
             out = jaxspec.generate(TARGET, some, drafter=DRAFT, gamma=2, max_new_tokens=9)
             rounds = out.stats.rounds
             assert row.tokens_per_round.value == pytest.approx((out.stats.emitted - 1).sum() / rounds.sum())
-            assert row.tokens_per_round.count == rounds.sum() and row.drafted.value == 1
+            assert row.tokens_per_round.count == rounds.sum() and row.drafted.value == pytest.approx(
+                (out.trace.draft_length > 0).sum() / rounds.sum()
+            )
             assert row.conditional.value == acceptance.conditional(out.trace).overall.value
             assert [rate.count for rate in row.conditional_by_draft_token] == [
                 rate.counts.sum() for rate in acceptance.conditional(out.trace).by_draft_token
@@ -164,12 +166,10 @@ def test_a_group_that_fails_takes_no_other_with_it():
     assert other.error is None and other.tokens == 27
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_untimed_rows_are_of_all_prompts(heat, monkeypatch):
+def test_untimed_rows_are_of_all_prompts():
     """The paper's Table 3 for any drafters: alpha of a model; of a look-up what was accepted of what was tested."""
-    monkeypatch.setattr(acceptance, "BATCH", 2)
-    asked = dict(temperature=heat, max_new_tokens=9, key=jax.random.key(0))
-    settings = product(task=TASK, drafter=[DRAFT, drafters.prompt_lookup()], gamma=2, sampling={"temperature": heat})
+    asked = dict(temperature=1.0, max_new_tokens=9, key=jax.random.key(0))
+    settings = product(task=TASK, drafter=[DRAFT, drafters.prompt_lookup()], gamma=2, sampling={"temperature": 1.0})
     plain, small, copied = run(TARGET, settings, config=Config(quantities=("alpha",)))
     assert small.seconds == () and small.speed is None and small.texts == 3
     out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, **asked)
@@ -177,7 +177,7 @@ def test_untimed_rows_are_of_all_prompts(heat, monkeypatch):
     measured = acceptance.measure(prepare(TARGET, PROMPT, drafter=DRAFT, **asked))
     assert small.alpha.value == pytest.approx(measured.alpha)
     assert copied.alpha is None and copied.drafter == "prompt_lookup" and copied.drafted.value < 1
-    assert plain.same_text == small.same_text == (None if heat else 3)
+    assert plain.same_text is small.same_text is None
 
 
 def test_the_plan_chooses_gamma(monkeypatch):
@@ -229,7 +229,7 @@ def test_texts_that_differ_are_noticed_where():
 def test_unknown_quantities_and_gammas_are_refused():
     with pytest.raises(ValueError, match="no quantity 'sped': expected some of speed, latency"):
         next(run(TARGET, [Setting(TASK)], config=Config(quantities=("sped",))))
-    with pytest.raises(ValueError, match="gamma is 'best': expected an integer, or 'plan'"):
+    with pytest.raises(ValueError, match="gamma is 'best': expected an integer"):
         next(run(TARGET, [Setting(TASK, DRAFT, "best")]))
 
 

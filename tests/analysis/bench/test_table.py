@@ -65,7 +65,7 @@ def test_a_plan_is_marked_and_compared_with_the_sweep():
     rows = [PLAIN, SMALL, planned, advice]
     (made,) = table.tables(rows, table.SPEED)
     assert list(made.columns[1].cells) == ["plain", "3", "3*", "plain*"] and "* the plan's γ" in made.title
-    assert table.plan_shares(rows) == [0.8]
+    assert table.plan_shares(rows) == pytest.approx([0.8])
     lines = " ".join(table.notes(rows))
     assert "has 0.80 of the best speed in the worst of 1 sweeps" in lines and "In 1 the plan is not" in lines
 
