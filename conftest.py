@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # program is the compiler's business. XLA_FLAGS="" brings them back.
 if "XLA_FLAGS" not in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse the flag: nothing else is left
-        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse these flags
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; huggingface_hub reads this when it is imported
 
 import hypothesis
@@ -36,6 +37,35 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # The same examples on every run and every machine; no deadline, since the first example of a test compiles.
 hypothesis.settings.register_profile("jaxspec", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jaxspec")
+
+
+# What takes longest is begun first, so that of several workers none is left with it in the end. Tests of a file share
+# programs, as those of the command line do; what is listed in SEPARATE is long, and shares little.
+LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/accept/", "tests/cli/", "tests/test_notebooks.py")
+TOGETHER = ("tests/cli/",)
+SEPARATE = {"tests/test_shipped.py": re.compile(r"t5|gpt"), "tests/test_notebooks.py": re.compile(r"\[.*")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; the rest as it was."""
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `pytest -n`, tests that share programs go to one worker, which compiles them once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharedPrograms(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            part = SEPARATE[file].search(nodeid.partition("::")[2]) if file in SEPARATE else None
+            return next((name for name in TOGETHER if file.startswith(name)), file) + (part[0] if part else "")
+
+    config.option.loadscopereorder = False  # not those with the most tests first, but in the order above
+    return BySharedPrograms(config, log)
 
 
 def pytest_report_header() -> str:

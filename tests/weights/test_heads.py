@@ -1,6 +1,7 @@
 """Heads that are tied, scaled, both or neither: what the weights hold decides, and none that differs is dropped."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -46,8 +47,13 @@ def model_of(config, seed=0) -> jaxspec.Model:
     return jaxspec.Model(net.language_model(config), params, None, config, "it")
 
 
+@functools.cache
+def program(config):
+    return jax.jit(t5.T5(config).apply)
+
+
 def logits_of(model):
-    return np.asarray(jax.jit(t5.T5(model.config).apply)({"params": model.params}, PROMPT, FED))
+    return np.asarray(program(model.config)({"params": model.params}, PROMPT, FED))
 
 
 def with_facts(tied: bool, scaled: bool, config: T5Config = T5) -> T5Config:
