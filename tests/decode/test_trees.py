@@ -221,8 +221,15 @@ def test_limits_per_row():
 
 def test_text_that_is_streamed_and_stopped_round_by_round():
     """Of a tree the rounds show the nodes that were verified, without those that rows have lost and without padding."""
+    drafter = top_choices(BLEND)
+
+    def propose(weights, caches, context):
+        draft, caches = drafter.functions.propose(weights, caches, context)
+        return draft._replace(length=draft.length - 1), caches
+
+    padded = drafter._replace(functions=drafter.functions._replace(propose=propose))
     spelt, one = TARGET._replace(tokenizer=Letters()), prompt([[3, 1, 4]])
-    options = dict(drafter=top_choices(BLEND), max_new_tokens=NEW)
+    options = dict(drafter=padded, max_new_tokens=NEW)
     plain = jaxspec.generate(spelt, one, max_new_tokens=NEW)
     pieces = list(jaxspec.stream(spelt, one, **options))
     assert [token for piece in pieces for token in piece.tokens] == tokens_of(plain)[0]

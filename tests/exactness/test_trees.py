@@ -98,7 +98,10 @@ CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules an
 ]
 
 
-@pytest.mark.parametrize("case", CHEAP, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.shape == (1, 2) else pytest.mark.slow, id=str(case)) for case in CHEAP],
+)
 def test_text_has_the_distribution_of_plain_sampling(case):
     for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
         assert deviation(case, distribution, end_tokens) < EXACT, (distribution, end_tokens)
