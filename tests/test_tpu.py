@@ -19,7 +19,8 @@ sys.path.insert(0, sys.argv[1])
 import tpu_programs
 for case in tpu_programs.cases(small=True):
     made = tpu_programs.compile_case(case)
-    print("compiled", json.dumps([case.name, case.chips, made.collectives, made.temporaries]), flush=True)
+    about = case.name, case.chips, made.collectives, made.temporaries, "bf16" in made.text
+    print("compiled", json.dumps(about), flush=True)
 """
 
 
@@ -31,7 +32,8 @@ def test_a_tpus_compiler_takes_chains_and_trees_with_no_collective_but_all_reduc
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line.removeprefix("compiled ")) for line in done.stdout.splitlines() if "compiled" in line]
-    assert len(found) == 4
-    for name, chips, collectives, temporaries in found:
+    assert len(found) == 5
+    for name, chips, collectives, temporaries, rounds in found:
+        assert rounds == ("float32" not in name), "a float32 model is multiplied in float32"
         assert set(collectives) == (set() if chips == 1 else {"all-reduce"}), name
         assert temporaries < 64e6, name

@@ -16,7 +16,7 @@ from jaxspec import Model, Prompt, trim_vocabulary
 from jaxspec.families import gemma
 from jaxspec.nets import decoder
 
-SIZES, REPEATS, CAPACITY = (None, 65536, 32768, 8192), 30, 256
+SIZES, REPEATS, CAPACITY = (None, 65536, 32768, 8192), 15, 256
 
 
 def main():

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxspec.nets.dense import Dense
+from jaxspec.nets.dense import Dense, precision
 from jaxspec.nets.rotary import Rotation, rotate
 
 ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
@@ -87,7 +87,8 @@ class Attention(nn.Module):
         if rotary is not None:
             query = rotate(query, rotary)
         query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
-        scores = jnp.einsum("bktd,bksd->bkts", query, keys, preferred_element_type=jnp.float32)
+        exact = precision(self.dtype)
+        scores = jnp.einsum("bktd,bksd->bkts", query, keys, precision=exact, preferred_element_type=jnp.float32)
         scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale
         if self.softcap is not None:
             scores = softcap(scores, self.softcap)
@@ -96,7 +97,7 @@ class Attention(nn.Module):
         scores = jnp.where(mask, scores, MASKED)
         weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
         weights = weights.reshape(B, self.kv_heads, group * T, keys.shape[2])
-        mixed = jnp.einsum("bkts,bksd->bktd", weights, values)
+        mixed = jnp.einsum("bkts,bksd->bktd", weights, values, precision=exact)
         mixed = mixed.reshape(B, self.heads, T, self.head_dim).transpose(0, 2, 1, 3)
         return self.out(mixed.reshape(B, T, self.heads * self.head_dim))
 

@@ -15,6 +15,7 @@ Shapes: B batch, T step, N = B T.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,14 +35,18 @@ def is_quantised(node: Any) -> bool:
 
 
 def product(
-    x: Float[Array, "B T in"], int8: Int8[Array, "out in"], scale: Float[Array, "out 1"]
+    x: Float[Array, "B T in"],
+    int8: Int8[Array, "out in"],
+    scale: Float[Array, "out 1"],
+    precision: jax.lax.Precision | None = None,
 ) -> Float[Array, "B T out"]:
-    """`x @ (int8 * scale).T`, summed and scaled in float32.
+    """`x @ (int8 * scale).T`, summed and scaled in float32; `dense.precision` says of what precision.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[3, 4], [5, 6]], jnp.int8), jnp.array([[1.0], [0.5]])).tolist()
     [[[11.0, 8.5]]]
     """
-    y = jax.lax.platform_dependent(x, int8, cpu=_by_blocks, default=_widened)
+    by_blocks, widened = (functools.partial(f, precision=precision) for f in (_by_blocks, _widened))
+    y = jax.lax.platform_dependent(x, int8, cpu=by_blocks, default=widened)
     return (y * scale[:, 0][None, None, :]).astype(x.dtype)
 
 
@@ -68,18 +73,22 @@ def block_rows(rows: int, columns: int) -> int:
     return max(range(most // 2 + 1, most + 1), key=lambda size: (rows % size == 0, size))
 
 
-def _widened(x: Float[Array, "B T in"], int8: Int8[Array, "out in"]) -> Float[Array, "B T out"]:
+Precision = jax.lax.Precision | None
+
+
+def _widened(x: Float[Array, "B T in"], int8: Int8[Array, "out in"], precision: Precision) -> Float[Array, "B T out"]:
     x, int8 = jax.lax.optimization_barrier((x, int8))
-    return jax.lax.dot_general(x, int8.astype(x.dtype), (((2,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    axes = (((2,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, int8.astype(x.dtype), axes, precision, preferred_element_type=jnp.float32)
 
 
-def _by_blocks(x: Float[Array, "B T in"], int8: Int8[Array, "out in"]) -> Float[Array, "B T out"]:
+def _by_blocks(x: Float[Array, "B T in"], int8: Int8[Array, "out in"], precision: Precision) -> Float[Array, "B T out"]:
     """Six rows in three blocks: 0 and 3, 1 and 4, 2 and 5; a matrix whose rows are split over devices is not moved.
 
     Five rows in three blocks: 0 and 1, 2 and 3, 3 and 4; row 3 is left out of the last.
     """
     if 4 * int8.size <= SMALL:
-        return _widened(x, int8)
+        return _widened(x, int8, precision)
     (rows, columns), flat = int8.shape, x.reshape(-1, x.shape[-1])
     size = block_rows(rows, columns)
     count, even = -(-rows // size), rows % size == 0
@@ -89,9 +98,8 @@ def _by_blocks(x: Float[Array, "B T in"], int8: Int8[Array, "out in"]) -> Float[
             part = jax.lax.dynamic_index_in_dim(int8.reshape(size, count, columns), i, axis=1, keepdims=False)
         else:
             part = jax.lax.dynamic_slice_in_dim(int8, jnp.minimum(i * size, rows - size), size)
-        return jax.lax.dot_general(
-            part.astype(x.dtype), flat, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
+        axes = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(part.astype(x.dtype), flat, axes, precision, preferred_element_type=jnp.float32)
 
     y: Float[Array, "count size N"] = jax.lax.map(block, jnp.arange(count, dtype=jnp.int32))
     if even:

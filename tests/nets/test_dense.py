@@ -1,11 +1,16 @@
 """A product of few rows is written in another order on CPU: the same numbers, and no copy of the weights."""
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.nets import dense
+from jaxspec.base import Prompt
+from jaxspec.nets import decoder, dense, gpt, t5
+from jaxspec.weights import int8
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 2), (1, dense.FEW), (5, 13)])
@@ -41,3 +46,53 @@ def test_a_layer_has_its_weights_as_pytorch_has_them():
     params = {"weight": jnp.eye(5, 3), "bias": jnp.arange(5.0)}
     got = layer.apply({"params": params}, jnp.array([[[1.0, 2.0, 3.0]]]))
     np.testing.assert_allclose(got, [[[1, 3, 5, 3, 4]]])
+
+
+# --- what a TPU is given: lowered only, which needs none
+
+NETS = {
+    "decoder": (decoder, decoder.DecoderConfig(64, 16, 24, 1, 4, 2, 4)),
+    "gpt": (gpt, gpt.GPTConfig(64, dim=16, ff_dim=24, layers=1, heads=2)),
+    "t5": (t5, t5.T5Config(64, 16, 24, 2, 8, 1, 1)),
+}
+PRODUCT = re.compile(r"stablehlo.dot_general .*")
+
+
+def products(name, dtype, platform="tpu", quantised=False):
+    """The products of prefill and of a step of one token, as they are lowered."""
+    net, config = NETS[name]
+    lm = net.language_model(dataclasses.replace(config, dtype=dtype))
+
+    def program(params, prompt):
+        forward, cache = lm.prefill(params, prompt, 8)
+        return forward.logits, lm.extend(params, cache, prompt.tokens[:, :1])[0].logits
+
+    params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
+    if quantised:
+        params = jax.eval_shape(int8.quantise, params)
+    prompt = Prompt(jnp.ones((1, 3), jnp.int32), jnp.array([3]))
+    text = jax.jit(program).trace(params, prompt).lower(lowering_platforms=(platform,)).as_text()
+    found = PRODUCT.findall(text)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_float32_is_multiplied_as_float32(name):
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products(name, "float32"))
+    assert not any("HIGHEST" in line for line in products(name, "bfloat16"))
+
+
+def test_float32_around_int8_and_a_choice_with_a_name():
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products("decoder", "float32", quantised=True))
+    with jax.default_matmul_precision("bfloat16"):
+        assert not any("HIGHEST" in line for line in products("decoder", "float32"))
+
+
+def test_one_row_is_one_of_eight_on_a_tpu_only():
+    one = "(tensor<1x1x16x"
+    lines = products("decoder", "bfloat16", "tpu")
+    assert not any(one in line for line in lines) and any("(tensor<1x8x16x" in line for line in lines)
+    for platform in ("cpu", "cuda"):
+        lines = products("decoder", "bfloat16", platform)
+        assert any(one in line for line in lines) and not any("(tensor<1x8x16x" in line for line in lines)

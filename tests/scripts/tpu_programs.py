@@ -79,8 +79,8 @@ def sizes(name: str) -> Any:
     return dataclasses.replace(found[name], dtype="bfloat16")
 
 
-def tiny_t5(dim: int) -> Any:
-    return t5.T5Config(512, dim, 2 * dim, 4, 32, 2, 2, dtype="bfloat16")
+def tiny_t5(dim: int, dtype: str = "bfloat16") -> Any:
+    return t5.T5Config(512, dim, 2 * dim, 4, 32, 2, 2, dtype=dtype)
 
 
 def tiny_llama(dim: int) -> Any:
@@ -100,6 +100,9 @@ def cases(small: bool) -> list[Case]:
             made.append(Case(f"T5-XXL + T5-small, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
             pair = sizes("llama-3.1-8b"), sizes("llama-3.2-1b")
             made.append(Case(f"Llama 8B + 1B, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
+    if small:
+        exact = tiny_t5(256, "float32"), tiny_t5(128, "float32")
+        made.append(Case("T5 in float32, chain", "v5p:2x2x1", 1, *exact, None, 1, 0.0))
     return made
 
 
@@ -118,7 +121,7 @@ def compile_case(case: Case) -> Compiled:
         where = sharding.parameters(shapes, config, mesh)
 
         def leaf(path, x, sharding):
-            dtype = jnp.bfloat16 if int8.is_matrix(path, x) else x.dtype
+            dtype = jnp.dtype(config.dtype) if int8.is_matrix(path, x) else x.dtype
             return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(leaf, shapes, where)
