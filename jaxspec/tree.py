@@ -10,9 +10,11 @@ Axis letters as in `jaxspec.base`; N nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def fed(parent: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
@@ -93,6 +95,47 @@ def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[
     # Parents come before children, so the nodes of a path are in order already: a stable sort brings them to the front.
     order = jnp.argsort(jnp.logical_not(on_path), axis=1, stable=True).astype(jnp.int32)
     return jnp.sum(on_path, axis=1, dtype=jnp.int32), order
+
+
+class BestNodes(NamedTuple):
+    """Some of the nodes of a larger tree.
+
+    Attributes:
+        tokens: theirs.
+        parent: as in `Draft`; -1: there is no such node, and none after it.
+        chosen: which of the candidates each is; past the last where there is none.
+    """
+
+    tokens: Int[Array, "B N"]
+    parent: Int[Array, "B N"]
+    chosen: Int[Array, "B N"]
+
+
+def best_nodes(
+    tokens: Int[Array, "B C"], scores: Float[Array, "B C"], above: Int[Array, "B C"], nodes: int
+) -> BestNodes:
+    """The `nodes` candidates with the best scores, in their order.
+
+    Args:
+        tokens, scores: of the candidates; -inf: it is none.
+        above: the candidate that each follows, which comes before it and whose score is no lower; -1: the root. So
+            whoever is chosen has its parent chosen.
+        nodes: how many; the last ones are padding if there are fewer.
+
+    >>> best_nodes(jnp.array([[5, 6, 7]]), jnp.array([[0.6, 0.4, 0.5]]), jnp.array([[-1, -1, 0]]), 2)[:2]
+    (Array([[5, 7]], dtype=int32), Array([[0, 1]], dtype=int32))
+    """
+    count = tokens.shape[1]
+    if nodes > count:
+        missing = ((0, 0), (0, nodes - count))
+        scores, tokens = jnp.pad(scores, missing, constant_values=-jnp.inf), jnp.pad(tokens, missing)
+        above = jnp.pad(above, missing, constant_values=-1)
+    best, chosen = jax.lax.top_k(scores, nodes)  # of equals the first
+    chosen = jnp.sort(jnp.where(best > -jnp.inf, chosen, count + jnp.arange(nodes)[None, :]), axis=1)
+    source, wanted = (jnp.take_along_axis(x, jnp.minimum(chosen, count - 1), axis=1) for x in (tokens, above))
+    place = jnp.argmax(wanted[:, :, None] == chosen[:, None, :], axis=-1)
+    parent = jnp.where(chosen < count, jnp.where(wanted < 0, 0, place + 1), -1)
+    return BestNodes(source, parent.astype(jnp.int32), chosen.astype(jnp.int32))
 
 
 def of_sequences(tokens: Int[Array, "B K G"]) -> tuple[Int[Array, "B K*G"], Int[Array, "B K*G"]]:

@@ -53,12 +53,12 @@ def lookup_as_model(job: Job) -> Model:
         True
     """
     assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
-    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma)
+    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes)
     return Model(lm, job.drafter.params, job.target.tokenizer)
 
 
 @functools.cache
-def _language_model(drafter: Drafter, target: LanguageModel, gamma: int) -> LanguageModel:
+def _language_model(drafter: Drafter, target: LanguageModel, gamma: int, nodes: int) -> LanguageModel:
     nothing: Any = (
         None  # keys and distributions are for drafters that draw, the target's weights for those that read them
     )
@@ -79,8 +79,8 @@ def _language_model(drafter: Drafter, target: LanguageModel, gamma: int) -> Lang
         context = DraftContext(nothing, row, jnp.full_like(row.length, gamma), gamma, False, nothing)
         draft, caches = drafter.propose(weights, Caches(nothing, state), context)
         logits = jax.nn.one_hot(draft.tokens[:, :1], target.vocab_size)
-        verified = jnp.repeat(logits, gamma + 1, axis=1)
-        verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length)
+        verified = jnp.repeat(logits, nodes + 1, axis=1)
+        verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length, draft.parent)
         caches = drafter.commit(weights, caches, row, verdict, Forward(verified, verified[..., :0]))
         return Forward(logits, logits[..., :0]), (caches.draft, row)
 

@@ -25,6 +25,8 @@ POLICIES = {  # names on the command line, with the parameter that NAME=NUMBER s
     "adaptive": "c",
 }
 
+TREES = {"tree": "4x2x1", "dynamic_tree": "32", "sequences": "4"}  # drafters of trees that a model draws, and a size
+
 Target = Annotated[str, typer.Option(help="The model to decode from: a shipped checkpoint, a folder, a hub id.")]
 Draft = Annotated[str, typer.Option(help="The model that drafts.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or int8 matrices in float32.")]
@@ -84,9 +86,11 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     """A drafter by its name; several with + between them: the first that has a draft.
 
     A model by its name or folder; "prompt_lookup" or "prompt_lookup=2" (matches of at least 2 tokens);
-    "online_ngram"; "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a point mass);
-    "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one of 1 token,
-    was counted). A + in a path that exists belongs to the path.
+    "online_ngram"; "token_recycling"; "tree:NAME", "tree=4x2x1:NAME" (children of each node, level by level),
+    "dynamic_tree:NAME" or "dynamic_tree=32:NAME" (nodes), "sequences:NAME" or "sequences=4:NAME" (token trees of a
+    model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a
+    point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one
+    of 1 token, was counted). A + in a path that exists belongs to the path.
 
     Args:
         name: as above.
@@ -106,6 +110,13 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     if colon and kind == "greedy":
         return drafters.greedy(drafter(rest, dtype, mesh, target))
     option, _, least = kind.partition("=")
+    if colon and option in TREES:
+        sizes = least.split("x") if least else []
+        if not all(size.isdecimal() and int(size) for size in sizes) or (option != "tree" and len(sizes) > 1):
+            expected = f"{option}:NAME or {option}={TREES[option]}:NAME"
+            raise ValueError(f"the drafter is {name!r}: expected {expected}")
+        numbers = [tuple(map(int, sizes))] if option == "tree" and sizes else map(int, sizes)
+        return getattr(drafters, option)(model.load(rest, dtype=dtype, mesh=mesh), *numbers)
     if colon and option == "without_backoff":
         if least and not least.isdecimal():
             raise ValueError(f"the drafter is {name!r}: expected without_backoff:NAME or without_backoff=NUMBER:NAME")
@@ -115,7 +126,7 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
         if not shortest:
             raise ValueError(f"the drafter is {name!r}: expected prompt_lookup=NUMBER, the fewest tokens to match")
         return drafters.prompt_lookup(max(3, shortest), shortest)
-    if name in ("prompt_lookup", "online_ngram"):
+    if name in ("prompt_lookup", "online_ngram", "token_recycling"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)
 

@@ -57,6 +57,11 @@ def plan(
     new_tokens: Annotated[int, typer.Option(help="For a pair: most tokens per prompt.", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="For a pair: timings of each pass.", min=1)] = 25,
     seed: Seed = 0,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="For a pair: the token tree to draft, or whether a chain does as well.")
+    ] = False,
+    nodes: Annotated[int, typer.Option(help="With --tree: most draft tokens.", min=1)] = 32,
+    figure: Annotated[Path | None, typer.Option(help="With --tree: a .svg or .png to draw it in.")] = None,
     dtype: Annotated[
         str, typer.Option(help="Default: float32 for a pair, which may be int8, too; bfloat16 else.")
     ] = "",
@@ -69,12 +74,16 @@ def plan(
 
     jaxspec plan --batch 1,8
 
+    jaxspec plan --tree --nodes 32 --figure tree.svg
+
     jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
 
     jaxspec plan --alpha 0.75 --target-size t5-v1_1-xxl --draft-size t5-v1_1-small --device tpu-v4 --batch 1,32,128
     """
     sizes = {"--target-size": target_size, "--draft-size": draft_size, "--device": device}
     batches = integers(batch, "--batch")
+    if tree and (alpha is not None or any(sizes.values())):
+        raise ValueError("--tree is for a pair, which it measures: leave out --alpha and the sizes")
     _check(alpha, c, v, sizes, batches)
     if any(sizes.values()):
         assert alpha is not None
@@ -96,7 +105,10 @@ def plan(
         big, small = (model.load(name, dtype=dtype or "float32") for name in (target, draft))
         texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
         job = prepare(big, texts, drafter=small, max_new_tokens=new_tokens, key=jax.random.key(seed))
-        plans = of_pair(job.replace(temperature=temperature), batches, most, repeats)
+        job = job.replace(temperature=temperature)
+        if tree:
+            return _show_tree(job, batches, nodes, repeats, figure, as_json)
+        plans = of_pair(job, batches, most, repeats)
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
     _show(about, plans, as_json)
 
@@ -162,6 +174,26 @@ def of_pair(job: Job, batches: Sequence[int], most: int, repeats: int) -> list[P
             bar.update(task, advance=1, description=doing)
 
         return list(planning.of_pair(job, batches=batches, most=most, repeats=repeats, advance=advance))
+
+
+def _show_tree(job: Job, batches: Sequence[int], nodes: int, repeats: int, figure: Path | None, as_json: bool) -> None:
+    """The tree that a pair should draft on this machine, at one batch size."""
+    from jaxspec.analysis import environment, tree_plan
+
+    if len(batches) > 1:
+        raise ValueError(f"--tree plans for one batch size: got --batch {','.join(map(str, batches))}")
+    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
+        found = tree_plan.of_job(job, nodes=nodes, batch=batches[0], repeats=repeats)
+    if figure is not None:
+        from jaxspec.analysis import figures
+
+        drawn = figures.tree_diagram(found.tree.shape, found.acceptance[found.tree.draw])
+        figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
+    if as_json:
+        report = {"environment": environment.current(), **tree_plan.to_dict(found)}
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    Console(highlight=False, soft_wrap=True).print(tree_plan.sentence(found))
 
 
 def table(plans: Sequence[Plan]) -> Table:

@@ -7,15 +7,27 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from jaxspec.trace import Round, spelt
+from jaxspec.trace import Round, spelt, spelt_branches
 
 ACCEPTED, REJECTED, TARGETS_OWN, COMMITTED = "green", "red strike", "blue", "dim"
+FATES = {  # of a tree's tokens: style, and the marks that stand for it where there is no colour
+    "accepted": (ACCEPTED, ("|", "")),
+    "rejected": (REJECTED, ("[-", "-]")),
+    "own": (TARGETS_OWN, ("{+", "+}")),
+    "untried": (COMMITTED, ("", "")),
+}
 SHORTEST_CONTEXT = 12  # columns of committed text that a trace line keeps on a narrow terminal
 
 
 def trace(tokenizer: Any, number: int, step: Round, *, width: int, colour: bool) -> Text:
-    """One line for one round, as in the paper's Figure 1."""
-    return trace_line(number, *spelt(tokenizer, step), width=width, colour=colour)
+    """One line for one round, as in the paper's Figure 1; of a tree its branches below."""
+    line = trace_line(number, *spelt(tokenizer, step), width=width, colour=colour)
+    for lead, tokens in spelt_branches(tokenizer, step):
+        line.append(f"\n     {lead}", "dim")
+        for text, fate in tokens:
+            style, marks = FATES[fate]
+            _append(line, _one_line(text), style, None if colour else marks)
+    return line
 
 
 def trace_line(number: int, before: str, accepted: str, rejected: str, own: str, *, width: int, colour: bool) -> Text:
@@ -29,11 +41,8 @@ def trace_line(number: int, before: str, accepted: str, rejected: str, own: str,
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{number:>3}  ", "dim")
     tail = Text()
-    for text, style, marks in (
-        (accepted, ACCEPTED, ("|", "")),
-        (rejected, REJECTED, ("[-", "-]")),
-        (own, TARGETS_OWN, ("{+", "+}")),
-    ):
+    for text, fate in ((accepted, "accepted"), (rejected, "rejected"), (own, "own")):
+        style, marks = FATES[fate]
         if text:
             _append(tail, _one_line(text), style, None if colour else marks)
     before = _one_line(before)

@@ -164,7 +164,7 @@ def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> 
         seconds += time.perf_counter() - began
         if piece is None:
             break
-        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted))
+        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
         text, stats = text + piece.text, piece.stats
         tokens += piece.tokens
         show(piece, rounds[-1])

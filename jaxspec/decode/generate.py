@@ -73,6 +73,8 @@ class Piece:
         num_accepted: how many of them were accepted.
         stats: counts so far.
         done: whether this was the last piece.
+        parent, path: of a tree, as `base.Draft` and `base.Verdict` have them, the path cut to its length; None of a
+            chain.
     """
 
     text: str
@@ -81,6 +83,8 @@ class Piece:
     num_accepted: int
     stats: Stats
     done: bool
+    parent: list[int] | None = None
+    path: list[int] | None = None
 
 
 def generate(
@@ -212,11 +216,13 @@ def _pieces(job: Job, stop: Sequence[str], tokenizer: Any) -> Iterator[Piece]:
 def _piece(new_text: str, new: list[int], info: RoundInfo | None, stats: Stats, ended: bool) -> Piece:
     if info is None:
         return Piece(new_text, new, [], 0, stats, ended)
-    if info.parent is None:
-        drafted = info.draft[0, : info.draft_length[0]].tolist()
-    else:
-        drafted = info.draft[0][np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]].tolist()
-    return Piece(new_text, new, drafted, int(info.num_accepted[0]), stats, ended)
+    accepted = int(info.num_accepted[0])
+    if info.parent is None or info.path is None:
+        return Piece(new_text, new, info.draft[0, : info.draft_length[0]].tolist(), accepted, stats, ended)
+    real = np.asarray(tree.in_tree(jnp.asarray(info.parent)))[0]
+    number = np.concatenate([[0], np.cumsum(real)])  # of the fed tokens, once those that are no nodes are gone
+    parent, path = number[info.parent[0][real]].tolist(), (number[info.path[0, :accepted] + 1] - 1).tolist()
+    return Piece(new_text, new, info.draft[0][real].tolist(), accepted, stats, ended, parent, path)
 
 
 def _not_finite(rows: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
-"""Drafters, one per file. `sequential` is the draft loop of those that give logits."""
+"""Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree."""
 
 from jaxspec.drafters.block import block
+from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.eagle import eagle
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
@@ -12,7 +13,9 @@ from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
 from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
+from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.token_recycling import token_recycling
 from jaxspec.drafters.tree import tree
 from jaxspec.drafters.uniform import uniform
 from jaxspec.drafters.without_backoff import without_backoff
@@ -20,6 +23,7 @@ from jaxspec.drafters.without_backoff import without_backoff
 __all__ = [
     "bigram",
     "block",
+    "dynamic_tree",
     "eagle",
     "fallback",
     "greedy",
@@ -31,7 +35,9 @@ __all__ = [
     "online_ngram",
     "prompt_lookup",
     "retrieval",
+    "sequences",
     "sequential",
+    "token_recycling",
     "tree",
     "uniform",
     "unigram",

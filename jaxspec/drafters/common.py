@@ -20,7 +20,7 @@ def as_drafter(drafter: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
 
 
 def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
-    """What a search finds, cut to the limits; where no row may draft, nothing is searched.
+    """What a search finds, a chain cut to the limits; where no row may draft, nothing is searched.
 
     >>> row, found = Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
     >>> search = lambda: Draft(found, jnp.array([3, 2]))
@@ -30,8 +30,10 @@ def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
     """
     if not context.adaptive:
         return search()
-    empty = Draft(jnp.zeros((context.limit.shape[0], context.gamma), jnp.int32), jnp.zeros_like(context.limit))
+    empty: Draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(search))
     draft = jax.lax.cond(jnp.any(context.limit > 0), search, lambda: empty)
+    if draft.parent is not None:
+        return draft  # whose limit is one of depth
     return draft._replace(length=jnp.minimum(draft.length, context.limit))
 
 

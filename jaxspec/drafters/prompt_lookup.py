@@ -4,24 +4,27 @@ The n-gram matching of Saxena's prompt lookup decoding (github.com/apoorvumang/p
 (Yang et al., arXiv 2304.04487): where the output repeats the input (edits, summaries, quotations, code) it drafts for
 nothing, and elsewhere its draft is empty.
 
-Shapes: B batch, P prompt, S capacity of a row, N = P + 1 + S, K longest match, G gamma.
+Shapes: B batch, P prompt, S capacity of a row, N = P + 1 + S, K longest match, C matches, G gamma.
 """
 
 from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Weights
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, searched
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
+MATCHES = 16  # that a tree is made of
 
 
-def prompt_lookup(longest: int = 3, shortest: int = 1) -> Bound[Drafter]:
+def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> Bound[Drafter]:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
     The last `longest` tokens of the row are sought in the row itself and in the prompt (an encoder-decoder's prompt is
@@ -29,11 +32,17 @@ def prompt_lookup(longest: int = 3, shortest: int = 1) -> Bound[Drafter]:
     runs into the end of the row is taken as a loop: "a b a b" goes on with "a b". Where nothing matches, the row
     proposes no draft token. State: the prompt. Cost: comparisons of integers, O((P + S) longest) a round.
 
+    With several candidates the draft is a tree of what followed up to 16 matches: the longest first, of equals what
+    followed most often, then what followed most recently.
+
     Args:
         longest, shortest: tokens to match, at most and at least. 1 drafts most often, more draft better.
+        candidates: continuations to propose. Above 1 they make a tree of at most candidates x length nodes, and gamma
+            is not read.
+        length: of each, in such a tree.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest.
+        ValueError: not 1 <= shortest <= longest; no candidates, or of no tokens.
 
     Example:
         >>> import jax, jaxspec
@@ -46,11 +55,12 @@ def prompt_lookup(longest: int = 3, shortest: int = 1) -> Bound[Drafter]:
     """
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
-    return Bound(_prompt_lookup(longest, shortest))
+    continuations.check(candidates, length)
+    return Bound(_prompt_lookup(longest, shortest, TreeSize(candidates * length, length) if candidates > 1 else None))
 
 
 @functools.cache
-def _prompt_lookup(longest: int, shortest: int) -> Drafter:
+def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
         return prompt
 
@@ -63,20 +73,28 @@ def _prompt_lookup(longest: int, shortest: int) -> Drafter:
         past = jnp.arange(text.shape[1], dtype=match.dtype)[None, :]
         followed = jnp.concatenate([text[:, 1:] >= 0, jnp.zeros_like(text[:, :1], bool)], axis=1)
         score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + past, -1)
-        best = jnp.argmax(score, axis=-1).astype(context.length.dtype)
+        if tree is None:
+            best = jnp.argmax(score, axis=-1)[:, None]
+        else:
+            best = jax.lax.top_k(score, min(MATCHES, score.shape[1]))[1]
+        best = best.astype(context.length.dtype)  # B C
+        found = jnp.take_along_axis(score, best, axis=1) >= 0
 
         row_start = prompt.tokens.shape[1] + 1
-        end = jnp.where(best < row_start, prompt.length, row_start + context.length)
+        end = jnp.where(best < row_start, prompt.length[:, None], row_start + context.length[:, None])
         available = jnp.maximum(end - (best + 1), 1)
-        step = jnp.arange(gamma, dtype=best.dtype)[None, :]
+        step = jnp.arange(gamma, dtype=best.dtype)[None, None, :]
         # In the row the continuation reaches the present, and a loop goes on; the prompt just ends.
-        source = (best + 1)[:, None] + step % available[:, None]
-        tokens = jnp.take_along_axis(text, source, axis=1)
-        length = jnp.where(best < row_start, jnp.minimum(available, gamma), gamma)
-        found = jnp.max(score, axis=-1) >= 0
-        return Draft(jnp.maximum(tokens, 0), jnp.where(found, length, 0).astype(context.length.dtype))
+        source = (best + 1)[..., None] + step % available[..., None]
+        tokens = jnp.take_along_axis(text[:, None], source, axis=2)
+        length = jnp.where(found, jnp.where(best < row_start, jnp.minimum(available, gamma), gamma), 0)
+        if tree is None:
+            return Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(context.length.dtype))
+        # Any longer match outweighs all shorter ones together.
+        weight = float(MATCHES) ** jnp.take_along_axis(match, best, axis=1).astype(jnp.float32)
+        return continuations.as_tree(tokens, step < length[..., None], weight, tree.nodes)
 
-    return Drafter(init, propose, no_commit, may_be_empty=True)
+    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree)
 
 
 def _text(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:

@@ -1,6 +1,6 @@
 """Retrieval: what followed the last tokens in a datastore of texts (REST, He et al., arXiv 2311.08252).
 
-Shapes: B batch, K lengths of match, W tokens of the longest match, C candidates, G gamma; N and M as in `datastore`.
+Shapes: B batch, K lengths of match, W tokens of the longest match, C occurrences, G gamma; N and M as in `datastore`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import datastore
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, Weights
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
 from jaxspec.datastore import Datastore, DatastoreError
+from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, no_state, searched
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
@@ -35,15 +36,17 @@ def retrieval(
     *,
     longest: int = 8,
     shortest: int = 2,
-    candidates: int = 32,
+    occurrences: int = 32,
+    candidates: int = 1,
+    length: int = 5,
 ) -> Bound[Drafter]:
     """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
 
     The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
-    bisection in its suffix array. Of the places where the longest match occurs at most `candidates`, evenly spread over
-    their order, vote for the next token, those with that token for the one after, and so on; a tie goes to the lowest
-    id. The draft ends where no candidate goes on, and is empty where nothing matches. Everything happens on the
-    device: the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 - 1 ids or more) for the token.
+    bisection in its suffix array. Of the places where the longest match occurs at most `occurrences`, evenly spread
+    over their order, vote for the next token, those with that token for the one after, and so on; a tie goes to the
+    lowest id. The draft ends where none goes on, and is empty where nothing matches. Everything happens on the device:
+    the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 - 1 ids or more) for the token.
 
     Args:
         store: what `datastore.load` gives, or the folder.
@@ -51,11 +54,14 @@ def retrieval(
             compare, the datastore may have no more ids than it.
         longest, shortest: tokens to match, at most (31) and at least. 1 drafts most often, more
             draft better.
-        candidates: most occurrences that vote.
+        occurrences: most places that vote.
+        candidates: continuations to propose. Above 1 they make a tree of what follows most often, of at most
+            candidates x length nodes, and gamma is not read.
+        length: of each, in such a tree.
 
     Raises:
-        ValueError: not 1 <= shortest <= longest <= 31, no candidates, or a datastore that is damaged or the target's
-            tokens are not those it was built with.
+        ValueError: not 1 <= shortest <= longest <= 31, no occurrences or candidates, or a datastore that is damaged or
+            the target's tokens are not those it was built with.
 
     Example:
         >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
@@ -69,14 +75,16 @@ def retrieval(
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     if longest > LONGEST:
         raise ValueError(f"longest is {longest}: expected at most {LONGEST}")
-    if candidates < 1:
-        raise ValueError(f"candidates is {candidates}: expected at least 1")
+    if occurrences < 1:
+        raise ValueError(f"occurrences is {occurrences}: expected at least 1")
+    continuations.check(candidates, length)
     if not isinstance(store, Datastore):
         store = datastore.load(store)
     if target is not None:
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
-    return Bound(_retrieval(longest, shortest, candidates), params)
+    tree = TreeSize(candidates * length, length) if candidates > 1 else None
+    return Bound(_retrieval(longest, shortest, occurrences, tree), params)
 
 
 def _check(store: Datastore, target: Model) -> None:
@@ -95,7 +103,7 @@ def _check(store: Datastore, target: Model) -> None:
 
 
 @functools.cache
-def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
+def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | None) -> Drafter:
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         return searched(lambda: search(weights.draft, context.row, context.gamma), context), caches
 
@@ -104,17 +112,20 @@ def _retrieval(longest: int, shortest: int, candidates: int) -> Drafter:
         low, high = _ranges(store, _wanted(context, sizes, longest), sizes)
         best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs
         low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))
-        voter = jnp.arange(candidates, dtype=jnp.int32)[None, :]
-        count = jnp.minimum(high - low, candidates)
+        voter = jnp.arange(occurrences, dtype=jnp.int32)[None, :]
+        count = jnp.minimum(high - low, occurrences)
         # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
         each, left = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
         chosen = low + voter * each + voter * left // jnp.maximum(count, 1)
         found = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
         follow = _read(store, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
-        tokens, length = _vote(follow, voter < count)
-        return Draft(tokens, length.astype(context.length.dtype))
+        if tree is None:
+            tokens, length = _vote(follow, voter < count)
+            return Draft(tokens, length.astype(context.length.dtype))
+        real = jnp.cumprod(jnp.logical_and(follow > 0, (voter < count)[..., None]).astype(jnp.int32), axis=-1) > 0
+        return continuations.as_tree(jnp.maximum(follow - 1, 0), real, jnp.ones(voter.shape), tree.nodes)
 
-    return Drafter(no_state, propose, no_commit, may_be_empty=True)
+    return Drafter(no_state, propose, no_commit, may_be_empty=True, tree=tree)
 
 
 def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:

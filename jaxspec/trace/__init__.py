@@ -5,6 +5,19 @@ pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), enco
 """
 
 from jaxspec.trace.html import html, page
-from jaxspec.trace.rounds import Judged, Round, Spelt, judge, of_row, spell, spelt
+from jaxspec.trace.rounds import Branch, Judged, Round, Spelt, branches, judge, of_row, spell, spelt, spelt_branches
 
-__all__ = ["Judged", "Round", "Spelt", "html", "judge", "of_row", "page", "spell", "spelt"]
+__all__ = [
+    "Branch",
+    "Judged",
+    "Round",
+    "Spelt",
+    "branches",
+    "html",
+    "judge",
+    "of_row",
+    "page",
+    "spell",
+    "spelt",
+    "spelt_branches",
+]

@@ -10,7 +10,7 @@ import html as escaping
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.trace.rounds import Round, spelt
+from jaxspec.trace.rounds import Round, spelt, spelt_branches
 
 BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
 LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
@@ -20,12 +20,13 @@ STYLES = {
     "rejected draft token": "color:#c0392b;text-decoration:line-through",
     "the target's own token": "color:#0059b3;text-decoration:underline",
 }
+FATES = {"accepted": "accepted draft token", "rejected": "rejected draft token", "own": "the target's own token"}
 # Line ends and other control characters, which HTML would swallow or refuse, as the signs that stand for them.
 SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421", ord("\n"): "⏎", ord("\t"): "⇥"}
 
 
 def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) -> str:
-    """A `<div>` with one line a round, as `IPython.display.HTML` takes it.
+    """A `<div>` with one line a round, as `IPython.display.HTML` takes it; a tree's round unfolds to the tree.
 
     Args:
         rounds: see `of_row`.
@@ -44,7 +45,8 @@ def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) 
         before, *parts = spelt(tokenizer, step)
         before = before if len(before) <= context else "…" + before[len(before) - context :]
         spans = [_span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text]
-        lines.append(f'<div style="{LINE}">{number:>{width}}  <bdi>{"".join(spans)}</bdi></div>')
+        line = f"{number:>{width}}  <bdi>{''.join(spans)}</bdi>"
+        lines.append(f'<div style="{LINE}">{_unfolding(line, tokenizer, step)}</div>')
     return f'<div style="{BOX}">' + "\n".join(lines) + "</div>"
 
 
@@ -62,6 +64,17 @@ def page(rounds: Sequence[Round], tokenizer: Any = None, *, title: str = "Trace"
     body = html(rounds, tokenizer, context=context)
     head = f'<meta charset="utf-8"><title>{_escaped(title)}</title>'
     return f"<!doctype html><html><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def _unfolding(line: str, tokenizer: Any, step: Round) -> str:
+    """A line that shows, on a click, the tree of its round."""
+    branches = spelt_branches(tokenizer, step)
+    if not branches:
+        return line
+    drawn = [
+        lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens) for lead, tokens in branches
+    ]
+    return f'<details><summary>{line}</summary><div style="margin-left:3em">{"<br>".join(drawn)}</div></details>'
 
 
 def _span(name: str, text: str) -> str:

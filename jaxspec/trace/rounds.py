@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -98,6 +99,66 @@ def judge(step: Round) -> Judged:
     return Judged(step.new[:n], children, step.new[n:])
 
 
+class Branch(NamedTuple):
+    """A line of a tree: nodes that follow each other without a sibling.
+
+    Attributes:
+        lead: the lines that lead to it, drawn.
+        tokens: with what became of each: "accepted", "rejected" (it had a trial), "untried", or "own", which is the
+            target's, after the accepted ones.
+        before: the tokens that precede them.
+    """
+
+    lead: str
+    tokens: list[tuple[int, str]]
+    before: list[int]
+
+
+def branches(step: Round) -> list[Branch]:
+    """A round's tree, a line for each branch, siblings in the order of their trials; none for a chain.
+
+    >>> step = Round([], new=[5, 8, 9], draft=[4, 5, 8, 2, 3], num_accepted=2, parent=[0, 0, 2, 2, 1], path=[1, 2])
+    >>> for lead, tokens, _ in branches(step):
+    ...     print(lead + " ".join(f"{token}{fate[0]}" for token, fate in tokens))
+    ├─ 4r 3u
+    └─ 5a
+       ├─ 8a 9o
+       └─ 2u
+    """
+    if step.parent is None or step.path is None:
+        return []
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(step.parent):
+        children.setdefault(parent, []).append(node + 1)
+    accepted = [0, *(node + 1 for node in step.path)]
+    following = dict(itertools.pairwise(accepted))
+    own = step.new[step.num_accepted :]
+    found: list[Branch] = []
+
+    def fate(node: int, parent: int) -> str:
+        if node in accepted:
+            return "accepted"
+        return "rejected" if parent in accepted and node < following.get(parent, node + 1) else "untried"
+
+    def below(parent: int, lead: str, before: list[int]) -> None:
+        # The target's own token is one more child of the last accepted node: -1.
+        nodes = [*children.get(parent, []), *([-1] if parent == accepted[-1] and own else [])]
+        for index, node in enumerate(nodes):
+            last, tokens, above = index == len(nodes) - 1, [], parent
+            while True:
+                tokens.append((own[0], "own") if node < 0 else (step.draft[node - 1], fate(node, above)))
+                under = [*children.get(node, []), *([-1] if node == accepted[-1] and own else [])] if node > 0 else []
+                if len(under) != 1:
+                    break
+                above, node = node, under[0]
+            found.append(Branch(lead + ("└─ " if last else "├─ "), tokens, before))
+            if node > 0 and under:
+                below(node, lead + ("   " if last else "│  "), [*before, *(token for token, _ in tokens)])
+
+    below(0, "", list(step.before))
+    return found
+
+
 def spelt(tokenizer: Any, step: Round) -> Spelt:
     """A round as text; without a tokenizer, as ids."""
     accepted, rejected, own = judge(step)
@@ -123,3 +184,13 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def spelt_branches(tokenizer: Any, step: Round) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The lines of a round's tree as text: what leads to each, and its tokens with what became of them."""
+    found = []
+    for lead, tokens, before in branches(step):
+        ids = [token for token, _ in tokens]
+        pieces = [f" {token}" for token in ids] if tokenizer is None else spell(tokenizer, before, ids)
+        found.append((lead, [(piece, fate) for piece, (_, fate) in zip(pieces, tokens, strict=True)]))
+    return found

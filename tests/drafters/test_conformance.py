@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters, policies
+from jaxspec import accept, datastore, drafters, policies
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import as_drafter
@@ -45,6 +45,13 @@ DRAFTERS = {
     "fallback": drafters.fallback(drafters.prompt_lookup(2, 2), drafters.without_backoff(TRIGRAM), MODEL),
     "a tree": drafters.tree(MODEL, (2, 1)),
     "a tree of n-grams": drafters.tree(TABLES, (1, 2), draw="mixed"),
+    "a ragged tree": drafters.tree(MODEL, shape=[(0,), (1,), (1, 0), (1, 1)], draw="without_replacement"),
+    "sequences": drafters.sequences(MODEL, k=2, length=2),
+    "a dynamic tree": drafters.dynamic_tree(MODEL, nodes=4, depth=3, width=2),
+    "a dynamic tree of n-grams": drafters.dynamic_tree(TABLES, nodes=3, depth=2, width=2),
+    "token_recycling": drafters.token_recycling([(0,), (1,), (0, 0)]),
+    "prompt_lookup, a tree": drafters.prompt_lookup(2, candidates=2, length=2),
+    "retrieval, a tree": drafters.retrieval(STORE, longest=2, shortest=1, candidates=2, length=2),
 }
 MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
@@ -55,10 +62,12 @@ POLICIES = {
     "adaptive": policies.adaptive(0.1, 0.1, pause=1),
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
-SELDOM = ("a model", "its argmax", "unigram", "a tree of n-grams")  # others stand for these
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
+STAND_FOR_TREES = {"a tree", "token_recycling"}
+SELDOM = {"a model", "its argmax", "unigram", *TREES} - STAND_FOR_TREES  # others stand for these
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
-PAIRS = [(name, policy) for name in DRAFTERS for policy in POLICIES if not (name in TREES and policy in STOPPING)]
+OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
+PAIRS = [(name, policy) for name in DRAFTERS for policy in (OF_TREES.get(name, ()) if name in TREES else POLICIES)]
 QUICK = {("a model", name) for name in POLICIES}
 QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")}
 
@@ -103,9 +112,16 @@ def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
     assert certify(target, drafter=DRAFTERS[name], gamma=2, prompt=prompt, steps=3) < EXACT
 
 
-def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter():
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_coupled_text_is_plain_samplings_distribution_on_trees(name):
+    assert certify(TARGET, drafter=DRAFTERS[name], accept=accept.coupled(), prompt=PROMPT, steps=3) < EXACT
+
+
+@pytest.mark.parametrize("name", ["online_ngram", *(pytest.param(x, marks=_slow(True)) for x in ("token_recycling",))])
+def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter(name):
     """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
-    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS["online_ngram"], gamma=2), EVERYTHING, PLAIN)
+    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], gamma=2), EVERYTHING, PLAIN)
     distribution = decoder_distribution(job, steps=4, merge=False)
     assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, PLAIN, 4)) < EXACT
 
@@ -124,6 +140,10 @@ AMONG = {
     "fallback": drafters.fallback(drafters.prompt_lookup(3, 3), drafters.without_backoff(BIG_TABLES), BIG_MODEL),
     "retrieval": drafters.retrieval(datastore.build([[*row, *row] for row in WRITTEN], vocab_size=6)),
     "a tree": drafters.tree(BIG_MODEL, (2, 2, 1)),
+    "sequences": drafters.sequences(BIG_MODEL, k=3, length=2),
+    "a dynamic tree": drafters.dynamic_tree(BIG_MODEL, nodes=6, depth=3, width=3),
+    "token_recycling": drafters.token_recycling(),
+    "prompt_lookup, a tree": drafters.prompt_lookup(candidates=2, length=4),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
 
@@ -157,7 +177,7 @@ def test_rows_depend_on_no_other_row(name, greedy):
             assert texts.setdefault(row, text) == text
     assert texts[1][0] == greedy
     assert any(drafted > 0 for _, _, drafted in texts.values())
-    if name in MAY_BE_EMPTY:
+    if name in MAY_BE_EMPTY - TREES:
         assert any(drafted < 3 * rounds for _, rounds, drafted in texts.values())
 
 

@@ -53,7 +53,7 @@ def drafted(drafter, row, gamma):
 @pytest.mark.parametrize(("longest", "shortest"), [(4, 1), (6, 3), (2, 2), (31, 2)])
 def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
     drafter = drafters.retrieval(
-        datastore.build(ROWS, vocab_size=VOCAB), longest=longest, shortest=shortest, candidates=200
+        datastore.build(ROWS, vocab_size=VOCAB), longest=longest, shortest=shortest, occurrences=200
     )
     asked = [RANDOM.integers(VOCAB, size=n).tolist() for n in RANDOM.integers(1, 9, size=40)]
     asked += [ROWS[0][3:20], ROWS[4][-7:], ROWS[2][:3], [*ROWS[0][:5], 4, 4, 4, 4]]
@@ -70,9 +70,9 @@ def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
 def test_of_many_occurrences_some_vote_from_all_over():
     """9 of 10 documents go on with 3; the few that vote are spread over all."""
     rows = [[1, 2, 0]] * 10 + [[1, 2, 3]] * 90
-    for candidates in (1, 3, 20):
-        drafter = drafters.retrieval(datastore.build(rows, vocab_size=4), candidates=candidates)
-        assert drafted(drafter, ROW, 1) == [[0 if candidates == 1 else 3]]
+    for occurrences in (1, 3, 20):
+        drafter = drafters.retrieval(datastore.build(rows, vocab_size=4), occurrences=occurrences)
+        assert drafted(drafter, ROW, 1) == [[0 if occurrences == 1 else 3]]
 
 
 def test_greedy_text_is_the_same_and_takes_few_rounds_where_the_datastore_has_it(tmp_path):
@@ -112,7 +112,7 @@ def test_bad_arguments():
         drafters.retrieval(store, longest=2, shortest=3)
     with pytest.raises(ValueError, match="longest is 32: expected at most 31"):
         drafters.retrieval(store, longest=32)
-    with pytest.raises(ValueError, match="candidates is 0: expected at least 1"):
+    with pytest.raises(ValueError, match="candidates is 0 and length 5: expected at least 1 of each"):
         drafters.retrieval(store, candidates=0)
     with pytest.raises(ValueError, match="no datastore at nowhere"):
         drafters.retrieval("nowhere")

@@ -1,14 +1,15 @@
 """Pictures: pure functions from numbers to a matplotlib Figure. They need the extra: jaxspec-decoding[figures].
 
 `theory` draws the paper's Figures 2, 3 and 4 and the speed-up over alpha and gamma; `sampling`, how two distributions
-make a third, and how fast samples show it; `trace`, Figure 5: what a generation spends its time on. `style` is their
-look.
+make a third, and how fast samples show it; `trace`, Figure 5: what a generation spends its time on; `tree`, a token
+tree. `style` is their look.
 """
 
 from jaxspec.analysis.figures.sampling import decomposition, distribution_distance
 from jaxspec.analysis.figures.style import save
 from jaxspec.analysis.figures.theory import expected_tokens, landscape, optimal_gamma, trade_off
 from jaxspec.analysis.figures.trace import trace_diagram
+from jaxspec.analysis.figures.tree import tree_diagram
 
 __all__ = [
     "decomposition",
@@ -19,4 +20,5 @@ __all__ = [
     "save",
     "trace_diagram",
     "trade_off",
+    "tree_diagram",
 ]

@@ -1,0 +1,152 @@
+"""Static trees: which node follows which, the same for every row and round, and the order in which they are drafted."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxspec import tree as trees
+
+Choices = tuple[tuple[int, ...], ...]
+"""A tree as the ranks on the way to each node: (1, 0) is the first child of the root's second child."""
+
+
+class Level(NamedTuple):
+    """The children of the nodes of one depth.
+
+    Attributes:
+        parents: the fed tokens whose children these are: 0 the last committed one, j node j - 1.
+        counts: how many children each of them has; of the first ranks, in order.
+        deeper: those of the children that are fed in their turn, as numbers among all of `parents` times the most
+            children, rank by rank.
+    """
+
+    parents: tuple[int, ...]
+    counts: tuple[int, ...]
+    deeper: tuple[int, ...]
+
+
+class Shape(NamedTuple):
+    """A static tree. Nodes that are fed come first, level by level; then those that end a path.
+
+    Feeding is what costs: a node without children need not be, so that the drafter's distributions lie side by side,
+    entry i after fed token i, with none for tokens that have no children.
+
+    Attributes:
+        parents: as in `base.Draft`.
+        depths: of each node, 1 for those after the last committed token.
+        fed: how many of the nodes are fed.
+        levels: from the last committed token down.
+        order: of each node, its place among the children of all levels (each with as many as the most of its level).
+    """
+
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    fed: int
+    levels: tuple[Level, ...]
+    order: tuple[int, ...]
+
+
+def branching(counts: Sequence[int]) -> Choices:
+    """The tree in which every node of depth d has counts[d] children.
+
+    >>> branching((2, 1))
+    ((0,), (1,), (0, 0), (1, 0))
+    """
+    depths = range(1, len(counts) + 1)
+    return tuple(node for depth in depths for node in itertools.product(*map(range, counts[:depth])))
+
+
+def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
+    """The tree with the most accepted tokens if a node's child of rank r is accepted with probability acceptance[r].
+
+    The nodes that are reached most often, one after the other. `analysis.tree.optimal` weighs costs, too.
+
+    Args:
+        acceptance: falling.
+        nodes: how many there are to be.
+        depth: of the deepest, at most.
+
+    >>> by_rank((0.6, 0.3), nodes=4, depth=3)
+    ((0,), (0, 0), (1,), (0, 0, 0))
+    """
+    found: list[tuple[int, ...]] = []
+    frontier: list[tuple[float, tuple[int, ...]]] = [(-acceptance[0], (0,))]
+    while frontier and len(found) < nodes:
+        reached, node = heapq.heappop(frontier)
+        found.append(node)
+        rank = node[-1]
+        if rank + 1 < len(acceptance):
+            heapq.heappush(frontier, (reached / acceptance[rank] * acceptance[rank + 1], (*node[:-1], rank + 1)))
+        if len(node) < depth:
+            heapq.heappush(frontier, (reached * acceptance[0], (*node, 0)))
+    return tuple(found)
+
+
+@functools.cache
+def shape_of(choices: Choices) -> Shape:
+    """A tree of ranks as a `Shape`.
+
+    Raises:
+        ValueError: no nodes, one without its parent or its elder sibling, or one that is named twice.
+
+    >>> shape = shape_of(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))  # a b, c d after a, e after c
+    >>> shape.parents, shape.fed  # a c are fed, b d e end paths
+    ((0, 1, 0, 1, 2), 2)
+    >>> shape.levels[1]
+    Level(parents=(1,), counts=(2,), deeper=(0,))
+    """
+    if not choices:
+        raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
+    trees.of_choices(choices)  # refuses what is no tree
+    nodes = sorted(choices, key=lambda node: (len(node), node))
+    known = set(nodes)
+    for node in nodes:
+        if node[-1] and (*node[:-1], node[-1] - 1) not in known:
+            raise ValueError(
+                f"the tree has the node {node} and not its elder sibling {(*node[:-1], node[-1] - 1)}: ranks are to "
+                "have no gaps; add it"
+            )
+    # A node's younger siblings come after it, so the elder siblings of a fed one are fed, too.
+    inner: set[tuple[int, ...]] = set()
+    for node in nodes:
+        if len(node) > 1:
+            inner |= {(*node[:-2], rank) for rank in range(node[-2] + 1)}
+    nodes.sort(key=lambda node: node not in inner)
+    number = {(): 0} | {node: index + 1 for index, node in enumerate(nodes)}
+    levels, place, width = [], {}, 0
+    for depth in range(max(map(len, nodes))):
+        parents = [node for node in [(), *nodes[: len(inner)]] if len(node) == depth]
+        counts = [sum(node[:-1] == parent and len(node) == depth + 1 for node in nodes) for parent in parents]
+        most, deeper = max(counts), []
+        for index, parent in enumerate(parents):
+            for rank in range(counts[index]):
+                place[(*parent, rank)] = width + index * most + rank
+                deeper += [index * most + rank] if (*parent, rank) in inner else []
+        levels.append(Level(tuple(number[parent] for parent in parents), tuple(counts), tuple(deeper)))
+        width += len(parents) * most
+    return Shape(
+        tuple(number[node[:-1]] for node in nodes),
+        tuple(map(len, nodes)),
+        len(inner),
+        tuple(levels),
+        tuple(place[node] for node in nodes),
+    )
+
+
+def seen(shape: Shape) -> np.ndarray:
+    """`seen[j, i]`: draft token i is on the path to fed token j, itself included [1 + fed, nodes].
+
+    >>> seen(shape_of(branching((2, 1)))).astype(int).tolist()
+    [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    """
+    found = np.zeros((len(shape.parents) + 1, len(shape.parents)), bool)
+    for node, parent in enumerate(shape.parents):
+        found[node + 1] = found[parent]
+        found[node + 1, node] = True
+    return found[: shape.fed + 1]

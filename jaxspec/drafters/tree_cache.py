@@ -1,0 +1,123 @@
+"""A model that reads trees: its cache holds the nodes of a round, and follows the path that is accepted.
+
+The nodes lie after the committed row, in the order in which they were fed; the last committed token is the one before
+them. Those that end a path need not be fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec import buffers
+from jaxspec.base import (
+    Cache,
+    Caches,
+    Commit,
+    DraftContext,
+    DraftInit,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Verdict,
+    Weights,
+)
+from jaxspec.drafters.model import ModelState, known, last_logits, read_last_two
+
+Logits = tuple[Float[Array, "B n W"], Cache]
+Read = Callable[[Cache], Logits]
+
+
+class TreeState(NamedTuple):
+    """`ModelState`, and where the tree lies in the cache.
+
+    Attributes:
+        cache: of the model.
+        seen: how many tokens of each row it holds for certain.
+        start: how long each row was when its tree was drafted: its first node's place.
+        slots: each draft token's place after `start`; -1: it was not fed.
+    """
+
+    cache: Cache
+    seen: Int[Array, " B"]
+    start: Int[Array, " B"]
+    slots: Int[Array, "B N"]
+
+
+def check_takes_trees(model: Model) -> None:
+    """Raises:
+    ValueError: the model takes chains only.
+    """
+    if model.lm.select is None:
+        raise ValueError(
+            f"{model.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
+        )
+
+
+def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
+    """The state after the prompt, of trees of so many nodes."""
+
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
+        _, cache = lm.prefill(weights.draft, prompt, buffers.prefill_length(lm, prompt) + headroom)
+        length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
+        return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
+
+    return init
+
+
+def read_row(lm: LanguageModel, params: Params, state: TreeState, context: DraftContext, width: int) -> Logits:
+    """The logits after each row's last committed token, and a cache that holds the whole row.
+
+    `width`: tokens of a pass that reads what was committed in rounds without a draft.
+    """
+    before = ModelState(state.cache, state.seen)
+    width = width if context.adaptive else 0
+    forward, cache = read_last_two(lm, params, before, context.row, context.limit > 0, width)
+    return last_logits(lm, params, forward)[:, None], cache
+
+
+def read_nodes(
+    lm: LanguageModel, params: Params, cache: Cache, tokens: Int[Array, "B n"], parent: Int[Array, "B F"]
+) -> Logits:
+    """The logits after the next n nodes; `parent` is that of all nodes fed so far, with these, as `Extend` has it."""
+    forward, cache = lm.extend(params, cache, known(lm, tokens), parent)
+    return forward.logits, cache
+
+
+def after_draft(state: TreeState, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> TreeState:
+    """The state after a tree was drafted; rows that may not draft keep the place of their last one."""
+    drafted, length = context.limit > 0, context.row.length
+    slots = jnp.where(drafted[:, None], slots, state.slots)
+    return TreeState(cache, jnp.where(drafted, length, state.seen), jnp.where(drafted, length, state.start), slots)
+
+
+def commit_for(lm: LanguageModel, levels: int) -> Commit:
+    """Moves the accepted nodes to the front; `levels`: how many nodes of a path are fed at most."""
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        state, path = caches.draft, verdict.path
+        cache, seen = state.cache, state.seen
+        if levels and path is not None and lm.select is not None:
+            step = jnp.arange(levels, dtype=path.dtype)[None, :]
+            slot = jnp.take_along_axis(state.slots, path[:, :levels], axis=1)
+            fed = jnp.logical_and(slot >= 0, step < verdict.num_accepted[:, None])
+            # Nothing else moves: in a round without a draft `start` lies in what is committed.
+            cache = lm.select(cache, state.start, jnp.where(fed, slot, step))
+            seen = seen + jnp.sum(fed, axis=1, dtype=seen.dtype)
+        return caches._replace(draft=state._replace(cache=cache, seen=jnp.minimum(seen, row.length - 2)))
+
+    return commit
+
+
+def read_if_wanted(context: DraftContext, depth: int, read: Read, cache: Cache, shape: tuple[int, ...]) -> Logits:
+    """What `read` gives of a cache; where no row may draft so deep, zeros of that shape, and the cache as it is."""
+    if not context.adaptive:
+        return read(cache)
+    nothing = jnp.zeros(shape, jnp.float32)
+    return jax.lax.cond(jnp.any(context.limit > depth), read, lambda cache: (nothing, cache), cache)

@@ -1,0 +1,301 @@
+"""Drafters of trees: which nodes they propose, that their caches follow the accepted path, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import accept, buffers, drafters, policies, trace, tree
+from jaxspec.base import Caches, Distribution, DraftContext, Draw, Forward, Prompt, Verdict, Weights
+from jaxspec.drafters import shape as shapes
+from jaxspec.drafters.best_first import candidates, grow
+from jaxspec.noise import row_keys
+from jaxspec.testing import table_model, table_model_from
+
+VOCAB, NEW = 7, 20
+TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
+BLEND = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), VOCAB, sharpness=2.0).params)
+PROMPTS = buffers.pad([[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]], 8)
+RAGGED = [(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0), (1, 1, 0, 0)]  # deep under a second child's second
+MADE = {
+    "ragged": drafters.tree(BLEND, shape=RAGGED),
+    "sequences": drafters.sequences(BLEND, k=3, length=4),
+    "dynamic": drafters.dynamic_tree(BLEND, nodes=8, depth=4, width=3),
+    "recycling": drafters.token_recycling(),
+    "lookup": drafters.prompt_lookup(candidates=2, length=4),
+    "n-grams": drafters.dynamic_tree(drafters.bigram([[3, 1, 4, 1, 5, 2, 6]], TARGET), nodes=4, depth=2, width=2),
+}
+
+
+def tokens_of(out):
+    return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return tokens_of(jaxspec.generate(TARGET, PROMPTS, max_new_tokens=NEW))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_greedy_text_is_plain_decodings(name, plain):
+    out = jaxspec.generate(TARGET, PROMPTS, drafter=MADE[name], max_new_tokens=NEW)
+    assert tokens_of(out) == plain
+    assert out.stats.accepted.sum() > 10
+    assert (out.trace.draft_length <= MADE[name].functions.tree.nodes).all()
+
+
+@pytest.mark.parametrize("name", ["ragged", "dynamic", "recycling"])
+def test_a_policy_limits_the_depth(name, plain):
+    limits = [0, 1, 2, 3]
+    out = jaxspec.generate(TARGET, PROMPTS, drafter=MADE[name], policy=policies.constant(limits), max_new_tokens=NEW)
+    assert tokens_of(out) == plain
+    assert (out.trace.num_accepted.max(axis=1) <= limits).all()
+
+
+def itself(name):
+    """The target drafts for itself: whether its cache follows the path shows in what it proposes next."""
+    if name == "dynamic":
+        return drafters.dynamic_tree(TARGET, nodes=5, depth=3, width=2)
+    return drafters.tree(TARGET, shape=[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])
+
+
+@pytest.mark.parametrize("name", ["dynamic", "ragged"])
+def test_its_own_target_accepts_the_most_probable_path(name):
+    out = jaxspec.generate(TARGET, PROMPTS, drafter=itself(name), max_new_tokens=NEW)
+    committed = out.trace.num_committed[:, :-1][out.trace.num_committed[:, 1:] > 0]  # but for the last round
+    assert (committed >= (4 if name == "ragged" else 2)).all() and committed.max() == 4
+
+
+def context_of(row, limit, to_distribution=None):
+    keys = row_keys(jax.random.key(0), len(row.length))
+    return DraftContext(keys, row, jnp.asarray(limit, jnp.int32), 9, False, to_distribution)
+
+
+# --- static shapes
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [RAGGED, shapes.branching((2, 1, 3)), shapes.by_rank((0.5, 0.3, 0.1), 20, 5), [(0,)], [(0,), (1,), (2,)]],
+)
+def test_a_shape_is_the_tree_that_its_ranks_say(choices):
+    shape = shapes.shape_of(tuple(map(tuple, choices)))
+    parents = np.array(shape.parents)
+    assert (parents <= np.arange(len(parents))).all()
+    # A node's children, in order, and so the ranks that lead to each node.
+    path = {0: ()}
+    for node, parent in enumerate(shape.parents):
+        path[node + 1] = (*path[parent], list(shape.parents[:node]).count(parent))
+    assert sorted(list(path.values())[1:]) == sorted(map(tuple, choices))
+    assert shape.depths == tuple(len(path[node + 1]) for node in range(len(parents)))
+    assert set(shape.parents) - {0} <= set(range(1, shape.fed + 1)), "whoever has children is fed"
+    assert list(shape.depths[: shape.fed]) == sorted(shape.depths[: shape.fed])
+    fed_parents = jnp.asarray(shape.parents)[None]
+    expected = np.asarray(tree.ancestors(tree.fed(fed_parents)))[0, : shape.fed + 1, 1:]
+    np.testing.assert_array_equal(shapes.seen(shape), expected)
+
+
+def test_a_chain_and_a_branching_are_shapes():
+    assert drafters.tree(BLEND, (1, 1)).functions is drafters.tree(BLEND, shape=[(0, 0), (0,)]).functions
+    assert drafters.tree(BLEND, (2, 1)).functions is drafters.tree(BLEND, shape=shapes.branching((2, 1))).functions
+
+
+def test_the_children_of_a_ragged_tree_are_the_most_probable_tokens():
+    """At temperature 0, node by node, against the table."""
+    row = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
+    drafter = drafters.tree(TARGET, shape=RAGGED)
+    functions = drafter.functions
+    state = functions.init(Weights(None, TARGET.params), row, 20, None)
+    greedy = lambda logits, *_: Distribution(tokens=jnp.argmax(logits, axis=-1), logits=logits)  # noqa: E731
+    context = context_of(row, [9], greedy)
+    draft, _ = functions.propose(Weights(None, TARGET.params), Caches(None, state), context)
+    shape, table, texts = shapes.shape_of(tuple(RAGGED)), np.asarray(TARGET.params), {0: [1, 4]}
+    for node, parent in enumerate(shape.parents):
+        rank = list(shape.parents[:node]).count(parent)
+        before = texts[parent]
+        best = np.argsort(-table[before[-2], before[-1]], kind="stable")[rank]
+        assert draft.tokens[0, node] == best
+        texts[node + 1] = [*before, int(best)]
+    assert draft.parent.tolist() == [list(shape.parents)]
+
+
+def test_what_follows_a_repeated_token_follows_its_twin():
+    """Of 16 rows some draw twins; everything hangs on the first of them, and nothing on the others."""
+    rows = Prompt(jnp.zeros((16, 2), jnp.int32), jnp.full(16, 2))
+    functions = drafters.sequences(BLEND, k=3, length=3).functions
+    weights = Weights(None, BLEND.params)
+    state = functions.init(weights, rows, 20, None)
+    softmax = lambda logits, *_: Distribution(jax.nn.log_softmax(logits))  # noqa: E731
+    draft, _ = functions.propose(weights, Caches(None, state), context_of(rows, [9] * 16, softmax))
+    assert (draft.draws == Draw.WITH_REPLACEMENT).all()
+    twins = 0
+    for tokens, parent in zip(draft.tokens.tolist(), draft.parent.tolist(), strict=True):
+        for first, second in itertools.combinations(range(len(tokens)), 2):
+            if (tokens[first], parent[first]) == (tokens[second], parent[second]):
+                twins += 1
+                assert second + 1 not in parent
+    assert twins > 3
+
+
+# --- dynamic trees
+
+
+def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
+    """Against a search by hand over the drafter's distributions, which here depend on the last token alone."""
+    table = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(4), (VOCAB, VOCAB)))
+    log_q, row = np.asarray(table, np.float64), Prompt(jnp.array([[2], [5]]), jnp.array([1, 1]))
+    nodes, depth, width = 9, 4, 3
+
+    def first(carry):
+        return table[row.tokens], carry
+
+    def following(tokens, parent, carry):
+        assert parent.shape[1] % width == 0
+        return table[tokens], carry
+
+    context = context_of(row, [4, 2], lambda logits, *_: Distribution(logits))
+    draft, fed, _ = grow(first, following, None, context, nodes=nodes, depth=depth, width=width)
+    for b, limit in enumerate([4, 2]):
+        seen, frontier = {}, {(): 0.0}
+        for level in range(min(depth, limit)):
+            new = {}
+            for path, score in frontier.items():
+                last = path[-1] if path else int(row.tokens[b, 0])
+                for token in np.argsort(-log_q[last], kind="stable")[:width]:
+                    new[(*path, int(token))] = score + log_q[last, token]
+            seen |= new
+            frontier = dict(sorted(new.items(), key=lambda item: -item[1])[:width])
+        best = {path for path, _ in sorted(seen.items(), key=lambda item: -item[1])[:nodes]}
+        path = {0: ()}
+        for node, parent in enumerate(draft.parent[b].tolist()):
+            if parent >= 0:
+                assert parent <= node
+                path[node + 1] = (*path[parent], int(draft.tokens[b, node]))
+        assert set(path.values()) - {()} == best
+        inner = {parent - 1 for parent in draft.parent[b].tolist() if parent > 0}
+        assert all(fed[b, node] >= 0 for node in inner), "whoever has children was fed"
+
+
+def test_ties_do_not_separate_children_from_their_parents():
+    """A drafter that is sure: a child's score is its parent's."""
+    certain = jnp.log(jnp.eye(VOCAB))[jnp.array([1, 2, 3, 4, 5, 6, 0])]
+    row = Prompt(jnp.array([[2]]), jnp.array([1]))
+    context = context_of(row, [9], lambda logits, *_: Distribution(logits))
+    draft, _, _ = grow(
+        lambda carry: (certain[row.tokens], carry), lambda tokens, *_: (certain[tokens], None), None, context,
+        nodes=6, depth=4, width=2,
+    )  # fmt: skip
+    assert draft.tokens[0, :4].tolist() == [3, 4, 5, 6]
+    assert draft.parent.tolist() == [[0, 1, 2, 3, -1, -1]]
+    assert candidates(4, 2) == 14
+
+
+# --- what is looked up
+
+
+def test_recycling_proposes_what_the_target_found_after_each_token():
+    functions = drafters.token_recycling([(0,), (1,), (0, 0)]).functions
+    row = Prompt(jnp.array([[4, 2, 4, 3]]), jnp.array([4]))
+    prefilled = Forward(jnp.zeros((1, 1, VOCAB)), jnp.zeros((1, 4, 0)))
+    caches = Caches(None, functions.init(None, row, 9, prefilled))
+    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    assert draft.parent.tolist() == [[-1, -1, -1]]  # nothing followed 3 yet
+    logits = jnp.full((1, 4, VOCAB), -9.0).at[0, 0, 5].set(2.0).at[0, 0, 4].set(1.0)
+    verdict = Verdict(*[jnp.array([0])] * 3, jnp.zeros((1, 3), jnp.int32))
+    row = Prompt(jnp.array([[4, 2, 4, 3, 5, 3]]), jnp.array([6]))
+    caches = functions.commit(None, caches, row, verdict, Forward(logits, None))
+    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    assert draft.tokens.tolist()[0][1] == 4 and draft.parent.tolist() == [[0, 0, -1]]  # after 3: 5, then 4
+    assert draft.tokens.tolist()[0][0] == 5  # after which nothing is known
+    # A token that was read twice has what came last; one that was no node is not entered.
+    again = jnp.full((1, 4, VOCAB), -9.0).at[0, 1, 1].set(2.0).at[0, 2, 6].set(2.0).at[0, 3, 0].set(9.0)
+    caches = functions.commit(None, caches, row, verdict, Forward(again, None))
+    assert caches.draft.table[0, 5, 0] == 1 and caches.draft.table[0, 4, 0] == 6
+    assert caches.draft.table[0, 0].tolist() == [-1, -1]
+
+
+def test_lookups_of_several_continuations():
+    text = [1, 2, 3, 0, 1, 2, 4, 5, 1, 2, 3, 6, 1, 2]
+    row = Prompt(jnp.array([text]), jnp.array([len(text)]))
+    functions = drafters.prompt_lookup(candidates=2, length=2).functions
+    context = context_of(row, [2])._replace(gamma=2)
+    draft, _ = functions.propose(
+        None, Caches(None, functions.init(None, Prompt(row.tokens[:, :1], row.length * 0 + 1), 0, None)), context
+    )
+    paths = {0: ()}
+    for node, parent in enumerate(draft.parent[0].tolist()):
+        paths[node + 1] = (*paths[parent], int(draft.tokens[0, node]))
+    # 3 twice, with 6 most recently, then 0; 4 once.
+    assert list(paths.values())[1:3] == [(3,), (4,)] and (3, 6) in paths.values()
+
+
+# --- views
+
+
+def test_streamed_rounds_are_those_of_a_generation():
+    one = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
+    out = jaxspec.generate(TARGET, one, drafter=MADE["ragged"], max_new_tokens=NEW)
+    whole = trace.of_row(out.tokens[0, : out.lengths[0]].tolist(), out.trace, 0)
+    before, seen = [], 0
+    for piece, step in zip(jaxspec.stream(TARGET, one, drafter=MADE["ragged"], max_new_tokens=NEW), whole, strict=True):
+        found = trace.Round(list(before), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        assert trace.branches(found) == trace.branches(step) and trace.judge(found) == trace.judge(step)
+        before += piece.tokens
+        fates = [fate for branch in trace.branches(found) for _, fate in branch.tokens]
+        accepted, own = trace.judge(found).accepted, trace.judge(found).own
+        assert fates.count("own") == (len(own) if piece.parent is not None else 0)
+        if len(piece.tokens) > piece.num_accepted and piece.parent is not None:
+            assert fates.count("accepted") == len(accepted)
+        assert len(fates) == fates.count("own") + len(piece.draft if piece.parent is not None else [])
+        seen += fates.count("rejected")
+    assert seen > 0
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: drafters.tree(BLEND, shape=[(0,), (1, 0)]),
+            r"has the node \(1, 0\) and not its parent \(1,\): add it",
+        ),
+        (lambda: drafters.tree(BLEND, shape=[(0,), (2,)]), r"not its elder sibling \(1,\)"),
+        (lambda: drafters.tree(BLEND, shape=[(0,), (0,)]), "each node once"),
+        (lambda: drafters.tree(BLEND, shape=[]), "no nodes"),
+        (lambda: drafters.tree(BLEND, (2,), shape=[(0,)]), "both a branching and a shape"),
+        (lambda: drafters.tree(BLEND, ()), "at least one level"),
+        (lambda: drafters.tree(BLEND, (8,)), "has 8 children and the vocabulary 7 tokens"),
+        (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best': expected one of"),
+        (lambda: drafters.sequences(BLEND, k=0), "k is 0 and length 5: expected at least 1"),
+        (lambda: drafters.sequences(BLEND, k=9), "9 children and the vocabulary 7"),
+        (lambda: drafters.dynamic_tree(BLEND, depth=0), "expected at least 1 of each"),
+        (lambda: drafters.dynamic_tree(BLEND, width=8), "width is 8 and the vocabulary has 7 tokens"),
+        (lambda: drafters.dynamic_tree(BLEND, nodes=11, depth=3, width=2), "see 10: expected at most"),
+        (lambda: drafters.token_recycling([(0, 0)]), "not its parent"),
+        (lambda: drafters.prompt_lookup(candidates=0), "candidates is 0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_models_and_rules_of_chains_are_refused():
+    chains = BLEND._replace(lm=BLEND.lm._replace(select=None))
+    for make in (drafters.tree, drafters.sequences, drafters.dynamic_tree):
+        with pytest.raises(ValueError, match=r"takes chains only .* use drafters\.model"):
+            make(chains)
+    options = dict(drafter=MADE["recycling"], max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"the rule block.* judges chains only: use accept\.rejection"):
+        jaxspec.generate(TARGET, PROMPTS, accept=accept.block(), temperature=1.0, key=jax.random.key(0), **options)
+    with pytest.raises(ValueError, match=r"policies\.adaptive\(\) or policies\.constant"):
+        jaxspec.generate(TARGET, PROMPTS, policy=policies.entropy(), **options)
+    with pytest.raises(ValueError, match="drafts trees: fallback takes drafters of chains"):
+        drafters.fallback(MADE["recycling"], BLEND)
