@@ -94,6 +94,22 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert max(off) < 1e-5, off
 
 
+def tree_of(name):
+    """A static tree, whose children are drawn or partly drawn, or one that grows."""
+    if name == "dflash":
+        return drafters.dynamic_tree(drafter_of(name, "decoder"), nodes=3, depth=2, width=2)
+    draw = "mixed" if name == "medusa" else "without_replacement"
+    return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
+
+
+@pytest.mark.parametrize("name", ["eagle 3", "medusa", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
+    options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
+    drafter = tree_of(name)
+    off = [certify(drafter.target, drafter=drafter, sampling_params=params, **options) for params in (PLAIN, COLD)]
+    assert max(off) < 1e-5, off
+
+
 # --- what the next draft is made of
 
 GAMMA, WIDTH, ROOM = 2, 6, 16
@@ -188,6 +204,21 @@ def test_greedy_text_is_plain_decodings(name, target):
         assert out.stats.drafted.sum() > 0
 
 
+@pytest.mark.parametrize(("name", "target"), [("eagle 1", "decoder"), ("eagle 3", "t5"), ("medusa", "gpt")])
+def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
+    """Hidden states follow the path: rounds and accepted tokens are the same; a bushy tree has no fewer accepted."""
+    drafter, rows = drafter_of(name, target), buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
+    chain = jaxspec.generate(target_of(target), rows, drafter=drafter, gamma=2, max_new_tokens=14)
+    trees = [drafters.tree(drafter, counts) for counts in ((1, 1), (3, 3))]
+    tree, bushy = (jaxspec.generate(target_of(target), rows, drafter=tree, max_new_tokens=14) for tree in trees)
+    np.testing.assert_array_equal(tree.tokens, chain.tokens)
+    np.testing.assert_array_equal(tree.stats.rounds, chain.stats.rounds)
+    np.testing.assert_array_equal(tree.stats.accepted, chain.stats.accepted)
+    np.testing.assert_array_equal(bushy.tokens, chain.tokens)
+    assert (np.asarray(bushy.stats.rounds) <= np.asarray(chain.stats.rounds)).all()
+    assert np.asarray(chain.stats.accepted).sum() > 0
+
+
 def test_a_head_that_copies_its_target_is_always_right():
     """Its layers and its head are those that the target itself has after the tap: all draft tokens are accepted.
 
@@ -242,6 +273,13 @@ def test_a_head_for_another_target():
         drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), jnp.zeros((1, D))), made)
     with pytest.raises(ValueError, match="no embed"):
         lookahead_embeddings.head(table_model(jax.random.key(0), 3).lm, 2)
+
+
+def test_trees_that_a_drafter_cannot_draft():
+    with pytest.raises(ValueError, match=r"cannot draft trees: expected a model, or drafters.eagle"):
+        drafters.tree(drafter_of("hydra", "gpt"), (2, 1))
+    with pytest.raises(ValueError, match="the tree has depth 4, and the drafter drafts 3 tokens ahead"):
+        drafters.dynamic_tree(drafter_of("medusa", "gpt"), nodes=5, depth=4, width=2)
 
 
 def test_a_drafter_is_for_the_target_that_it_was_made_for():
