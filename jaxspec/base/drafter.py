@@ -85,6 +85,8 @@ class Drafter(NamedTuple):
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
+        reader: of a drafter of chains: how drafters of trees get its distributions after any node
+            (`drafters.tree_cache.NodeReader`); None: it drafts chains only.
     """
 
     init: DraftInit
@@ -94,6 +96,7 @@ class Drafter(NamedTuple):
     may_be_empty: bool = False
     tree: TreeSize | None = None
     longest: int | None = None
+    reader: Any = None
 
 
 class Bound(NamedTuple, Generic[Functions]):

@@ -25,7 +25,15 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.hidden_states import bound, check_target, draw_in_a_row, on_path, row_of, shared_with
+from jaxspec.drafters.hidden_states import (
+    bound,
+    check_target,
+    draw_in_a_row,
+    on_path,
+    reader_at_once,
+    row_of,
+    shared_with,
+)
 
 
 class BlockState(NamedTuple):
@@ -111,4 +119,12 @@ def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
         seen = row.length - 1
         return caches._replace(draft=BlockState(head.rewind(cache, seen), seen))
 
-    return Drafter(init, propose, commit, longest=head.count)
+    def at_once(weights: Weights, state: BlockState, context: DraftContext) -> Float[Array, "B C V"]:
+        row, shared = context.row, shared_with(lm, weights.target)
+        last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
+        features = head.block(weights.draft, shared, state.cache, last, head.count)
+        return head.logits(weights.draft, shared, features)
+
+    # A sequential head's logits depend on the path.
+    reader = reader_at_once(init, at_once, commit, head.needs, head.count) if head.correct is None else None
+    return Drafter(init, propose, commit, longest=head.count, reader=reader)

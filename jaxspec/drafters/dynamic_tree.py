@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from jaxtyping import Array, Int
 
 from jaxspec.base import (
     Bound,
-    Cache,
     Caches,
     Draft,
     DraftContext,
@@ -22,10 +22,10 @@ from jaxspec.base import (
 )
 from jaxspec.drafters import tree_cache
 from jaxspec.drafters.best_first import candidates, grow
-from jaxspec.drafters.tree_cache import Logits, TreeState
+from jaxspec.drafters.tree_cache import Logits, NodeReader
 
 
-def dynamic_tree(draft: Model, nodes: int = 32, depth: int = 6, width: int = 8) -> Bound[Drafter]:
+def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6, width: int = 8) -> Bound[Drafter]:
     """Drafts a model's `nodes` most probable continuations, as a tree: wide where it is unsure, deep where it is sure.
 
     Level by level the `width` most probable paths are continued by their `width` most probable tokens, which costs
@@ -38,7 +38,7 @@ def dynamic_tree(draft: Model, nodes: int = 32, depth: int = 6, width: int = 8) 
     (`drafters.best_first`).
 
     Args:
-        draft: the model.
+        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`).
         nodes: draft tokens a round.
         depth: of the deepest.
         width: paths that are continued on a level, and tokens that continue each.
@@ -61,37 +61,39 @@ def dynamic_tree(draft: Model, nodes: int = 32, depth: int = 6, width: int = 8) 
     """
     if min(nodes, depth, width) < 1:
         raise ValueError(f"nodes is {nodes}, depth {depth} and width {width}: expected at least 1 of each")
-    tree_cache.check_takes_trees(draft)
-    if width > draft.lm.vocab_size:
+    reader = tree_cache.reader_of(draft, depth)
+    if width > reader.vocab_size:
         raise ValueError(
-            f"width is {width} and the vocabulary has {draft.lm.vocab_size} tokens: expected at most as many"
+            f"width is {width} and the vocabulary has {reader.vocab_size} tokens: expected at most as many"
         )
     if nodes > candidates(depth, width):
         raise ValueError(
             f"nodes is {nodes}, but depth {depth} and width {width} see {candidates(depth, width)}: expected at most "
             "as many; raise the depth or the width"
         )
-    return Bound(_dynamic_tree(draft.lm, nodes, depth, width), draft.params, (draft,))
+    lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
+    return tree_cache.with_trees(draft, _dynamic_tree(reader, lm, nodes, depth, width))
 
 
 @functools.cache
-def _dynamic_tree(lm: LanguageModel, nodes: int, depth: int, width: int) -> Drafter:
+def _dynamic_tree(reader: NodeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
     fed = (depth - 1) * width  # which may be more than are verified
     spare = max(fed - nodes, 0)
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
-        return tree_cache.init_for(lm, nodes)(weights, prompt, headroom + spare, prefilled)
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+        return reader.init(nodes)(weights, prompt, headroom + spare, prefilled)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         state = caches.draft
 
-        def first(cache: Cache) -> Logits:
-            return tree_cache.read_row(lm, weights.draft, state._replace(cache=cache), context, nodes + 1)
+        def first(carry: Any) -> Logits:
+            return reader.first(weights, state, carry, context, nodes + 1)
 
-        def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], cache: Cache) -> Logits:
-            return tree_cache.read_nodes(lm, weights.draft, cache, tokens, parent)
+        def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], carry: Any) -> Logits:
+            return reader.following(weights, tokens, parent, carry)
 
-        draft, slots, cache = grow(first, following, state.cache, context, nodes=nodes, depth=depth, width=width)
-        return draft, caches._replace(draft=tree_cache.after_draft(state, cache, context, slots))
+        carry = reader.start(weights, state, context, fed)
+        draft, slots, carry = grow(first, following, carry, context, nodes=nodes, depth=depth, width=width)
+        return draft, caches._replace(draft=reader.after(state, carry, context, slots))
 
-    return Drafter(init, propose, tree_cache.commit_for(lm, depth - 1), lm, tree=TreeSize(nodes, depth))
+    return Drafter(init, propose, reader.commit(depth - 1), lm, tree=TreeSize(nodes, depth))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxspec.base import (
     Bound,
     Cache,
     Caches,
+    Commit,
     Draft,
     DraftContext,
     Drafter,
@@ -27,6 +28,7 @@ from jaxspec.base import (
 )
 from jaxspec.drafters.hidden_states import bound, check_target, on_path, row_of, shared_with, take
 from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec.drafters.tree_cache import NodeReader
 
 
 class HiddenState(NamedTuple):
@@ -42,6 +44,13 @@ class HiddenState(NamedTuple):
     cache: Cache
     seen: Int[Array, " B"]
     hidden: Float[Array, "B D"]
+
+
+class Nodes(NamedTuple):
+    """A tree in the making: the cache, and the hidden states after the last committed token and each fed node."""
+
+    cache: Cache
+    hidden: Float[Array, "B F+1 D"]
 
 
 def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
@@ -115,13 +124,41 @@ def _recurrent(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         draft, (_, cache) = sequential(first, following, (state.hidden, state.cache), context)
         return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.seen)))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+    def commit(
+        weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
+    ) -> Caches:
         state, shared = caches.draft, shared_with(lm, weights.target)
-        hidden = head.read(weights.draft, on_path(forward, verdict))
+        hidden = head.read(weights.draft, on_path(forward, verdict, depth))
         tokens = buffers.window(row.tokens, state.seen + 1, hidden.shape[1])
         made, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.seen), hidden, tokens)
         count, seen = row.length - 1 - state.seen, row.length - 1  # a finished row has no new pair
         last = jnp.where((count > 0)[:, None], take(made, jnp.maximum(count - 1, 0)), state.hidden)
         return caches._replace(draft=HiddenState(head.rewind(cache, seen), seen, last.astype(state.hidden.dtype)))
 
-    return Drafter(init, propose, commit)
+    # Of a tree: the hidden state after each node that was fed is what its children are paired with.
+
+    def start(weights: Weights, state: HiddenState, context: DraftContext, fed: int) -> Nodes:
+        state = complete(weights, state, context.row)
+        return Nodes(state.cache, jnp.pad(state.hidden[:, None], ((0, 0), (0, fed), (0, 0))))
+
+    def after_root(weights: Weights, state: HiddenState, nodes: Nodes, context: DraftContext, width: int) -> Any:
+        return head.logits(weights.draft, shared_with(lm, weights.target), nodes.hidden[:, :1]), nodes
+
+    def after_nodes(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
+        shared, (fed, new) = shared_with(lm, weights.target), (parent.shape[1], tokens.shape[1])
+        before = jnp.take_along_axis(nodes.hidden, parent[:, fed - new :, None] + 1, axis=1)
+        made, cache = head.extend(weights.draft, shared, nodes.cache, before, tokens, parent)
+        made = made.astype(nodes.hidden.dtype)
+        hidden = jax.lax.dynamic_update_slice_in_dim(nodes.hidden, made, fed - new + 1, axis=1)
+        return head.logits(weights.draft, shared, made), Nodes(cache, hidden)
+
+    def after(state: HiddenState, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> HiddenState:
+        seen = context.row.length - 1
+        return HiddenState(head.rewind(nodes.cache, seen), seen, nodes.hidden[:, 0])
+
+    def commit_of(levels: int) -> Commit:
+        return functools.partial(commit, depth=levels + 1)
+
+    vocab = head.needs.vocab_size
+    reader = NodeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
+    return Drafter(init, propose, commit, reader=reader)

@@ -24,7 +24,16 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.hidden_states import bound, check_target, draw_in_a_row, on_path, row_of, shared_with, take
+from jaxspec.drafters.hidden_states import (
+    bound,
+    check_target,
+    draw_in_a_row,
+    on_path,
+    reader_at_once,
+    row_of,
+    shared_with,
+    take,
+)
 
 
 class HeadsState(NamedTuple):
@@ -96,4 +105,11 @@ def _heads(head: ParallelHeads, lm: LanguageModel) -> Drafter:
         features = on_path(forward, verdict).features
         return caches._replace(draft=HeadsState(take(features, verdict.num_accepted)))
 
-    return Drafter(init, propose, commit, longest=head.count)
+    def at_once(weights: Weights, state: HeadsState, context: DraftContext) -> Float[Array, "B C V"]:
+        shared, none = shared_with(lm, weights.target), jnp.zeros((state.features.shape[0], head.count), jnp.int32)
+        each = [head.logits(weights.draft, shared, i, state.features, none) for i in range(head.count)]
+        return jnp.stack(each, axis=1)
+
+    # Heads that read tokens would need those of each path.
+    reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, head.needs, head.count)
+    return Drafter(init, propose, commit, longest=head.count, reader=reader)

@@ -15,9 +15,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.base import (
     Bound,
+    Commit,
     Draft,
     DraftContext,
     Drafter,
+    DraftInit,
     Forward,
     LanguageModel,
     Model,
@@ -26,8 +28,10 @@ from jaxspec.base import (
     Prompt,
     Shared,
     Verdict,
+    Weights,
 )
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.tree_cache import NodeReader
 
 
 def bound(drafter: Drafter, params: Params, target: Model) -> Bound[Drafter]:
@@ -143,3 +147,38 @@ def _padded(x: Array, gamma: int, width: int) -> Array:
     if x.ndim < 2 or gamma == width:
         return x
     return jnp.pad(x, [(0, 0), (0, width - gamma)] + [(0, 0)] * (x.ndim - 2))
+
+
+def reader_at_once(
+    init: DraftInit,
+    logits: Callable[[Weights, Any, DraftContext], Float[Array, "B C W"]],
+    commit: Commit,
+    needs: Needs,
+    count: int,
+) -> NodeReader:
+    """Trees of a drafter whose distributions depend on the depth alone, and are all known at once.
+
+    Args:
+        init, commit: the drafter's.
+        logits: (weights, state, context) -> those of all `count` draft tokens.
+        needs: the drafter's, of the target.
+        count: of draft tokens that there are logits for.
+    """
+
+    def start(weights: Weights, state: Any, context: DraftContext, fed: int) -> tuple[Array, Array]:
+        return logits(weights, state, context), jnp.zeros((), jnp.int32)
+
+    def first(weights: Weights, state: Any, carry: tuple[Array, Array], context: DraftContext, width: int) -> Any:
+        return carry[0][:, :1], carry
+
+    def following(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], carry: tuple) -> Any:
+        made, depth = carry
+        here = jax.lax.dynamic_slice_in_dim(made, depth + 1, 1, axis=1)
+        return jnp.broadcast_to(here, (*tokens.shape, made.shape[-1])), (made, depth + 1)
+
+    def after(state: Any, carry: tuple[Array, Array], context: DraftContext, slots: Int[Array, "B N"]) -> Any:
+        return state
+
+    return NodeReader(
+        lambda nodes: init, start, first, following, after, lambda levels: commit, needs.vocab_size, count
+    )

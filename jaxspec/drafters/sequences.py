@@ -7,7 +7,7 @@ from jaxspec.drafters.shape import branching
 from jaxspec.drafters.tree import tree
 
 
-def sequences(draft: Model, k: int = 4, length: int = 5) -> Bound[Drafter]:
+def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bound[Drafter]:
     """Drafts k continuations of `length` tokens, drawn independently of each other: a tree of k chains.
 
     Where two of them begin alike, what follows the second follows the first, too, so that nothing is lost: with x y and

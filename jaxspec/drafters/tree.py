@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,16 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import noise
-from jaxspec.base import Bound, Cache, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights
 from jaxspec.drafters import children, tree_cache
 from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Level, Shape, seen, shape_of
 from jaxspec.drafters.shape import branching as branching_choices
+from jaxspec.drafters.tree_cache import NodeReader
 
 
 def tree(
-    draft: Model,
+    draft: Model | Bound[Drafter],
     branching: Sequence[int] | None = None,
     *,
     shape: Sequence[Sequence[int]] | None = None,
@@ -32,7 +34,7 @@ def tree(
     `draw`.
 
     Args:
-        draft: the model.
+        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`).
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
@@ -68,18 +70,19 @@ def tree(
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)
     children.check(draw)
-    tree_cache.check_takes_trees(draft)
     made = shape_of(tuple(tuple(map(int, node)) for node in shape))
-    widest, vocab = max(max(level.counts) for level in made.levels), draft.lm.vocab_size
+    reader = tree_cache.reader_of(draft, len(made.levels))
+    widest, vocab = max(max(level.counts) for level in made.levels), reader.vocab_size
     if widest > vocab:
         raise ValueError(
             f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
         )
-    return Bound(_tree(draft.lm, made, draw), draft.params, (draft,))
+    lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
+    return tree_cache.with_trees(draft, _tree(reader, lm, made, draw))
 
 
 @functools.cache
-def _tree(lm: LanguageModel, shape: Shape, draw: DrawName) -> Drafter:
+def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
@@ -88,21 +91,21 @@ def _tree(lm: LanguageModel, shape: Shape, draw: DrawName) -> Drafter:
         state, batch = caches.draft, context.limit.shape[0]
         keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
-        def read(level: Level, depth: int, tokens: Int[Array, "B F"], cache: Cache):
+        def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any):
             if not depth:
-                return tree_cache.read_row(lm, weights.draft, state._replace(cache=cache), context, nodes + 1)
+                return reader.first(weights, state, carry, context, nodes + 1)
             first, last = level.parents[0] - 1, level.parents[-1]
             parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
-            return tree_cache.read_nodes(lm, weights.draft, cache, tokens[:, first:last], parent)
+            return reader.following(weights, tokens[:, first:last], parent, carry)
 
         tokens = jnp.zeros((batch, nodes), jnp.int32)  # those that were fed
         origin = jnp.zeros((batch, 1), jnp.int32)  # of each parent in the level, as a fed token: itself, or its twin
-        cache, found, chosen, parents, done = state.cache, [], [], [], 0
+        carry = reader.start(weights, state, context, shape.fed)
+        found, chosen, parents, done = [], [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
-            logits, cache = tree_cache.read_if_wanted(
-                context, depth, functools.partial(read, level, depth, tokens), cache, (batch, count, lm.vocab_size)
-            )
+            read_level, width = functools.partial(read, level, depth, tokens), (batch, count, reader.vocab_size)
+            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry, width)
             distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
             made = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)
             found.append(made.log_probs)
@@ -125,11 +128,11 @@ def _tree(lm: LanguageModel, shape: Shape, draw: DrawName) -> Drafter:
         if found[0] is not None:
             draws = in_order([made.draws for made in chosen])
             made = made._replace(log_probs=jnp.concatenate(found, axis=1), draws=draws)
-        after = tree_cache.after_draft(state, cache, context, jnp.asarray(slots, jnp.int32))
+        after = reader.after(state, carry, context, jnp.asarray(slots, jnp.int32))
         return made, caches._replace(draft=after)
 
     size = TreeSize(nodes, len(shape.levels))
-    return Drafter(tree_cache.init_for(lm, nodes), propose, tree_cache.commit_for(lm, size.depth - 1), lm, tree=size)
+    return Drafter(reader.init(nodes), propose, reader.commit(size.depth - 1), lm, tree=size)
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:

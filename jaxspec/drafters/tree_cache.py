@@ -6,8 +6,9 @@ them. Those that end a path need not be fed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers
 from jaxspec.base import (
+    Bound,
     Cache,
     Caches,
     Commit,
     DraftContext,
+    Drafter,
     DraftInit,
     Forward,
     LanguageModel,
@@ -50,14 +53,78 @@ class TreeState(NamedTuple):
     slots: Int[Array, "B N"]
 
 
-def check_takes_trees(model: Model) -> None:
-    """Raises:
-    ValueError: the model takes chains only.
+class NodeReader(NamedTuple):
+    """What a drafter of trees needs of whatever drafts: its distributions after any node.
+
+    Attributes:
+        init: nodes of a tree -> `DraftInit`.
+        start: (weights, state, context, fed nodes) -> the carry of the functions below; of one structure throughout.
+        first: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W].
+            `width`: tokens of a pass that reads what was committed in rounds without a draft.
+        following: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W]. `parent` is that of all
+            nodes fed so far, with these, as `base.Extend` has it.
+        after: (state, carry, context, slots) -> the state after a tree was drafted.
+        commit: most nodes of a path that are fed -> `Commit`.
+        vocab_size: width of the logits.
+        depth: the deepest node that it has logits for; None: any.
     """
-    if model.lm.select is None:
-        raise ValueError(
-            f"{model.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
-        )
+
+    init: Callable[[int], DraftInit]
+    start: Callable[[Weights, Any, DraftContext, int], Any]
+    first: Callable[[Weights, Any, Any, DraftContext, int], Logits]
+    following: Callable[[Weights, Int[Array, "B n"], Int[Array, "B F"], Any], Logits]
+    after: Callable[[Any, Any, DraftContext, Int[Array, "B N"]], Any]
+    commit: Callable[[int], Commit]
+    vocab_size: int
+    depth: int | None = None
+
+
+def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
+    """How a model, or a drafter of chains that can draft trees, reads nodes.
+
+    Args:
+        draft: either.
+        depth: of the deepest node.
+
+    Raises:
+        ValueError: it takes chains only, or has no distributions so far ahead.
+    """
+    if isinstance(draft, Model):
+        if draft.lm.select is None:
+            raise ValueError(
+                f"{draft.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
+            )
+        return of_model(draft.lm)
+    found = draft.functions.reader
+    if found is None:
+        raise ValueError("the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads or block")
+    if found.depth is not None and depth > found.depth:
+        raise ValueError(f"the tree has depth {depth}, and the drafter drafts {found.depth} tokens ahead at most")
+    return found
+
+
+def with_trees(draft: Model | Bound[Drafter], functions: Drafter) -> Bound[Drafter]:
+    """A drafter of trees, with the values of what it drafts with."""
+    if isinstance(draft, Model):
+        return Bound(functions, draft.params, (draft,))
+    return draft._replace(functions=functions)
+
+
+@functools.cache
+def of_model(lm: LanguageModel) -> NodeReader:
+    """A model as a reader: the carry is its cache."""
+
+    def start(weights: Weights, state: TreeState, context: DraftContext, fed: int) -> Cache:
+        return state.cache
+
+    def first(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> Logits:
+        return read_row(lm, weights.draft, state._replace(cache=cache), context, width)
+
+    def following(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: Cache) -> Logits:
+        return read_nodes(lm, weights.draft, cache, tokens, parent)
+
+    init, commit = functools.partial(init_for, lm), functools.partial(commit_for, lm)
+    return NodeReader(init, start, first, following, after_draft, commit, lm.vocab_size)
 
 
 def init_for(lm: LanguageModel, nodes: int) -> DraftInit:

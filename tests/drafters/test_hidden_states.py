@@ -1,0 +1,314 @@
+"""Drafters that read the target's hidden states: exact, right after every acceptance count, with any kind of target.
+
+Targets are tiny networks. The drafters' parameters are random, so that what they draft is often wrong.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Bound, Model, buffers, drafters
+from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
+from jaxspec.nets import block, decoder, eagle, gpt, heads, lookahead_embeddings, mtp, t5
+from jaxspec.testing import certify, table_model
+from jaxspec.warp import SamplingParams, sampling
+
+V, D = 3, 8
+LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
+LAYER = dataclasses.replace(LLAMA, layers=1)
+TARGETS = {
+    "decoder": (decoder, LLAMA),
+    "gpt": (gpt, gpt.GPTConfig(V, D, 8, layers=3, heads=2, max_positions=64)),
+    "t5": (t5, t5.T5Config(V, D, 8, 2, 4, encoder_layers=1, decoder_layers=3, buckets=4, max_distance=6)),
+}
+
+
+def noisy(params, seed, scale):
+    """Random numbers in place of norms of one and blocks of zeros; ids stay."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    made = [x + scale * jax.random.normal(k, x.shape) if f else x for x, k, f in zip(leaves, keys, floats, strict=True)]
+    return jax.tree.unflatten(structure, made)
+
+
+@functools.cache
+def target_of(name, taps=()):
+    net, config = TARGETS[name]
+    params = noisy(net.init(config, jax.random.key(0)), 1, 0.6)
+    return Model(net.language_model(config, taps), params, None, config, name)
+
+
+EAGLE1 = eagle.EagleConfig(LAYER, D, fc_bias=True)
+EAGLE3 = eagle.EagleConfig(
+    LAYER, D, (0, 1), draft_vocab=2, own_head=True, own_embedding=True, norm_before_residual=True
+)
+DFLASH = block.BlockConfig(LAYER, D, (0, 1), block=4, mask_token=2)
+CONFIGS = {
+    "eagle 1": (eagle, EAGLE1),
+    "eagle 3": (eagle, EAGLE3),
+    "mtp": (mtp, mtp.MTPConfig(LAYER, feeds_normed=False, zero_first=True)),
+    "medusa": (heads, heads.HeadsConfig(V, D, heads=3)),
+    "blockwise": (heads, heads.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False)),
+    "hydra": (heads, heads.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2)),
+    "dflash": (block, DFLASH),
+    "dspark": (block, dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn")),
+}
+MAKE = {eagle: drafters.eagle, mtp: drafters.mtp, heads: drafters.heads, block: drafters.block}
+NAMES = (*CONFIGS, "pass")
+
+
+@functools.cache
+def drafter_of(name, target):
+    if name == "pass":
+        made = target_of(target)
+        vectors = jax.random.normal(jax.random.key(2), (2, D))
+        return drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), vectors), made)
+    net, config = CONFIGS[name]
+    params = noisy(net.init(config, jax.random.key(3)), 4, 0.3)
+    if "vocabulary" in params:
+        params["vocabulary"] = jnp.array([2, 0])
+    return MAKE[net](Bound(net.head(config), params), target_of(target, getattr(config, "taps", ())))
+
+
+# --- exact
+
+PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+COLD = PLAIN._replace(temperature=jnp.zeros(1))
+SELDOM = ("blockwise", "dspark", "hydra", "mtp")  # others have the same loop
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if x in SELDOM else ()) for x in NAMES])
+def test_the_distribution_of_the_text_is_the_targets(name):
+    """At temperatures 1 and 0; heads with a vocabulary of two tokens of three among them."""
+    drafter = drafter_of(name, "decoder")
+    options = dict(
+        drafter=drafter, gamma=2, steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+    )
+    off = [certify(drafter.target, sampling_params=params, **options) for params in (PLAIN, COLD)]
+    assert max(off) < 1e-5, off
+
+
+def tree_of(name):
+    """A static tree, whose children are drawn or partly drawn, or one that grows."""
+    if name == "dflash":
+        return drafters.dynamic_tree(drafter_of(name, "decoder"), nodes=3, depth=2, width=2)
+    draw = "mixed" if name == "medusa" else "without_replacement"
+    return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
+
+
+@pytest.mark.parametrize("name", ["eagle 3", "medusa", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
+    options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
+    drafter = tree_of(name)
+    off = [certify(drafter.target, drafter=drafter, sampling_params=params, **options) for params in (PLAIN, COLD)]
+    assert max(off) < 1e-5, off
+
+
+# --- what the next draft is made of
+
+GAMMA, WIDTH, ROOM = 2, 6, 16
+LENGTH = np.array([1, 2, 4, 6])
+TEXT = np.random.default_rng(5).integers(0, V, (4, WIDTH + ROOM)).astype(np.int32)
+TEXT[:, 0] = 0  # what a T5's rows begin with
+ROUNDS = np.array([[0, 1, 2, 1], [2, 0, 1, 2]])
+
+
+def draft_after(drafter, rounds, prompt, length, gamma):
+    """The draft after rounds with so many accepted draft tokens, of rows whose text is `TEXT`.
+
+    Rejected draft tokens are others than the text's, so that nothing of them may be left.
+    """
+    functions, lm = drafter.functions, drafter.target.lm
+
+    @functools.partial(jax.jit, static_argnames="count")
+    def run(weights, text, prompt, length, rounds, count):
+        forward, cache = lm.prefill(weights.target, prompt, WIDTH + ROOM)
+        state = functions.init(weights, prompt, ROOM, forward)
+        slot = jnp.arange(text.shape[1])[None]
+
+        def propose(cache, state, length):
+            row = Prompt(jnp.where(slot < length[:, None], text, 1), length)
+            every = SamplingParams(jnp.ones(len(length)))
+            limit = jnp.full_like(length, GAMMA)
+            keys = jax.random.split(jax.random.key(7), len(length))
+            context = DraftContext(
+                keys, row, limit, GAMMA, False, lambda logits, *_: sampling()(every, _wide(logits), None)
+            )
+            return functions.propose(weights, Caches(lm.rewind(cache, length - 1), state), context)
+
+        for accepted in [rounds[i] for i in range(count)]:
+            _, caches = propose(cache, state, length)
+            fed = buffers.window(text, length - 1, gamma + 1)
+            wrong = jnp.arange(gamma + 1)[None] > accepted[:, None]
+            fed = jnp.where(wrong, (fed + 1) % V, fed)
+            forward, cache = lm.extend(weights.target, lm.rewind(caches.target, length - 1), fed)
+            length = length + accepted + 1
+            row = Prompt(jnp.where(slot < length[:, None], text, 1), length)
+            caches = functions.commit(
+                weights, caches._replace(target=cache), row, Verdict(accepted, accepted, accepted), forward
+            )
+            state = caches.draft
+        draft, _ = propose(cache, state, length)
+        return draft
+
+    weights = Weights(drafter.target.params, drafter.params)
+    return run(weights, jnp.asarray(TEXT), prompt, jnp.asarray(length), jnp.asarray(rounds), len(rounds))
+
+
+def _wide(logits):
+    return jnp.pad(logits, ((0, 0), (0, 0), (0, V - logits.shape[-1])), constant_values=-jnp.inf)
+
+
+@pytest.mark.parametrize(("name", "target"), [
+    ("eagle 1", "gpt"), ("eagle 3", "t5"), ("eagle 3", "decoder"), ("mtp", "decoder"), ("medusa", "t5"),
+    ("hydra", "gpt"), ("dflash", "t5"), ("dspark", "decoder"), ("pass", "t5"),
+])  # fmt: skip
+def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
+    """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
+    once (of an encoder-decoder: in one round in which everything is accepted)."""
+    drafter = drafter_of(name, target)
+    encoder = drafter.target.lm.start_token is not None
+    end = 2 + (0 if encoder else LENGTH - 1) + (ROUNDS + 1).sum(0)  # length of the rows, the token after all included
+    prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
+    start = np.full(4, 2) if encoder else LENGTH + 1
+    draft = draft_after(drafter, ROUNDS, prompt, start, GAMMA)
+    if encoder:
+        fresh = draft_after(drafter, (end - 3)[None], prompt, start, int((end - 3).max()))
+    else:
+        whole = Prompt(jnp.asarray(TEXT[:, : WIDTH + 8]), jnp.asarray(end - 1))
+        fresh = draft_after(drafter, np.zeros((0, 4), int), whole, end, GAMMA)
+    np.testing.assert_allclose(draft.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(draft.tokens, fresh.tokens)
+    assert np.ptp(np.asarray(draft.log_probs)[:, :, 0]) > 0.05  # rows and tokens differ
+
+
+# --- in generation
+
+
+@pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("medusa", "gpt"), ("dflash", "decoder")])
+def test_greedy_text_is_plain_decodings(name, target):
+    """Rows that accept, end and stop by themselves; gamma beyond what the drafter has; a policy."""
+    drafter = drafter_of(name, target)
+    rows = buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
+    options = dict(max_new_tokens=np.array([9, 4, 11]))
+    plain = jaxspec.generate(target_of(target), rows, **options)
+    for policy in (None, jaxspec.policies.adaptive(0.1, 0.1, pause=1)):
+        out = jaxspec.generate(target_of(target), rows, drafter=drafter, gamma=5, policy=policy, **options)
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        assert out.stats.drafted.sum() > 0
+
+
+@pytest.mark.parametrize(("name", "target"), [("eagle 1", "decoder"), ("eagle 3", "t5"), ("medusa", "gpt")])
+def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
+    """Hidden states follow the path: rounds and accepted tokens are the same; a bushy tree has no fewer accepted."""
+    drafter, rows = drafter_of(name, target), buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
+    chain = jaxspec.generate(target_of(target), rows, drafter=drafter, gamma=2, max_new_tokens=14)
+    trees = [drafters.tree(drafter, counts) for counts in ((1, 1), (3, 3))]
+    tree, bushy = (jaxspec.generate(target_of(target), rows, drafter=tree, max_new_tokens=14) for tree in trees)
+    np.testing.assert_array_equal(tree.tokens, chain.tokens)
+    np.testing.assert_array_equal(tree.stats.rounds, chain.stats.rounds)
+    np.testing.assert_array_equal(tree.stats.accepted, chain.stats.accepted)
+    np.testing.assert_array_equal(bushy.tokens, chain.tokens)
+    assert (np.asarray(bushy.stats.rounds) <= np.asarray(chain.stats.rounds)).all()
+    assert np.asarray(chain.stats.accepted).sum() > 0
+
+
+def test_a_head_that_copies_its_target_is_always_right():
+    """Its layers and its head are those that the target itself has after the tap: all draft tokens are accepted.
+
+    The target has one layer, which adds nothing; so its features are its embedding's, normalised, and a layer that adds
+    nothing to a projection that takes the token's half of the pair gives the next ones.
+    """
+    config = dataclasses.replace(LLAMA, layers=1, ff_dim=2)
+    params = noisy(decoder.init(config, jax.random.key(0)), 1, 0.6)
+    silent = jax.tree.map(jnp.zeros_like, params["layers_0"])
+    params = params | {"layers_0": silent}
+    target = Model(decoder.language_model(config), params, None, config, "silent")
+    module = mtp.MTPConfig(config)
+    own = mtp.init(module, jax.random.key(1))
+    own["layer"] = jax.tree.map(jnp.zeros_like, own["layer"])
+    own["embedding_norm"]["scale"] = jnp.ones(D)
+    own["norm"] = params["norm"]
+    own["fc"]["weight"] = jnp.concatenate([jnp.eye(D), jnp.zeros((D, D))], axis=1)
+    drafter = drafters.mtp(Bound(mtp.head(module), own), target)
+    out = jaxspec.generate(
+        target, buffers.pad([[1], [2, 0]], 2), drafter=drafter, gamma=3, max_new_tokens=9, temperature=1.0,
+        key=jax.random.key(2),
+    )  # fmt: skip
+    assert (np.asarray(out.stats.accepted) == np.asarray(out.stats.drafted)).all()
+    assert (np.asarray(out.stats.rounds) == 2).all()
+
+
+# --- what does not fit
+
+
+def test_a_head_for_another_target():
+    def bound(name, **changes):
+        net, config = CONFIGS[name]
+        return MAKE[net], Bound(net.head(dataclasses.replace(config, **changes)), {})
+
+    wide = dataclasses.replace(LAYER, dim=16)
+    words = dataclasses.replace(LAYER, vocab_size=9)
+    plain, tapped = target_of("decoder"), target_of("decoder", (0, 1))
+    for (make, head), target, complaint in (
+        (bound("eagle 3"), plain, r"layers \[0, 1\], and decoder was built without taps: give it jaxspec.with_taps"),
+        (bound("dflash"), target_of("decoder", (0, 2)), r"reads the outputs of layers \[0, 1\], and decoder has"),
+        (bound("eagle 1", layer=wide, hidden_size=16), plain, "hidden states of width 16, and those of decoder have 8"),
+        (bound("eagle 3", layer=words), tapped, "made for 9 token ids, and decoder has 3"),
+        (bound("medusa", vocab_size=4), plain, "the heads was made for 4 token ids"),
+        (bound("medusa"), table_model(jax.random.key(0), 3), "width 8, and those of table-3 have 1"),
+        (bound("mtp"), plain._replace(lm=plain.lm._replace(embed=None)), "uses its target's embed"),
+        (bound("medusa"), plain._replace(lm=plain.lm._replace(feature_size=0)), "gives none"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            make(head, target)
+    made = target_of("decoder")
+    with pytest.raises(ValueError, match=r"vectors have shape \(1, 8\), expected \(2, 8\)"):
+        drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), jnp.zeros((1, D))), made)
+    with pytest.raises(ValueError, match="no embed"):
+        lookahead_embeddings.head(table_model(jax.random.key(0), 3).lm, 2)
+
+
+def test_trees_that_a_drafter_cannot_draft():
+    with pytest.raises(ValueError, match=r"cannot draft trees: expected a model, or drafters.eagle"):
+        drafters.tree(drafter_of("hydra", "gpt"), (2, 1))
+    with pytest.raises(ValueError, match="the tree has depth 4, and the drafter drafts 3 tokens ahead"):
+        drafters.dynamic_tree(drafter_of("medusa", "gpt"), nodes=5, depth=4, width=2)
+
+
+def test_a_drafter_is_for_the_target_that_it_was_made_for():
+    other = target_of("gpt")
+    with pytest.raises(ValueError, match=r"the drafter reads the hidden states of decoder .* and the target is gpt"):
+        jaxspec.generate(other, buffers.pad([[1]]), drafter=drafter_of("eagle 3", "decoder"))
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: eagle.EagleConfig(dataclasses.replace(LAYER, dim=16), D), "without taps this is EAGLE-1"),
+        (lambda: eagle.EagleConfig(dataclasses.replace(LAYER, dim=16), D, (0,)), "expected own_embedding"),
+        (lambda: dataclasses.replace(EAGLE3, own_head=False), "expected own_head"),
+        (lambda: dataclasses.replace(EAGLE3, norm_before_fc=True, norm_each_tap=True), "expected one of them at most"),
+        (lambda: dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, post_norms=True)), "as Llama's"),
+        (lambda: mtp.MTPConfig(LLAMA), "expected one layer"),
+        (lambda: heads.HeadsConfig(V, D, 0), "heads is 0"),
+        (lambda: heads.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
+        (lambda: heads.HeadsConfig(V, D, 1, block="feed_forward"), "ff_dim is 0"),
+        (lambda: heads.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "needs own_head"),
+        (lambda: dataclasses.replace(DFLASH, taps=()), "taps is empty"),
+        (lambda: dataclasses.replace(DFLASH, markov="none"), "markov is 'none'"),
+        (lambda: dataclasses.replace(DFLASH, block=1), "block is 1: expected at least 2"),
+        (lambda: dataclasses.replace(DFLASH, mask_token=3), "the mask token is 3"),
+        (lambda: dataclasses.replace(DFLASH, layer=dataclasses.replace(LAYER, dim=16)), "own_embedding and own_head"),
+        (lambda: dataclasses.replace(DFLASH, draft_vocab=2), "needs own_head"),
+    ],
+)
+def test_shapes_that_make_no_drafter(make, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        make()
