@@ -57,7 +57,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any):
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
-        super().__init__(**options | {"commands": stubs})
+        super().__init__(**options)
+        self.commands = stubs
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)

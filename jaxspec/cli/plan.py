@@ -54,8 +54,8 @@ def plan(
     _check(alpha, c, v, device, batches)
     if device:
         assert alpha is not None
-        loads = [roofline.load_of_size(size, dtype or "bfloat16", row_tokens) for size in (target, draft)]
-        plans = [of_loads(alpha, c, c_hat, *loads, device, rows, most) for rows in batches]
+        big, small = (roofline.load_of_size(size, dtype or "bfloat16", row_tokens) for size in (target, draft))
+        plans = [of_loads(alpha, c, c_hat, big, small, device, rows, most) for rows in batches]
         about = f"{target} with {draft} on {device}, by bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=c_hat)]

@@ -101,7 +101,7 @@ def test_a_decoder_only_target_continues_held_out_texts_with_its_small_sibling(r
 
 
 def test_what_is_piped_in_is_decoded(report):
-    assert report(input=f"{PROMPT}\n\n{PROMPT}")["prompts"] == [PROMPT, PROMPT]
+    assert report("-", input=f"{PROMPT}\n\n{PROMPT}")["prompts"] == [PROMPT, PROMPT]
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch",)])

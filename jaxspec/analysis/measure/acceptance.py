@@ -9,7 +9,6 @@ Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -32,8 +31,7 @@ from jaxspec.decode.state import decoder_prompt
 BATCH = 16  # rows at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class Acceptance:
+class Acceptance(NamedTuple):
     """The acceptance rate of a pair.
 
     Attributes:
@@ -52,29 +50,13 @@ class Acceptance:
     counts: Int[np.ndarray, " rows"]
 
     @property
-    def sums(self) -> Float[np.ndarray, " rows"]:
-        """The overlaps of each row together."""
-        return self.overlaps.sum(axis=1)
-
-    @property
     def rate(self) -> Ratio:
         """Alpha and its error: rows are independent, positions in one are not."""
-        return Ratio(self.sums, self.counts, probability=True)
+        return Ratio(self.overlaps.sum(axis=1), self.counts, probability=True)
 
-    @property
-    def alpha(self) -> float:
-        """The mean over all positions: 5.5 of 8 is 0.6875."""
-        return self.rate.value
-
-    @property
-    def stderr(self) -> float:
-        """Standard error of alpha, over prompts; NaN for a single row."""
-        return self.rate.stderr
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% confidence interval of alpha, over prompts; NaN for a single row."""
-        return self.rate.interval
+    alpha = property(lambda self: self.rate.value, doc="The mean over all positions: 5.5 of 8 is 0.6875.")
+    stderr = property(lambda self: self.rate.stderr, doc="Standard error of alpha, over prompts; NaN for a single row.")
+    interval = property(lambda self: self.rate.interval, doc="The 95% confidence interval of alpha, over prompts.")
 
     @property
     def by_position(self) -> list[Ratio]:
@@ -97,8 +79,7 @@ class Acceptance:
         return {"alpha": rate.pop("value"), **rate, "positions": self.positions}
 
 
-@dataclasses.dataclass(frozen=True)
-class ConditionalAcceptance:
+class ConditionalAcceptance(NamedTuple):
     """How often draft tokens were accepted that had a trial: those before them were, and the text had not ended.
 
     Nothing after a round's first rejection has a trial, so of the later draft tokens only those of the better rounds
@@ -183,7 +164,7 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
     """
     overlaps, counts = [], []
     for text in texts(job, batch):
-        shared = overlaps_of(text) * text.real
+        shared = _overlaps(text) * text.real
         unused = (0, int(np.max(job.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
         overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
         counts.append(text.lengths[: text.part.real])
@@ -203,7 +184,7 @@ def texts(job: Job, batch: int = BATCH) -> Iterator[Text]:
         yield Text(part, jnp.asarray(out.tokens), out.lengths)
 
 
-def overlaps_of(text: Text) -> Float[np.ndarray, "B N"]:
+def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
     """sum_x min(p(x), q(x)) at every position of a text; what is past its end has no meaning."""
     job = text.part.job
     models = job.target.lm, jobs.drafting_model(job).lm

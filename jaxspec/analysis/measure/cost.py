@@ -5,7 +5,6 @@ Shapes: B batch, T step.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import buffers, noise
-from jaxspec.analysis.measure import jobs, lookup_cost
+from jaxspec.analysis.measure import jobs
+from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
 from jaxspec.decode.request import Job
@@ -27,8 +27,7 @@ WARMUP = 4  # passes, to learn how long one takes
 MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Milliseconds per pass, one entry per repeat; the three were interleaved.
 
     Attributes:
@@ -48,20 +47,11 @@ class Cost:
     verify: np.ndarray
     draft: np.ndarray
 
-    @property
-    def target_ms(self) -> float:
-        """Median of a one-token pass of the target."""
-        return float(np.median(self.target))
-
-    @property
-    def verify_ms(self) -> float:
-        """Median of the verify pass."""
-        return float(np.median(self.verify))
-
-    @property
-    def draft_ms(self) -> float:
-        """Median of a one-token pass of the drafter."""
-        return float(np.median(self.draft))
+    target_ms = property(lambda self: float(np.median(self.target)), doc="Median of a one-token pass of the target.")
+    verify_ms = property(lambda self: float(np.median(self.verify)), doc="Median of the verify pass.")
+    draft_ms = property(lambda self: float(np.median(self.draft)), doc="Median of a one-token pass of the drafter.")
+    c = property(lambda self: float(np.median(self.c_each)), doc="Median of `c_each`.")
+    v = property(lambda self: float(np.median(self.v_each)), doc="Median of `v_each`.")
 
     @property
     def c_each(self) -> np.ndarray:
@@ -72,16 +62,6 @@ class Cost:
     def v_each(self) -> np.ndarray:
         """verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
         return self.verify / self.target
-
-    @property
-    def c(self) -> float:
-        """Median of `c_each`."""
-        return float(np.median(self.c_each))
-
-    @property
-    def v(self) -> float:
-        """Median of `v_each`."""
-        return float(np.median(self.v_each))
 
 
 def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
@@ -135,16 +115,6 @@ def measure_all(
 
     Raises:
         TypeError, ValueError: as `measure`.
-
-    Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> found = measure_all(prepare(model, prompt, drafter=model), (1, 3), repeats=2, inner=3)
-        >>> [cost.gamma for cost in found]
-        [1, 3]
-
-    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
     if repeats < 1 or (inner is not None and inner < 1):
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
@@ -182,9 +152,7 @@ def verify_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
         >>> v.shape, float(v[0]), bool(v[2] == v[3])
         ((5,), 1.0, True)
     """
-    gamma, own = job.decoder.gamma, job.replace(drafter=job.target, policy=None)
-    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
-    return monotone_costs(gamma, {one.gamma: one.v for one in found})
+    return _policy_costs(job, job.target, repeats, inner)[1]
 
 
 def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
@@ -196,12 +164,16 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
         job: with the drafter, and the most draft tokens as its gamma.
         repeats, inner: as in `measure`.
     """
-    model, gamma = paid_model(job), job.decoder.gamma
-    own = job.replace(drafter=model or job.target, policy=None)
-    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
-    v = monotone_costs(gamma, {one.gamma: one.v for one in found})
+    model = paid_model(job)
+    c, v = _policy_costs(job, model or job.target, repeats, inner)
     v[1:] += search_cost(job, repeats=repeats, inner=inner)
-    return {"c": found[0].c if model else 0.0, "v": v}
+    return {"c": c if model else 0.0, "v": v}
+
+
+def _policy_costs(job: Job, model: Model, repeats: int, inner: int | None) -> tuple[float, np.ndarray]:
+    gamma, own = job.decoder.gamma, job.replace(drafter=model, policy=None)
+    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
+    return found[0].c, monotone_costs(gamma, {one.gamma: one.v for one in found})
 
 
 def draft_token_cost(job: Job, *, repeats: int = REPEATS) -> float:
@@ -214,9 +186,7 @@ def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
     if paid_model(job) is not None:
         return 0.0
-    greedy = job.replace(
-        drafter=lookup_cost.lookup_as_model(job), policy=None, temperature=0.0
-    )  # a look-up draws nothing
+    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)  # a look-up draws nothing
     return measure(greedy, repeats=repeats, inner=inner).c
 
 

@@ -46,7 +46,7 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
     if not rule.exact and ceiling is None:
         raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.Entry a ceiling")
     target, draft = (table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(2))
-    made = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
+    made: dict[str, Any] = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
     if rule.trees:
         made[DRAFTERS[2]] = drafters.tree(draft, TREE)
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))

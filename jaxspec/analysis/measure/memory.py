@@ -64,7 +64,7 @@ def of_config(name: str, config: Any) -> dict[str, Any]:
     if isinstance(config, ngram_model.NGramConfig):
         entries = jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0)))
         count = sum(math.prod(x.shape) for x in jax.tree.leaves(entries))
-        memory, cache = dict.fromkeys(DTYPES, 4 * count), dict.fromkeys(DTYPES, 4)  # the row itself
+        memory, cache = ({str(dtype): size for dtype in DTYPES} for size in (4 * count, 4))  # the row itself
         return {"name": name, "parameters": count} | _sizes(memory, cache, config)
     stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
     depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}

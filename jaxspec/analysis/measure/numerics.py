@@ -55,7 +55,7 @@ def mismatches(job: Job) -> list[Mismatch]:
         []
     """
     outs = [complete(one) for one in (job.plain(), job)]
-    plain, speculative = (buffers.to_lists(out.tokens, out.lengths) for out in outs)
+    plain, speculative = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
     found = []
     for row, (ours, theirs) in enumerate(zip(plain, speculative, strict=True)):
         at = first_difference(ours, theirs)
