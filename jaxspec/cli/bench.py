@@ -40,6 +40,7 @@ def bench(
         jaxspec bench --target random:t5-v1_1-small --drafters none
     """
     from jaxspec.analysis.bench import Config, table
+    from jaxspec.analysis.measure import memory
 
     if results is not None:
         from jaxspec.cli.results import fill
@@ -49,6 +50,7 @@ def bench(
         return _paper(workload, loading)
     if peer not in ("", PEER):
         raise ValueError(f"--peer is {peer!r}: expected {PEER}")
+    before = memory.process_bytes()
     target, settings = shared.settings_of(workload, ("jaxspec.generate", PEER) if peer else ())
     if peer:  # which refuses to draft for batches
         settings = [one for one in settings if one.backend != PEER or one.is_plain or one.batch == 1]
@@ -57,8 +59,11 @@ def bench(
     config = Config(workload.rows, workload.repeats, workload.seed, ("speed", "alpha", "costs", "search", *extra))
     rows = shared.measured(target, settings, workload, config, shared.store_of(workload))
     sets = [table.PEERS] if peer else [table.SPEED, table.THEORY, table.DRAFTS, table.LATENCY, table.MEMORY]
-    more = [] if peer else _of_best(rows)
-    shared.show(rows, workload, sets, [*more, *_beside(rows)])
+    more = [*_of_best(rows), *_beside(rows)]
+    if "memory" in extra:
+        peaks = {"process": memory.process_bytes(), "before the models": before, "device": memory.device_bytes()}
+        more.append("Peak memory, MB: " + ", ".join(f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n))
+    shared.show(rows, workload, sets, more)
     if peer and any(row.same_text is not None and row.same_text < row.texts for row in rows):
         raise typer.Exit(1)
 

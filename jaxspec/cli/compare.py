@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from jaxspec import trace
-from jaxspec.cli import console
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Row
@@ -28,67 +27,41 @@ def compare(session: Session, rows: int) -> tuple[Row, Row]:
     from jaxspec.analysis import bench
     from jaxspec.analysis.bench.setting import setting_of
 
-    setting = setting_of(session.job, "prompts", rows)._replace(name=session.settings.draft or "")
-    setting = setting._replace(policy_name=session.settings.policy or "")
-    quantities = ("speed", "alpha", "costs", "search")
-    config = bench.Config(len(session.texts), REPEATS, session.settings.seed, quantities)
+    given = session.settings
+    setting = setting_of(session.job, "prompts", rows)
+    setting = setting._replace(name=given.draft or "", policy_name=given.policy or "")
+    config = bench.Config(len(session.texts), REPEATS, given.seed, ("speed", "alpha", "costs", "search"))
     plain, ours = bench.run(session.job.target, [setting], config=config)
     if ours.error is not None:
         raise FloatingPointError(ours.error)
     return plain, ours
 
 
-def table(plain: Row, ours: Row) -> Table:
-    """Both speeds, and the speed-up as measured and as promised."""
-    assert plain.tokens_per_second is not None and ours.tokens_per_second is not None and ours.speed is not None
-    made, speed = console.table(("tokens/s", "speed-up", "min..max"), first=""), ours.speed
-    made.add_row("plain", f"{plain.tokens_per_second.median:.1f}", "1.00×")
-    name = f"speculative, {ours.policy or f'γ = {ours.gamma}'}"
-    measured = f"{speed.median:.2f}×", f"{speed.min:.2f}..{speed.max:.2f}"
-    made.add_row(name, f"{ours.tokens_per_second.median:.1f}", *measured)
-    if ours.predicted is not None and ours.predicted.theorem is not None:
-        made.add_row("predicted by Theorem 3.8, with v", "", f"{ours.predicted.theorem:.2f}×", style="dim")
-    if ours.predicted is not None and ours.predicted.rounds is not None:
-        made.add_row("what its own rounds promise", "", f"{ours.predicted.rounds:.2f}×", style="dim")
-    return made
-
-
-def sentences(ours: Row, tokenizer: Any, cached: bool) -> list[Text]:
-    """What a round yields and costs, whether the texts agree, and the conclusion.
-
-    Args:
-        ours: the speculative row.
-        tokenizer: of the target.
-        cached: whether the target is small enough to live in a CPU's cache, and on a CPU.
-    """
-    found = [agreement(ours, tokenizer), Text(conclusion(ours, cached))]
-    if ours.costs is None or ours.tokens_per_round is None or ours.tokens_per_round.value is None:
-        return found
-    alpha = "" if ours.alpha is None else f"α = {ours.alpha.value:.3f}, "
-    c, v = ours.costs.c.median, ours.costs.v.median
-    formula = f"{alpha}c = {c:.3f}, v = {v:.2f}: a round yields {ours.tokens_per_round.value:.2f} tokens"
-    cost = "." if ours.policy else f" and costs γc + v = {_cost(ours):.2f} one-token passes of the target."
-    return [Text(formula + cost), *found]
-
-
-def is_cached(session: Session) -> bool:
-    """Whether the target may live in a CPU's cache, which leaves no compute idle."""
+def show(plain: Row, ours: Row, session: Session, out: Console) -> None:
+    """Prints both speeds, what theory promises, whether the texts agree, and whether it pays."""
     import jax
 
+    from jaxspec.analysis.bench import table
+    from jaxspec.analysis.measure import environment
+
     size = sum(x.nbytes for x in jax.tree.leaves(session.job.weights.target))
-    return jax.default_backend() == "cpu" and size < CPU_CACHE
+    cached = jax.default_backend() == "cpu" and size < CPU_CACHE
+    out.print("", Text(environment.line(dict(ours.environment)), "bold"), sep="\n")
+    out.print(*table.tables([plain, ours], (*table.SPEED[:5], *table.THEORY), out.width), sep="\n")
+    out.print(agreement(ours, session.job.target.tokenizer), Text(conclusion(ours, cached)), sep="\n")
 
 
 def agreement(ours: Row, tokenizer: Any) -> Text:
     """Whether the texts are the same, and where they first differ."""
     if ours.same_text is None:
-        if ours.exact:
-            return Text("The texts are samples: they have one distribution, and need not be the same.")
-        return Text("The rule is inexact: the texts need not be the same.", "yellow")
+        why = "they are samples, and have one distribution" if ours.exact else "the rule is inexact"
+        return Text(f"The texts need not be the same: {why}.")
     if ours.difference is None:
         return Text("Greedy texts: identical.", "green")
     text, position, own, plain = ours.difference
-    names = [(trace.spell(tokenizer, list(x[:-1]), list(x[-1:])) or ["nothing"])[0] for x in _aligned(own, plain)]
+    longest = max(len(own), len(plain))  # a text that has ended has nothing in that place
+    ends = (tokens if len(tokens) == longest else () for tokens in (own, plain))
+    names = [(trace.spell(tokenizer, list(x[:-1]), list(x[-1:])) or ["nothing"])[0] for x in ends]
     return Text(
         f"Greedy texts: different. {ours.texts - ours.same_text} of {ours.texts} prompts; first in prompt {text + 1}, "
         f"token {position + 1}: {names[0]!r} where plain decoding has {names[1]!r}. Passes of other widths round "
@@ -97,37 +70,26 @@ def agreement(ours: Row, tokenizer: Any) -> Text:
     )
 
 
-def _aligned(own: tuple[int, ...], plain: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Both texts up to where they differ; a text that has ended there has nothing in that place."""
-    longest = max(len(own), len(plain))
-    return [text if len(text) == longest else () for text in (own, plain)]
-
-
 def conclusion(ours: Row, cached: bool) -> str:
-    """Whether it pays, and if not, why."""
+    """Whether it pays, and if not, why.
+
+    Args:
+        ours: the speculative row.
+        cached: whether the target is small enough to live in a CPU's cache, and on a CPU.
+    """
     assert ours.speed is not None
-    ratio = ours.speed.median
-    if ratio >= 1:
-        return f"Speculative decoding is {ratio:.2f} times as fast here."
-    rounds = None if ours.predicted is None else ours.predicted.rounds
-    if ours.costs is None or ours.tokens_per_round is None or rounds is None or ours.policy:
+    promised = None if ours.predicted is None else ours.predicted.rounds
+    if ours.speed.median >= 1:
+        return f"Speculative decoding is {ours.speed.median:.2f} times as fast here."
+    if ours.costs is None or ours.tokens_per_round is None or promised is None or ours.policy:
         return "Speculative decoding is slower here."
     tokens, c, v = ours.tokens_per_round.value, ours.costs.c.median, ours.costs.v.median
-    if rounds >= 1:
-        return (
-            f"Speculative decoding is slower here, though a round gives {tokens:.2f} tokens in the time of "
-            f"{_cost(ours):.2f} passes: reading prompts twice and short texts cost it."
-        )
-    busy = cached and v > IDLE
-    why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with" if busy else ""
+    cost = ours.gamma * c + v + (ours.costs.search or 0.0)
+    round_of = f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
+    if promised >= 1:
+        return f"Speculative decoding is slower here, though {round_of}: reading prompts twice and short texts cost it."
+    why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with"
     return (
-        f"Speculative decoding is slower here: a round yields {tokens:.2f} tokens and takes the time of "
-        f"{_cost(ours):.2f} one-token passes, {v:.2f} to check {ours.gamma + 1} tokens (v) and "
-        f"{ours.gamma * c:.2f} to draft {ours.gamma} (γc){why}."
+        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check {ours.gamma + 1} tokens (v) and "
+        f"{ours.gamma * c:.2f} to draft {ours.gamma} (γc){why if cached and v > IDLE else ''}."
     )
-
-
-def _cost(row: Row) -> float:
-    """Gamma c + v, and a look-up's search: what a round costs."""
-    assert row.costs is not None
-    return row.gamma * row.costs.c.median + row.costs.v.median + (row.costs.search or 0.0)

@@ -126,11 +126,7 @@ def generate(
     if as_json:
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
-        from jaxspec.analysis.measure import environment
-
-        where = Text(environment.line(environment.current()), "bold")
-        words = comparing.sentences(found[1], session.job.target.tokenizer, comparing.is_cached(session))
-        out.print("", where, comparing.table(*found), *words, sep="\n")
+        comparing.show(*found, session, out)
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:

@@ -138,14 +138,6 @@ def test_calls_interleave():
     assert seconds.shape == (2, 3) and (seconds >= 0).all()
 
 
-def test_variants_are_interleaved_generation_by_generation(monkeypatch):
-    order = []
-    monkeypatch.setattr(timing, "run_all", order.extend)
-    seconds = timing.interleave_jobs([["a1", "a2"], ["b1", "b2"]], repeats=2)  # type: ignore[arg-type]
-    assert order == ["a1", "b1", "a2", "b2"] * 2
-    assert seconds.shape == (2, 2) and (seconds > 0).all()
-
-
 def test_loops_take_as_long_as_they_should(monkeypatch):
     """A pass of 10 ms is repeated 3 times, in each measurement of some 30 ms."""
     clock, made = [0.0], []

@@ -45,12 +45,13 @@ def test_drafters_and_policies(run, tmp_path):
     assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
 
 
-def test_random_shapes_alone(loading, monkeypatch):
+def test_random_shapes_alone(loading, monkeypatch, tmp_path):
     tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
-    asked = ["bench", "--target", "random:tiny-t5", "--drafters", "none", *SMALL[:-2], "--also", "memory", "--json"]
-    result = CliRunner().invoke(app, asked)
-    (row,) = json.loads(result.stdout)["rows"]
+    asked = ["bench", "--target", "random:tiny-t5", "--drafters", "none", *SMALL[:-2], "--also", "memory"]
+    asked += ["--resume", str(tmp_path / "rows.jsonl")]
+    (row,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["rows"]
+    assert "Peak memory, MB: process" in CliRunner().invoke(app, asked).stdout
     assert row["tokens"] == 16 and row["memory"]["weights"] > 0 and row["target"] == "random tiny-t5"
 
 

@@ -220,8 +220,8 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config) -> list
                     row = row._replace(memory=_memory(one.parts[0]))
                 row = _against_plain(row, i, live, decoded, seconds, first)
             if not one.setting.is_plain and asked & {"alpha", "replay", "costs"}:
-                place = places.get(id(one))
-                row = _expectations(row, one, place, hopes, costs.get(_pair(one)), live, decoded, asked)
+                passes = costs.get(_pair(one)) if one.setting.backend == JAXSPEC else None
+                row = _expectations(row, one, places.get(id(one)), hopes, passes, live, decoded, asked)
             if "overlap" in asked and one.job.target is not target:
                 row = row._replace(overlap=expected.overlap(one.job, target))
             rows.append(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,15 +22,6 @@ def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarra
             call()
             seconds[index, repeat] = time.perf_counter() - start
     return seconds
-
-
-def interleave_jobs(variants: Sequence[Sequence[Job]], repeats: int) -> np.ndarray:
-    """Seconds of several variants [variants, repeats], each of whole generations, as many as the others have.
-
-    The variants are interleaved generation by generation.
-    """
-    calls = [functools.partial(run_all, (job,)) for group in zip(*variants, strict=True) for job in group]
-    return interleave(calls, repeats).reshape(len(variants[0]), len(variants), repeats).sum(axis=0)
 
 
 def run_all(jobs: Iterable[Job]) -> None:
