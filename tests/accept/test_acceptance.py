@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from jaxspec import accept, drafters, noise, tree
-from jaxspec.analysis.best_acceptance import rule_acceptance
+from jaxspec.analysis.theory.best_acceptance import rule_acceptance
 from jaxspec.base import Distribution, Draft, Draw, Prompt, Rule, Verdict
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model_from

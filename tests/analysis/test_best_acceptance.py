@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxspec.analysis.best_acceptance import best_acceptance, rule_acceptance
+from jaxspec.analysis.theory.best_acceptance import best_acceptance, rule_acceptance
 
 DRAWS = ("replacement", "without_replacement", "top", "mixed")
 ROUNDING = 1e-9
