@@ -118,6 +118,7 @@ def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
         results.fill(tmp_path / "other.md", tmp_path / "rows.jsonl")
 
 
-def test_a_command_that_fails_ends_the_filling(tmp_path):
-    with pytest.raises(OSError, match="ended with 2"):
+def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
+    monkeypatch.setattr(results.sys, "executable", "false")
+    with pytest.raises(OSError, match="jaxspec bench --gammas x: ended with 1"):
         results.printed("jaxspec bench --gammas x", tmp_path / "rows.jsonl")

@@ -63,7 +63,6 @@ def test_without_speed_nothing_is_timed(run, monkeypatch):
     result = run("--no-speed", "--drafters", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
     assert result.exit_code == 0, result.output
     assert "| bigram " in result.stdout and "one of" in result.stdout
-    assert all(line.count("|") == result.stdout.splitlines()[4].count("|") for line in result.stdout.splitlines()[4:8])
 
 
 def test_presets_are_the_papers_tables(run, monkeypatch):

@@ -17,6 +17,7 @@ from jaxspec.analysis.bench.row import Rate, Row, Spread, over, to_json
 
 BUSY = 0.5  # load per CPU above which other programs slow down what is measured
 NOTHING = "–"
+EVERYTHING = "all together"  # a task that is all others
 
 
 class Column(NamedTuple):
@@ -169,7 +170,13 @@ def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = N
     """
     made = []
     for (task, heat, batch), some in _grouped(rows, lambda row: (row.task, row.temperature, row.batch)):
-        parts = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(some)]
+        parts = [
+            title,
+            task,
+            "" if task == EVERYTHING else f"T = {heat:g}",
+            f"batch {batch}" if batch > 1 else "",
+            *_shared(some),
+        ]
         made += stacked(some, columns, width, ", ".join(filter(None, parts)))
     return made
 
@@ -251,7 +258,7 @@ def together(rows: Sequence[Row]) -> list[Row]:
         seconds = np.sum(parts, axis=0)
         before = np.sum([plain.seconds for plain in plains if plain is not None], axis=0)
         same = [row.same_text for row in some]
-        row = Row(**{name: getattr(some[0], name) for name in ("target", *names)}, task="all together")
+        row = Row(**{name: getattr(some[0], name) for name in ("target", *names)}, task=EVERYTHING)
         row = row._replace(
             texts=sum(row.texts for row in some),
             tokens=sum(texts),
