@@ -28,7 +28,6 @@ MADE = {
     "dynamic": drafters.dynamic_tree(BLEND, nodes=8, depth=4, width=3),
     "recycling": drafters.token_recycling(),
     "lookup": drafters.prompt_lookup(candidates=2, length=4),
-    "n-grams": drafters.dynamic_tree(drafters.bigram([[3, 1, 4, 1, 5, 2, 6]], TARGET), nodes=4, depth=2, width=2),
 }
 
 
@@ -162,7 +161,7 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
     draft, fed, _ = grow(first, following, None, context, nodes=nodes, depth=depth, width=width)
     for b, limit in enumerate([4, 2]):
         seen, frontier = {}, {(): 0.0}
-        for level in range(min(depth, limit)):
+        for _ in range(min(depth, limit)):
             new = {}
             for path, score in frontier.items():
                 last = path[-1] if path else int(row.tokens[b, 0])
