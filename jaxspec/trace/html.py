@@ -74,7 +74,8 @@ def _unfolding(line: str, tokenizer: Any, step: Round) -> str:
     drawn = [
         lead + "".join(_span(FATES.get(fate, "committed"), text) for text, fate in tokens) for lead, tokens in branches
     ]
-    return f'<details><summary>{line}</summary><div style="margin-left:3em">{"<br>".join(drawn)}</div></details>'
+    line_end = "\n"
+    return f'<details><summary>{line}</summary><div style="margin-left:3em">{line_end.join(drawn)}</div></details>'
 
 
 def _span(name: str, text: str) -> str:

@@ -28,7 +28,6 @@ MADE = {
     "dynamic": drafters.dynamic_tree(BLEND, nodes=8, depth=4, width=3),
     "recycling": drafters.token_recycling(),
     "lookup": drafters.prompt_lookup(candidates=2, length=4),
-    "n-grams": drafters.dynamic_tree(drafters.bigram([[3, 1, 4, 1, 5, 2, 6]], TARGET), nodes=4, depth=2, width=2),
 }
 
 

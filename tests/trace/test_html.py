@@ -31,6 +31,16 @@ def test_control_characters_are_shown(read, spelling):
     assert reader.spans[4][0] == "a⏎b⇥c␀␛␡"
 
 
+def test_a_tree_unfolds(read, spelling):
+    step = Round([*b"A"], [*b"bX"], [*b"abcd"], 1, parent=[0, 0, 2, 2], path=[1])
+    markup = trace.html([step], spelling)
+    reader = read(markup)
+    assert reader.tags.count("details") == 1
+    drawn = dict(reader.spans[-5:])
+    assert "line-through" in drawn["a"] and "line-through" in drawn["c"] and "line-through" not in drawn["b"]
+    assert drawn["X"] == read(trace.html([Round([], [*b"X"], [], 0)], spelling)).spans[-1][1]
+
+
 def test_long_context_is_cut_on_the_left(read, spelling):
     steps = [Round([*b"0123456789"], [*b"x"], [], 0)]
     assert [text for text, _ in read(trace.html(steps, spelling, context=4)).spans[4:]] == ["…6789", "x"]
