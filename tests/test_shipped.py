@@ -1,4 +1,9 @@
-"""The shipped pairs on held-out prompts: exact, token for token and in distribution."""
+"""The shipped pairs on held-out prompts: exact, token for token and in distribution.
+
+Each program takes longer to compile than all prompts take to decode, so few programs serve all tests. That text is
+exact whatever the drafter, the rule and the policy is proved by enumeration elsewhere; here are trained networks, whose
+logits come from passes over other numbers of rows and tokens than those of plain decoding.
+"""
 
 import json
 import os
@@ -23,8 +28,9 @@ PAIRS = {
     "gpt": ("debian-gpt-base", "debian-gpt-small", "text"),
 }
 PAIRS = {kind: pair for kind, pair in PAIRS.items() if set(pair[:2]) <= set(shipped())}
+POLICIES = {"t5": ["heuristic", "entropy"], "gpt": ["confidence", "adaptive"]}
 SCRIPTS = Path(__file__).parent / "scripts"
-PROMPTS, WIDTH, NEW = 200, 128, 40  # WIDTH: most tokens of a prompt
+PROMPTS, WIDTH, NEW = 96, 128, 32  # WIDTH: most tokens of a prompt
 
 pytestmark = pytest.mark.slow
 
@@ -62,31 +68,28 @@ def texts(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 7])
+@pytest.mark.parametrize("gamma", [0, 4])
 def test_greedy_equals_plain_one_by_one(pair, gamma):
-    """Each prompt alone, at one gamma or another; 0 is plain decoding itself."""
+    """A prompt alone, where plain decoding was of a batch; 0 is plain decoding itself."""
     target, draft, prompts, plain = pair
-    for i in range([0, 1, 4, 7].index(gamma), PROMPTS, 4):
+    for i in range(gamma, PROMPTS, 6):
         out = jaxspec.generate(target, some(prompts, [i]), drafter=draft, gamma=gamma, max_new_tokens=NEW)
         assert texts(out) == [plain[i]], i
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 7])
 def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
-    """Every prompt, in shuffled batches: with other mates than in plain decoding."""
+    """Each prompt, at one gamma or another, in shuffled batches: with other mates than in plain decoding."""
     target, draft, prompts, plain = pair
-    for chosen in batches(np.random.default_rng(gamma).permutation(PROMPTS)):
+    for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)[[1, 4, 7].index(gamma) :: 3]):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=gamma, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
 
 
-@pytest.mark.parametrize("size", [1, 16], ids=["one by one", "in ragged batches"])
-def test_greedy_equals_plain_with_trees_of_the_top_choices(pair, size):
-    """Every prompt in shuffled batches, and one in four alone."""
+def test_greedy_equals_plain_with_trees_of_the_top_choices(pair):
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.tree(draft, (2, 2, 1), draw="top")
-    alone = np.arange(0, PROMPTS, 4)[:, None]
-    for chosen in alone if size == 1 else batches(np.random.default_rng(0).permutation(PROMPTS)):
+    for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)[::2]):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen], chosen
 
@@ -104,7 +107,11 @@ def test_text_that_repeats_its_input_is_looked_up():
         assert out.stats.tokens_per_round.mean() > 3
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "confidence", "entropy", "adaptive"])
+@pytest.mark.parametrize(
+    ("pair", "policy"),
+    [(kind, policy) for kind, policies in POLICIES.items() if kind in PAIRS for policy in policies],
+    indirect=["pair"],
+)
 def test_greedy_equals_plain_with_every_policy(pair, policy):
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), draft)
@@ -121,17 +128,17 @@ def stranger(draft):
 
 
 def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
-    """48 prompts in batches, and some of them alone: nearly every round commits one token."""
+    """In batches and alone: nearly every round commits one token."""
     target, draft, prompts, plain = pair
     drafter = stranger(draft)
-    for chosen in (*batches(np.arange(48)), [0], [16], [32], [47]):
+    for chosen in (*batches(np.arange(32)), [0], [32], [47]):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
 
 
 # --- the coupled rule: the text of plain sampling
 
-SAMPLED, FEW = 100, 16  # prompts, and new tokens of each
+SAMPLED, FEW = 64, 16  # prompts, and new tokens of each
 SEED = 11
 
 
@@ -147,14 +154,13 @@ def sampled(request):
     return target, draft, prompts, keys, plain[:SAMPLED]
 
 
-@pytest.mark.parametrize("drafter", ["good", "random"])
-@pytest.mark.parametrize("gamma", [1, 4, 7])
+@pytest.mark.parametrize(("gamma", "drafter"), [(4, "good"), (4, "random"), (7, "good")])
 def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
-    """Each prompt alone, at one gamma or another, and in shuffled batches at each."""
+    """Each prompt in shuffled batches; some alone."""
     target, draft, prompts, keys, plain = sampled
     options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
-    alone = np.arange([1, 4, 7].index(gamma), SAMPLED, 3)[:, None]
+    alone = np.arange(0, SAMPLED, 8)[:, None] if gamma == 4 else []
     for chosen in (*alone, *batches(np.random.default_rng(gamma).permutation(SAMPLED))):
         out = jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options)
         assert texts(out) == [plain[i] for i in chosen], chosen
@@ -185,13 +191,14 @@ def test_bfloat16_diverges_at_near_ties_only(pair):
 
 
 def test_rows_are_keyed_by_row_and_position(pair):
-    """Sampled text of a row is the same alone and in a batch, for the same row key."""
+    """Sampled text of a row is the same among other rows, for the same row key."""
     target, draft, prompts, _ = pair
     keys = noise.row_keys(jax.random.key(3), 4)
     options = dict(drafter=draft, gamma=4, temperature=1.0, max_new_tokens=16)
     together = jaxspec.generate(target, some(prompts, range(4)), key=keys, **options)
-    alone = jaxspec.generate(target, some(prompts, [2]), key=keys[2:3], **options)
-    assert alone.tokens[0].tolist() == together.tokens[2, : together.lengths[2]].tolist()
+    others = np.array([9, 2, 7, 8])
+    again = jaxspec.generate(target, some(prompts, others), key=keys[np.array([0, 2, 1, 3])], **options)
+    assert again.tokens[1, : again.lengths[1]].tolist() == together.tokens[2, : together.lengths[2]].tolist()
 
 
 @pytest.mark.parametrize("kind", list(PAIRS))
@@ -200,7 +207,7 @@ def test_coupled_text_does_not_depend_on_the_mesh(kind):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(
-        [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2]],
+        [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2], *(["tree"] if kind == "gpt" else [])],
         env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         capture_output=True,
         text=True,
@@ -209,5 +216,4 @@ def test_coupled_text_does_not_depend_on_the_mesh(kind):
     assert found.returncode == 0, found.stderr
     report = json.loads(found.stdout)
     assert report["devices"] == 8 and report["shards"] == [2] * 8
-    assert len(report["split"]) == 4
-    assert all(text == report["plain"] for text in report["split"].values())
+    assert report["split"] == report["plain"]

@@ -26,28 +26,16 @@ def split(job, mesh):
     return job._replace(prompt=prompt, weights=jax.device_put(job.weights, everywhere), request=request)
 
 
-def main(target, draft):
+def main(target, draft, tree=None):
     target, draft = jaxspec.load(target), jaxspec.load(draft)
     prompt = request.encode(target, heldout_for(target, ROWS))
     options = dict(temperature=1.0, max_new_tokens=NEW, key=noise.row_keys(jax.random.key(11), ROWS))
-    mesh = Mesh(np.array(jax.devices()), ("rows",))
-    report = {
-        "devices": jax.device_count(),
-        "plain": texts(loop.run(request.prepare(target, prompt, **options))),
-        "split": {},
-    }
-    tree = drafters.tree(draft, (2, 1))
-    for gamma, name, drafter in (
-        (1, "good", draft),
-        (4, "random", drafters.uniform()),
-        (7, "good", draft),
-        (2, "tree", tree),
-    ):
-        whole = request.prepare(target, prompt, drafter=drafter, gamma=gamma, accept=accept.coupled(), **options)
-        job = split(whole, mesh)
-        report["shards"] = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]
-        report["split"][f"{gamma}, {name}"] = texts(loop.run(job))
-    print(json.dumps(report))
+    plain = texts(loop.run(request.prepare(target, prompt, **options)))
+    options |= dict(drafter=drafters.tree(draft, (2, 1)), gamma=2) if tree else dict(drafter=draft, gamma=7)
+    whole = request.prepare(target, prompt, accept=accept.coupled(), **options)
+    job = split(whole, Mesh(np.array(jax.devices()), ("rows",)))
+    shards = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]
+    print(json.dumps(dict(devices=jax.device_count(), shards=shards, plain=plain, split=texts(loop.run(job)))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python placement.py meshes FOLDER               with 8 devices: pairs on one dev
 python placement.py process PORT INDEX FOLDER   one of two processes with 2 devices each; meshes over all 4; saves
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -20,37 +21,46 @@ from jaxspec.base import Model, Prompt
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode import loop, request
 from jaxspec.model import find
-from jaxspec.nets import decoder, quantised
+from jaxspec.nets import decoder, gpt, quantised, t5
 from jaxspec.weights import huggingface, orbax
 
-PAIRS = {kind: [f"debian-{kind}-{size}" for size in ("base", "small")] for kind in ("t5", "gpt")}
+PAIR = ["debian-t5-base", "debian-t5-small"]
 ROWS, GAMMA, NEW = 4, 2, 32
 TEMPERATURE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)  # greedy and sampled rows in one program
 LLAMA = decoder.DecoderConfig(96, dim=32, ff_dim=64, layers=2, heads=8, kv_heads=4, head_dim=8)
+NETS = {  # random ones, which compile sooner
+    "llama": (decoder, LLAMA),
+    "gpt": (gpt, gpt.GPTConfig(96, dim=32, ff_dim=64, layers=2, heads=8, max_positions=128)),
+    "encoder": (t5, t5.T5Config(96, dim=32, ff_dim=64, heads=8, head_dim=8, encoder_layers=1, decoder_layers=2)),
+}
+SPLIT = ("shipped", "llama", "gpt", "int8")
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (ROWS, 7)).astype(np.int32)
 
 
-def llama(seed, mesh=None, dtype="float32"):
-    """A random Llama with grouped heads, and the same on a mesh."""
-    params = orbax.cast(decoder.init(LLAMA, jax.random.key(seed)), dtype)
+def random(kind, mesh=None, dtype="float32", **changes):
+    """A random model, and the same on a mesh; `changes` to its configuration."""
+    net, config = NETS[kind]
+    config = dataclasses.replace(config, **changes)
+    params = jax.tree.map(lambda x: 2 * x, net.init(config, jax.random.key(len(changes))))  # texts that vary
+    params = orbax.cast(params, dtype)
     if mesh is not None:
-        params = jax.tree.map(sharding.put, params, sharding.parameters(params, LLAMA, mesh))
-    return Model(decoder.language_model(LLAMA), params, None, LLAMA, "llama")
+        params = jax.tree.map(sharding.put, params, sharding.parameters(params, config, mesh))
+    return Model(net.language_model(config), params, None, config, kind)
 
 
 def pair(kind, mesh=None):
-    if kind in ("llama", "int8"):
-        dtype = "int8" if kind == "int8" else "float32"
-        return llama(0, mesh, dtype), llama(1, mesh, dtype)
-    if kind == "edit":
-        return jaxspec.load("debian-t5-edit", mesh=mesh), drafters.prompt_lookup()
-    return [jaxspec.load(name, mesh=mesh) for name in PAIRS[kind]]
+    if kind == "shipped":
+        return [jaxspec.load(name, mesh=mesh) for name in PAIR]
+    if kind == "int8":
+        return random("llama", mesh, "int8"), drafters.prompt_lookup()
+    fewer = dict(decoder_layers=1) if kind == "encoder" else dict(layers=1)
+    return random(kind, mesh), random(kind, mesh, **fewer)
 
 
 def prompts(kind, target):
-    if kind in ("llama", "int8"):
-        return Prompt(jnp.asarray(TOKENS), jnp.array([7, 3, 5, 1], jnp.int32))
-    return request.encode(target, heldout_for(target, ROWS))
+    if kind == "shipped":
+        return request.encode(target, heldout_for(target, ROWS))
+    return Prompt(jnp.asarray(TOKENS), jnp.array([7, 3, 5, 1], jnp.int32))
 
 
 def options(drafter):
@@ -101,7 +111,7 @@ def cache_is_placed(kind, mesh):
 
 def restored(folder, mesh):
     """Saved from one mesh, read to another: the places of the leaves, and whether they are the same bits."""
-    model, other = llama(0, mesh), sharding.mesh("model=8")
+    model, other = random("llama", mesh), sharding.mesh("model=8")
     saved(folder, model)
     read = {
         "orbax": (orbax.restore(folder / "orbax", mesh=other)[0], model.params),
@@ -120,13 +130,13 @@ def saved(folder, model):
     """Saves a Llama in three ways."""
     about = dict(name="llama", family="decoder", about={})
     for name, dtype in (("orbax", "float32"), ("int8", "int8")):
-        orbax.save(folder / name, model.params, LLAMA, find(PAIRS["gpt"][0]), dtype=dtype, **about)
+        orbax.save(folder / name, model.params, LLAMA, find(PAIR[0]), dtype=dtype, **about)
     huggingface.save(model, folder / "huggingface")
 
 
 def left_on_the_host(folder, mesh):
     """How many parameters have a copy on the host: once all are saved, once they are copied there, and may have one."""
-    model = llama(0, mesh)
+    model = random("llama", mesh)
     leaves = jax.tree.leaves(model.params)
     saved(folder, model)
     after = sum(x._npy_value is not None for x in leaves)
@@ -139,16 +149,16 @@ def stored_in_parts(folder, mesh):
     """Whether what is saved from a mesh is stored in the parts that its devices have."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.metadata(folder / "orbax" / "params").item_metadata.tree
-    shapes = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), llama(0, mesh).params)
+    shapes = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), random("llama", mesh).params)
     parts = jax.tree.map(lambda x: x.storage.chunk_shape, tree)
     return parts == shapes and any(x.storage.chunk_shape != x.shape for x in jax.tree.leaves(tree))
 
 
 def saved_together(folder):
     """Saved by all processes from a mesh over them, and read by each: whether they are the same bits."""
-    saved(folder, llama(0, sharding.mesh("model=4")))
-    whole = llama(0).params
-    narrow = llama(0, dtype="int8").params
+    saved(folder, random("llama", sharding.mesh("model=4")))
+    whole = random("llama").params
+    narrow = random("llama", dtype="int8").params
     read = {
         "orbax": (orbax.restore(folder / "orbax")[0], whole),
         "int8": (orbax.restore(folder / "int8", dtype="int8")[0], narrow),
@@ -169,15 +179,16 @@ def meshes(folder):
     mesh = sharding.mesh("data=2,model=4")
     report = {}
     quantised.SMALL = 0  # so that these matrices are multiplied as large ones are
-    for kind in (*PAIRS, "edit", "llama", "int8"):
+    for kind in SPLIT:
         split, hlo, part = compiled(kind, mesh)
         found = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
         report[kind] = found
-    weight = llama(0, mesh).params["layers_0"]["ff"]["wi"]["weight"]
+    report["encoder"] = text("encoder")
+    weight = random("llama", mesh).params["layers_0"]["ff"]["wi"]["weight"]
     whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
     report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
     report |= dict(
-        cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "t5")},
+        cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "encoder")},
         streamed=streamed(mesh),
         restored=restored(Path(folder), mesh),
     )
@@ -187,9 +198,9 @@ def meshes(folder):
 
 def process(port, index, folder):
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=int(index))
-    texts = {kind: text(kind, sharding.mesh("data=2,model=2")) for kind in PAIRS}  # each process has half of the rows
     report = dict(processes=jax.process_count(), streamed=streamed(sharding.mesh("model=4")))
-    return report | texts | dict(saved=saved_together(Path(folder)))
+    report["encoder"] = text("encoder", sharding.mesh("data=2,model=2"))  # each process has half of the rows
+    return report | dict(saved=saved_together(Path(folder)))
 
 
 if __name__ == "__main__":
