@@ -16,11 +16,15 @@ class Embed(Protocol):
 
 
 class EmbedTokens(Protocol):
-    def __call__(self, tokens: Int[Array, "batch step"]) -> Float[Array, "batch step dim"]: ...
+    def __call__(self, tokens: Int[Array, "batch step"]) -> Float[Array, "batch step dim"]:
+        """`Embed`, parameters filled in."""
+        ...
 
 
 class HeadLogits(Protocol):
-    def __call__(self, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]: ...
+    def __call__(self, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
+        """`Head`, parameters filled in."""
+        ...
 
 
 class Shared(NamedTuple):
@@ -60,7 +64,9 @@ class Read(Protocol):
 
 
 class EmptyCache(Protocol):
-    def __call__(self, batch: int, capacity: int) -> Cache: ...
+    def __call__(self, batch: int, capacity: int) -> Cache:
+        """A cache of rows without tokens, with room for `capacity` positions each."""
+        ...
 
 
 class ExtendHidden(Protocol):

@@ -26,7 +26,7 @@ from jaxspec.nets.attention import RMSNorm, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.head_vocabulary import in_target_vocabulary
+from jaxspec.nets.target_parts import in_target_vocabulary, zeros
 
 MARKOV = ("vanilla", "gated", "rnn")
 
@@ -143,9 +143,7 @@ class BlockDrafter(nn.Module):
     def __call__(self, taps: Float[Array, "B T F"], last: Int[Array, " B"]) -> Float[Array, "B C V"]:
         """One block after whole rows, with an embedding and a head of zeros where the target's are used."""
         c, batch = self.config.layer, last.shape[0]
-        shared = Shared(
-            lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size))
-        )
+        shared = zeros(c.dim, c.vocab_size)
         capacity = taps.shape[1] + self.config.block
         cache = kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
         features = self.block(shared, self.append(cache, self.fused(taps)), last, self.config.count)

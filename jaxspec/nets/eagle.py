@@ -27,7 +27,7 @@ from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.head_vocabulary import in_target_vocabulary
+from jaxspec.nets.target_parts import in_target_vocabulary, zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +163,7 @@ class Eagle(nn.Module):
         """Teacher forcing over whole rows, with an embedding and a head of zeros where the target's are used."""
         c, batch = self.config.layer, tokens.shape[0]
         cache = kv.empty(batch, c.layers, c.kv_heads, tokens.shape[1], c.head_dim, jnp.dtype(c.dtype))
-        shared = Shared(
-            lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size))
-        )
+        shared = zeros(c.dim, c.vocab_size)
         x, _ = self.extend(shared, cache, self.fused(taken), tokens)
         return self.logits(shared, x)
 

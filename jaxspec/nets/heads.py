@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.base import Needs, ParallelHeads, Params, Shared
 from jaxspec.nets.dense import Dense
-from jaxspec.nets.head_vocabulary import in_target_vocabulary
+from jaxspec.nets.target_parts import in_target_vocabulary, zeros
 
 BLOCKS = ("residual", "feed_forward")
 
@@ -143,6 +143,6 @@ def head(config: HeadsConfig) -> ParallelHeads:
 def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
     """Random parameters; blocks begin as the identity."""
     c = config
-    shared = Shared(lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size)))
+    shared = zeros(c.dim, c.vocab_size)
     made = functools.partial(Heads(c).init, shared=shared)
     return jax.jit(made)(key, jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32))["params"]

@@ -24,6 +24,7 @@ from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.target_parts import zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,7 @@ class MTP(nn.Module):
         """Teacher forcing over whole rows, with an embedding and a head of zeros where the target's are used."""
         c = self.config.layer
         cache = kv.empty(tokens.shape[0], 1, c.kv_heads, tokens.shape[1], c.head_dim, jnp.dtype(c.dtype))
-        shared = Shared(
-            lambda tokens: jnp.zeros((*tokens.shape, c.dim)), lambda x: jnp.zeros((*x.shape[:2], c.vocab_size))
-        )
+        shared = zeros(c.dim, c.vocab_size)
         return self.logits(shared, self.extend(shared, cache, features, tokens)[0])
 
     def extend(

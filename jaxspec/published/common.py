@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxspec.families import decoders
-from jaxspec.families.common import FamilyError, only
+from jaxspec.families import decoders, describe
+from jaxspec.families.common import FamilyError, need, only
 from jaxspec.nets.decoder import DecoderConfig
 
 Shape = tuple[int, ...]
@@ -80,8 +80,10 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderC
     def has(name: str) -> bool:
         return f"{prefix}{name}" in shapes
 
+    heads, (rows, *_) = need(table, "num_attention_heads"), shapes.get(f"{prefix}self_attn.q_proj.weight", (0,))
+    own = {"head_dim": table.get("head_dim") or rows // heads or None, "tie_word_embeddings": False}
     return decoders.read(
-        {**table, "tie_word_embeddings": False},
+        {**table, **own},
         qkv_bias=has("self_attn.q_proj.bias"),
         out_bias=has("self_attn.o_proj.bias"),
         ff_bias=has("mlp.up_proj.bias"),
@@ -163,8 +165,6 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
         verifier: the target's name and architectures.
         tokens: draft tokens a round.
     """
-    from jaxspec.families import describe
-
     _, layers = describe(dataclasses.replace(layer, tied_head=False))
     return {
         "architectures": [architecture],

@@ -110,7 +110,7 @@ def _placed(
         for name, x in shard.read(wanted):
             path = where[known[name]]
             if path == "vocabulary":
-                ids = _ids(shard.path, known[name], x, published_vocab(config))
+                ids = _ids(shard.path, known[name], x, target_vocab(config))
                 yield path, parameters.put(path, ids, layer, mesh)
                 continue
             if x.dtype.name not in FLOATS:
@@ -118,7 +118,7 @@ def _placed(
             yield path, parameters.place(path, x, layer, mesh, dtype)
 
 
-def published_vocab(config: Any) -> int:
+def target_vocab(config: Any) -> int:
     """Size of the target's vocabulary."""
     return getattr(config, "layer", config).vocab_size
 
@@ -190,6 +190,6 @@ def _theirs(config: Any, params: Params, form: Format, dtype: str) -> Iterator[t
             yield form.spelled(name), np.ascontiguousarray(x, jnp.dtype(dtype))
             continue
         yield VOCABULARY, x.astype(np.int64) - np.arange(len(x))
-        known = np.zeros(published_vocab(config), bool)
+        known = np.zeros(target_vocab(config), bool)
         known[x] = True
         yield "t2d", known

@@ -1,9 +1,11 @@
-"""Logits over a drafter's own vocabulary, a part of its target's, as logits over the target's."""
+"""What drafters' networks have to do with their targets: their vocabulary, and what they take of them."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from jaxspec.base import Shared
 
 
 def in_target_vocabulary(
@@ -21,3 +23,15 @@ def in_target_vocabulary(
     """
     wide = jnp.full((*logits.shape[:2], size), -jnp.inf, logits.dtype)
     return wide.at[:, :, vocabulary].set(logits)
+
+
+def zeros(dim: int, vocab: int) -> Shared:
+    """An embedding and a head of zeros, for initialisation, which needs shapes only."""
+
+    def embed(tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        return jnp.zeros((*tokens.shape, dim))
+
+    def logits(features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        return jnp.zeros((*features.shape[:2], vocab))
+
+    return Shared(embed, logits)
