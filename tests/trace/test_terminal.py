@@ -38,10 +38,10 @@ def test_a_trace_spells_the_rejected_token_after_the_accepted_ones(spelling):
 
 def test_a_tree_is_drawn_below_its_line(spelling):
     step = Round([*b"x"], [*b"bdZ"], [*b"abcde"], 2, parent=[0, 0, 1, 2, 2], path=[1, 3])
-    drawn = rounds.trace(spelling, 1, step, width=80, colour=False).plain.split("\n")
+    drawn = terminal.trace(spelling, 1, step, width=80, colour=False).plain.split("\n")
     assert drawn[0] == "  1  x|bd{+Z+}"
     assert [line.strip() for line in drawn[1:]] == ["├─ [-a-]c", "└─ |b", "├─ |d{+Z+}", "└─ e"]
-    coloured = rounds.trace(spelling, 1, step, width=80, colour=True)
+    coloured = terminal.trace(spelling, 1, step, width=80, colour=True)
     found = {(coloured.plain[s.start : s.end], str(s.style)) for s in coloured.spans}
     assert {("a", "red strike"), ("d", "green"), ("Z", "blue"), ("e", "dim")} <= found
 

@@ -22,7 +22,7 @@ def tree_diagram(
 
     Args:
         shape: as in `drafters.tree`.
-        acceptance: by number of children and rank [K, K] (`analysis.tree_plan`); without it all nodes are alike.
+        acceptance: by number of children and rank [K, K] (`analysis.bench.tree_plan`); without it all nodes are alike.
         title: above it.
 
     Example:
