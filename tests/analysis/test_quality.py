@@ -1,4 +1,4 @@
-"""BLEU and ROUGE-L on texts whose scores can be told by hand, and the report over a tiny pair."""
+"""BLEU and ROUGE-L on texts whose scores can be told by hand, and the model card of a tiny pair."""
 
 import builtins
 import json
@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from jaxspec.analysis import report
+from jaxspec.analysis.bench import model_card
 from jaxspec.analysis.measure import quality
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
@@ -93,31 +91,21 @@ def pair(net, config, tokenizer) -> tuple[Model, Model]:
     return Model(lm, made[0], tokenizer, config, "big"), Model(lm, made[1], tokenizer, config, "small")
 
 
-@pytest.fixture(scope="module")
-def found(tokenizer, tmp_path_factory):
-    """The report of a translating pair of random models."""
-    folder, done = data_folder(tmp_path_factory.mktemp("data")), []
-    target, draft = pair(t5, T5, tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "GAMMAS", (3,))
-        options = dict(rows=2, max_new_tokens=6)
-        made = report.report(target, draft, folder, advance=lambda _, rows: done.append(rows), **options)
-        assert sum(done) == report.steps(target, 2)
-    return made
-
-
 @pytest.mark.slow
-def test_report_of_a_translating_pair(found):
-    assert found["target"]["name"] == "big" and found["draft"]["parameters"] == found["target"]["parameters"]
-    for task, metric in (("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")):
-        assert found["loss"][task]["target"] == pytest.approx(math.log(len(WORDS)), abs=2.0)
-        results = found["tasks"][task]
-        assert results["rows"] == 2 and results["quality"]["metric"] == metric
-        assert results["same_text"] == results["compared"] == 2
-        assert list(results["tokens_per_round"]) == ["3"]
-        assert all(0 <= tokens <= int(gamma) + 1 for gamma, tokens in results["tokens_per_round"].items())
-        assert all(0 <= alpha["low"] <= alpha["alpha"] <= alpha["high"] <= 1 for alpha in results["alpha"].values())
-    assert json.loads(json.dumps(found))["environment"]["jax"] == jax.__version__
+def test_card_of_a_translating_pair(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_card, "GAMMAS", (3,))
+    target, draft = pair(t5, T5, tokenizer)
+    cards = model_card.card(target, draft, data_folder(tmp_path), rows=2, new_tokens=6)
+    assert [(one.task, one.metric) for one in cards] == [("translation", "sacreBLEU"), ("synopsis", "ROUGE-L")]
+    for one in cards:
+        assert one.loss == pytest.approx((math.log(len(WORDS)),) * 2, abs=2.0)
+        assert one.quality is not None and all(0 <= score <= 100 for score in one.quality)
+        drafting = [row for row in one.rows if not row.is_plain]
+        assert [(row.temperature, row.gamma, row.texts) for row in drafting] == [(0.0, 3, 2), (1.0, 3, 2)]
+        assert drafting[0].same_text == 2
+        assert all(0 <= row.alpha.low <= row.alpha.value <= row.alpha.high <= 1 for row in drafting)
+    cells = [str(cell) for column in model_card.table(cards, "big", "small").columns for cell in column.cells]
+    assert {"sacreBLEU", "tokens per round, γ = 3"} <= set(cells)
 
 
 def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
@@ -128,37 +116,6 @@ def test_loss_of_language_models_and_of_both_tasks(tokenizer, tmp_path):
     logits = jax.jit(gpt.GPT(GPT).apply)({"params": target.params}, jnp.array([row[:-1]]))
     log_probs = jax.nn.log_softmax(logits)[0]
     expected = -float(np.mean([log_probs[i, token] for i, token in enumerate(row[1:])]))
-    assert report.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)
+    assert model_card.heldout_loss(target, folder, "text") == pytest.approx(expected, rel=1e-4)
     with pytest.raises(FileNotFoundError):
-        report.heldout_loss(target, tmp_path / "nowhere", "text")
-
-
-def test_a_single_row_has_no_error():
-    alpha = {"alpha": 0.5, "stderr": None, "low": None, "high": None, "positions": 3}
-    task = {"rows": 1, "alpha": {"0": alpha}, "tokens_per_round": {"3": 1.5}, "same_text": 1, "compared": 1}
-    side = {"name": "big", "parameters": 10, "dtype": "float32"}
-    loss = {"synopsis": {"target": 1.0, "draft": 2.0}}
-    made = report.table({"target": side, "draft": side, "loss": loss, "tasks": {"synopsis": task}})
-    assert "0.500" in list(made.columns[3].cells)
-
-
-@pytest.mark.slow
-def test_report_as_a_command(found, tokenizer, tmp_path, monkeypatch):
-    named, asked = {"big": pair(t5, T5, tokenizer)[0], "small": pair(t5, T5, tokenizer)[1]}, []
-
-    def reported(target, draft, folder, **options):
-        asked.append((target.name, draft.name, folder, options["rows"], options["max_new_tokens"]))
-        options["advance"]("translation: target", 2)
-        return found
-
-    monkeypatch.setattr(report, "load", named.get)
-    monkeypatch.setattr(report, "report", reported)
-    app = typer.Typer()
-    app.command()(report.main)
-    arguments = ["--target", "big", "--draft", "small", "--data", str(tmp_path), "--rows", "2", "--new-tokens", "4"]
-    result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
-    assert result.exit_code == 0, result.output
-    assert asked == [("big", "small", tmp_path, 2, 4)]
-    assert "sacreBLEU" in result.output and "tokens per round, γ = 3" in result.output
-    assert f"jax {jax.__version__}, jaxlib" in result.output.replace("\n", " ")
-    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(found))
+        model_card.heldout_loss(target, tmp_path / "nowhere", "text")

@@ -13,7 +13,8 @@ import pytest
 
 import jaxspec
 from jaxspec import buffers, drafters
-from jaxspec.analysis import replay, tree_plan
+from jaxspec.analysis.bench import tree_plan
+from jaxspec.analysis.measure import replay
 from jaxspec.analysis.tree import best_of_size, optimal
 from jaxspec.testing import table_model, table_model_from
 
