@@ -519,3 +519,19 @@ def test_of_a_tree_that_is_all_padding_nothing_is_tried():
         for rule in RULES.values():
             verdict = rule.verify(keys, position, nothing, target)
             assert verdict.num_accepted.tolist() == verdict.num_tested.tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("name", ["rejection", "traversal", "coupled", "typical"])
+def test_no_array_of_all_nodes_and_tokens_is_made(name):
+    """Beyond what a rule is given: the target's distributions, and the drafter's."""
+    rows, nodes, vocab = 2, 16, 4096
+
+    def shape(*sizes, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    whole, ids = shape(rows, nodes + 1, vocab), shape(rows, nodes, dtype=jnp.int32)
+    draft = Draft(ids, shape(rows, dtype=jnp.int32), ids, shape(rows, nodes, vocab), ids)
+    keys = jax.eval_shape(lambda: noise.row_keys(jax.random.key(0), rows))
+    rule = catalogue.RULES[name].rule
+    compiled = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(whole)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < whole.size * 4 / 2

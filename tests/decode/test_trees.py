@@ -330,12 +330,29 @@ def test_a_static_tree_of_point_masses_is_exact():
         assert certify(target, drafter=top_choices(draft), steps=3, eos_ids=ends) < 1e-5
 
 
+# --- programs
+
+
+def test_another_temperature_prompt_or_seed_compiles_nothing():
+    drafter = drafters.tree(BLEND, (2, 1))
+
+    def run(rows, seed, temperature):
+        options = dict(accept=accept.traversal(), temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
+        return jaxspec.generate(TARGET, prompt(rows), drafter=drafter, **options)
+
+    run([[1, 2], [3]], 0, 1.0)
+    programs = loop.generation._cache_size()
+    run([[4, 4, 4, 1], [2, 2]], 5, 0.3)
+    run([[2], [1, 0, 1]], 6, [0.5, 2.0])
+    assert loop.generation._cache_size() == programs
+
+
 # --- what takes no trees
 
 
-@pytest.mark.parametrize("rule", [accept.block(), accept.classical_rejection(), accept.lenient(0.5), accept.typical()])
+@pytest.mark.parametrize("rule", [accept.block(), accept.classical_rejection()], ids=lambda rule: rule.name)
 def test_a_rule_of_chains_is_refused(rule):
-    with pytest.raises(ValueError, match=r"the drafter drafts trees, and the rule .* judges chains only"):
+    with pytest.raises(ValueError, match=r"the drafter drafts trees, .* judges chains only: use .*traversal\(\)"):
         jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), accept=rule, max_new_tokens=4)
 
 
