@@ -79,7 +79,7 @@ def test_alpha_is_the_mean_overlap_of_the_two_distributions(temperature, top_k):
     measured = measure(TARGET, DRAFT, PROMPT, **options)
     sums, positions = by_definition(temperature, top_k, 20, key)
     assert measured.positions == positions == 60
-    np.testing.assert_allclose(measured.sums, sums, rtol=1e-5)
+    np.testing.assert_allclose(measured.rate.sums, sums, rtol=1e-5)
     assert measured.alpha == pytest.approx(sum(sums) / positions, rel=1e-5)
     assert 0.05 < measured.alpha < 0.95
     low, high = measured.interval
@@ -93,7 +93,7 @@ def test_one_token_is_measured_on_prefill_alone():
     expected = [
         np.minimum(distribution_after(TARGET, row, 1.0), distribution_after(DRAFT, row, 1.0)).sum() for row in rows
     ]
-    np.testing.assert_allclose(measured.sums, expected, rtol=1e-5)
+    np.testing.assert_allclose(measured.rate.sums, expected, rtol=1e-5)
 
 
 def test_alpha_is_what_speculative_sampling_accepts():
@@ -125,7 +125,7 @@ def test_distributions_without_common_support():
 def test_the_result_does_not_depend_on_the_batch():
     options = dict(temperature=1.0, max_new_tokens=10, key=jax.random.key(3))
     all_at_once, one_by_one = (measure(TARGET, DRAFT, PROMPT, batch=batch, **options) for batch in (16, 2))
-    np.testing.assert_allclose(all_at_once.sums, one_by_one.sums, rtol=1e-6)
+    np.testing.assert_allclose(all_at_once.rate.sums, one_by_one.rate.sums, rtol=1e-6)
     np.testing.assert_array_equal(all_at_once.counts, one_by_one.counts)
 
 
@@ -160,7 +160,7 @@ def test_positions_after_an_end_token_do_not_count_and_padded_ids_have_no_mass()
             p, q = (distribution_after(model, seen, 1.0)[real] for model in (target, draft))
             total += np.minimum(p / p.sum(), q / q.sum()).sum()
             seen.append(token)
-        assert measured.sums[row] == pytest.approx(total, rel=1e-5)
+        assert measured.rate.sums[row] == pytest.approx(total, rel=1e-5)
 
 
 def test_a_drafter_with_fewer_ids():
@@ -234,7 +234,7 @@ def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
     assert [len(each.sums) for each in measured.by_position] == [
         (measured.counts > t).sum() for t in range(measured.counts.max())
     ]
-    assert sum(each.sums.sum() for each in measured.by_position) == pytest.approx(measured.sums.sum())
+    assert sum(each.sums.sum() for each in measured.by_position) == pytest.approx(measured.rate.sums.sum())
     real, rows = slice(0, VOCAB - 2), [PROMPT.tokens[row, :n].tolist() for row, n in enumerate(PROMPT.length.tolist())]
     distributions = [[distribution_after(model, row, 1.0)[real] for model in (TARGET, DRAFT)] for row in rows]
     first = [np.minimum(p / p.sum(), q / q.sum()).sum() for p, q in distributions]
