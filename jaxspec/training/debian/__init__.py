@@ -43,5 +43,5 @@ def prepare(
     if all((folder / "tokenizer.json").is_file() for folder in folders):
         log("the tokenizers are there already, and are not made again: models trained with them fit no others")
         return
-    tokenizer.train_tokenizers(data, *folders)
+    tokenizer.train_tokenizers(data, folders[0], folders[1])
     log(f"tokenizers: {', '.join(map(str, folders))}")
