@@ -47,6 +47,6 @@ def test_steps_are_cut_to_the_minutes_and_a_run_goes_on_with_its_own(recipe, tmp
 
 
 @pytest.mark.slow
-def test_a_step_is_timed(recipe, monkeypatch):
+def test_a_step_is_timed(recipe, monkeypatch, standard_dtype_promotion):
     monkeypatch.setattr(budget, "TIMED", 1)
     assert budget.seconds_per_step(recipe) > 0

@@ -83,6 +83,6 @@ def test_what_cannot_be_compared(changed, message):
     target, draft = random(gpt, GPTS[0], 0), random(gpt, GPTS[1], 1)
     half = draft._replace(config=GPTConfig(64, 16, 16, 1, 2, max_positions=64, dtype="bfloat16"))
     setting = Setting(TASK, draft, 2)._replace(**changed | ({"drafter": half} if "half" in changed.values() else {}))
-    job = prepare(target, PROMPT, key=jax.random.key(0), **setting.sampling)
+    job = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
     with pytest.raises(ValueError, match=message):
         transformers.refuse(setting, job)
