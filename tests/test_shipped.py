@@ -156,7 +156,7 @@ def sampled(request):
 
 @pytest.mark.parametrize(("gamma", "drafter"), [(4, "good"), (4, "random"), (7, "good")])
 def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
-    """In shuffled batches; some alone. Of a random drafter nearly every round commits one token: half of the prompts."""
+    """In shuffled batches; some alone. A random drafter takes a round for nearly every token: half of the prompts."""
     target, draft, prompts, keys, plain = sampled
     options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
