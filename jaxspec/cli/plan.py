@@ -73,7 +73,7 @@ def plan(
         asked = {"max_new_tokens": new_tokens, "temperature": temperature, "seed": seed}
         job = options.pair_job(target, draft, dtype or "float32", prompts, count, **asked)
         if tree:
-            return _show_tree(job, batches[0], nodes, repeats, figure, as_json)
+            return _show_tree(job, min(batches), nodes, repeats, figure, as_json)
         with console.counting("plan", planning.steps(batches, most)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=most, repeats=repeats, advance=advance))
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"

@@ -58,7 +58,7 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     ...     print(precision(jnp.float32))
     None
     """
-    if dtype != jnp.float32 or jax.config.jax_default_matmul_precision is not None:
+    if dtype != jnp.float32 or jax.config.jax_default_matmul_precision is not None:  # pyright: ignore[reportAttributeAccessIssue]
         return None
     return jax.lax.Precision.HIGHEST
 

@@ -157,6 +157,21 @@ def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     assert again.value == pytest.approx(float(measured))
 
 
+def test_acceptance_by_depth_is_that_of_the_rounds():
+    """Right draft tokens cluster: rounds begin where they are rare, so the mean over all positions is too much."""
+    random, counts = np.random.default_rng(3), np.array([240, 240])
+    easy = np.repeat(random.random(60) < 0.5, 8)  # runs of 8 easy tokens, and of hard ones
+    right = random.random(480) < np.where(easy, 0.95, 0.1)
+    ratios = right[:, None, None] * np.array([[[1.0, 0.0], [1.0, 0.0]]])
+    shape = ((0,), (0, 0), (0, 0, 0))
+    replayed = tree_plan.tokens_per_round(shape, ratios, counts).value
+    alike, by_depth = (
+        1 + accepted_by_hand(shape, x) for x in (ratios.mean(axis=0)[None], tree_plan.by_depth(shape, ratios, counts))
+    )
+    assert by_depth == pytest.approx(replayed, rel=0.01)
+    assert abs(alike - replayed) > 0.03 * replayed
+
+
 def before(prompts, texts):
     """The rows of a table of two tokens that each new token follows."""
     first, second = [], []

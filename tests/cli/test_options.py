@@ -49,3 +49,15 @@ def test_drafters_over_other_vocabularies():
             options.drafter(name, "float32")
     with pytest.raises(ValueError, match="expected a model after the colon"):
         options.drafter("share:prompt_lookup", "float32")
+
+
+def test_drafters_of_trees_by_name():
+    """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
+    assert options.drafter("token_recycling", "float32").functions.tree.depth == 6
+    for name, expected in (
+        ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
+        ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),
+        ("sequences=a:debian-gpt-small", "sequences=4:NAME"),
+    ):
+        with pytest.raises(ValueError, match=f"the drafter is '{name}': expected .* or {expected}"):
+            options.drafter(name, "float32")

@@ -81,6 +81,7 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
         (["--alpha", "0.5", "--c", "0.1", "--v", "-1"], "--v is -1"),
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
+        (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
         (["--target", "11B", "--draft", "1M", "--device", "h200"], "add an --alpha"),
         (["--alpha", ".5", "--target", "11X", "--draft", "1M", "--device", "h200"], "size is '11X'"),
         (["--alpha", ".5", "--target", "11B", "--draft", "-1M", "--device", "h200"], "size is '-1M'"),

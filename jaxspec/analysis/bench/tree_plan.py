@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +25,13 @@ from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.measure import cost, jobs, replay
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import text_rounds
-from jaxspec.analysis.tree import best_of_size
+from jaxspec.analysis.tree import DEEPEST, best_of_size
 from jaxspec.decode.request import Job, prepare
 from jaxspec.drafters.children import DrawName, check
 from jaxspec.drafters.shape import Choices, shape_of
 
 SAMPLES = 4  # draws of siblings at each position, where their acceptance is averaged over those before them
+PASSES = 2  # of the program
 NEAR = 0.03  # a simpler one is preferred if it is slower by no more than this part
 GREEDY: tuple[DrawName, ...] = ("top",)
 SAMPLED: tuple[DrawName, ...] = ("without_replacement", "mixed")
@@ -89,8 +90,8 @@ class TreePlan(NamedTuple):
 def of_job(job: Job, *, nodes: int = 32, children: int = 8, batch: int = 1, repeats: int = cost.REPEATS) -> TreePlan:
     """Measures a pair and plans its tree.
 
-    For each draw and each number of nodes and levels the dynamic program gives the best shape; of these the one counts
-    whose replayed tokens per round cost least.
+    For each draw and each number of nodes and levels the dynamic program gives the best shape, for acceptance by rank
+    and then for acceptance by depth, too; of these the one counts whose replayed tokens per round cost least.
 
     Args:
         job: of a target and a model that drafts, with a temperature and no other sampling options.
@@ -119,29 +120,36 @@ def of_job(job: Job, *, nodes: int = 32, children: int = 8, batch: int = 1, repe
         ratios: dict[DrawName, np.ndarray] = {draw: ratios_of(trace, draw, children) for draw in draws}
         counts = np.asarray(trace.counts)
     acceptance: dict[DrawName, np.ndarray] = {draw: found.mean(axis=0) for draw, found in ratios.items()}
-    tried = []
+    tried: list[Prediction] = []
     for draw, found in ratios.items():
-        for size, depth in sizes(nodes):
-            shape = best_of_size(np.minimum(acceptance[draw], 1.0), size, depth)
-            if max(map(len, shape)) == depth and len(shape) == size:
-                tokens = tokens_per_round(shape, found, counts).value
-                tried.append(Prediction(shape, draw, tokens, round_cost(shape, c, v)))
+        known = acceptance[draw]
+        for _ in range(PASSES):  # first as if all positions were alike, then as rounds with the best tree meet them
+            mine = [
+                Prediction(shape, draw, tokens_per_round(shape, found, counts).value, round_cost(shape, c, v))
+                for shape in shapes(known, nodes)
+            ]
+            tried += mine
+            known = by_depth(max(mine, key=lambda one: one.improvement).shape, found, counts)
     chains = [one for one in tried if len(one.shape) == one.depth]
     trees = [one for one in tried if len(one.shape) > one.depth] or chains
     tree, line = (max(some, key=lambda one: one.improvement) for some in (trees, chains))
     return TreePlan(tree, line, acceptance, np.asarray(c), v)
 
 
-def sizes(nodes: int) -> list[tuple[int, int]]:
-    """Numbers of nodes and levels to try: every chain, and trees of some sizes.
+def shapes(acceptance: Float[np.ndarray, "*L K K"], nodes: int) -> list[Choices]:
+    """The best tree of each of some sizes, the chains among them.
 
-    >>> sizes(4)
-    [(1, 1), (2, 2), (3, 3), (4, 4), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3)]
+    >>> shapes(np.array([[0.5, 0.0], [0.5, 0.2]]), 2)
+    [((0,),), ((0,), (0, 0)), ((0,), (1,))]
     """
     some = [n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n < nodes] + [nodes]
-    longest = min(nodes, 16)
-    chains = [(n, n) for n in range(1, longest + 1)]
-    return chains + [(n, depth) for n in some for depth in range(1, min(n, longest + 1))]
+    longest = min(nodes, DEEPEST)
+    found = [tuple((0,) * (depth + 1) for depth in range(n)) for n in range(1, longest + 1)]
+    for size in some:
+        for depth in range(1, min(size, longest + 1)):
+            shape = best_of_size(np.clip(acceptance, 0, 1), size, depth)
+            found += [shape] if (len(shape), max(map(len, shape))) == (size, depth) else []
+    return list(dict.fromkeys(found))
 
 
 def ratios_of(trace: replay.LogitTrace, draw: DrawName, children: int) -> Float[np.ndarray, "N K K"]:
@@ -243,21 +251,61 @@ def tokens_per_round(
     >>> [round(tokens_per_round(some, always, np.array([9])).value, 2) for some in (((0,), (0, 0)), ((0,), (1,)))]
     [2.67, 2.0]
     """
-    nodes = tuple(tuple(map(int, node)) for node in choices)
-    shape = shape_of(nodes)
+    rounds = [text_rounds.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
+    return Ratio(np.asarray(counts) - 1, np.array(rounds))
+
+
+def by_depth(
+    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+) -> Float[np.ndarray, "G K K"]:
+    """Acceptance by depth, number of children and rank, where rounds with a tree really come to judge them.
+
+    Rounds begin after a token that was not drafted, go on where those before were accepted, and are cut where the text
+    ends, so that the mean over all positions promises too much.
+
+    Args:
+        choices, ratios, counts: as in `tokens_per_round`.
+
+    >>> always = np.zeros((9, 2, 2))
+    >>> always[1::2, :, 0] = 1  # every second token is right: a chain of 2 always begins with a right one
+    >>> by_depth(((0,), (0, 0)), always, np.array([9]))[:, 0, 0].tolist()
+    [1.0, 0.0]
+    """
+    depth = max(map(len, choices))
+    found, mass = np.zeros((depth, *ratios.shape[1:])), np.zeros((depth, 1, 1))
+    for survives, later in _by_text(choices, ratios, counts):
+        tokens = len(survives)
+        exactly = -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
+        begins = np.zeros(tokens + depth + 1)
+        begins[:1] = 1
+        for t in range(tokens):
+            begins[t + 1 : t + depth + 2] += begins[t] * exactly[t]
+        for level in range(depth):
+            here = begins[:tokens] * (survives[:, level - 1] if level else 1.0)
+            found[level] += np.tensordot(here, later[level : level + tokens], 1)
+            mass[level] += here.sum()
+    return found / np.maximum(mass, 1e-12)
+
+
+def _by_text(
+    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+) -> Iterator[tuple[Float[np.ndarray, "T G"], Float[np.ndarray, "TG K K"]]]:
+    """Of each text: how probably a round that begins at each token but the first accepts 1, 2, .. of them, and the
+    ratios there, with zeros after its end.
+    """
+    nodes = sorted((tuple(map(int, node)) for node in choices), key=len)
+    depth = len(nodes[-1])
     children = {node: sum(other[:-1] == node for other in nodes) for node in ((), *nodes)}
-    ends, rounds = np.cumsum(counts), np.zeros(len(counts))
-    for row, (end, count) in enumerate(zip(ends, counts, strict=True)):
-        later = np.pad(ratios[end - count + 1 : end], ((0, len(shape.levels)), (0, 0), (0, 0)))
+    for end, count in zip(np.cumsum(counts), counts, strict=True):
+        later = np.pad(ratios[end - count + 1 : end], ((0, depth), (0, 0), (0, 0)))
         reached: dict[tuple[int, ...], np.ndarray] = {(): np.ones(count - 1)}
-        survives = np.zeros((count - 1, len(shape.levels)))
-        for node in sorted(nodes, key=len):
-            step = later[len(node) - 1 : len(node) - 1 + count - 1, children[node[:-1]] - 1, node[-1]]
+        survives = np.zeros((count - 1, depth))
+        for node in nodes:
+            level = len(node) - 1
+            step = later[level : level + count - 1, children[node[:-1]] - 1, node[-1]]
             reached[node] = reached[node[:-1]] * step
-            survives[:, len(node) - 1] += reached[node]
-        survives = np.minimum(np.minimum.accumulate(survives, axis=1), 1.0)
-        rounds[row] = text_rounds.expected_rounds(survives) if count > 1 else 0.0
-    return Ratio(np.asarray(counts) - 1, rounds)
+            survives[:, level] += reached[node]
+        yield np.minimum(np.minimum.accumulate(survives, axis=1), 1.0), later
 
 
 def costs(job: Job, most: int, repeats: int = cost.REPEATS) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
