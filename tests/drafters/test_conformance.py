@@ -71,7 +71,12 @@ STAND_FOR_TREES = {"a tree", "token_recycling"}
 SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES} - STAND_FOR_TREES
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
-PAIRS = [(name, policy) for name in DRAFTERS for policy in (OF_TREES.get(name, ()) if name in TREES else POLICIES)]
+PAIRS = [
+    (name, policy)
+    for name in DRAFTERS
+    for policy in POLICIES
+    if policy in (OF_TREES.get(name, ()) if name in TREES else POLICIES)
+]
 QUICK = {("a model", name) for name in POLICIES}
 QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")}
 
