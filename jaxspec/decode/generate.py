@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import sharding, tree
-from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, RoundInfo, Rule, Stats
+from jaxspec.base import Bound, Drafter, Model, Policy, RoundInfo, Rule, Stats
 from jaxspec.decode import display, loop, stopping
-from jaxspec.decode.request import Job, prepare
+from jaxspec.decode.request import Job, Prompts, prepare
 from jaxspec.warp import SamplingOptions
 
 
@@ -89,7 +89,7 @@ class Piece:
 
 def generate(
     target: Model,
-    prompts: Sequence[str] | str | Prompt,
+    prompts: Prompts,
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
@@ -97,7 +97,7 @@ def generate(
     policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
-    eos_ids: Sequence[int] | None = None,
+    eos_ids: Sequence[int | str] | int | str | None = None,
     stop: Sequence[str] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
@@ -110,14 +110,15 @@ def generate(
 
     Args:
         target: the model whose distribution the output has.
-        prompts: text, or a `jaxspec.Prompt` of right-padded token ids [batch, prompt].
+        prompts: text, or token ids: a `jaxspec.Prompt` of right-padded rows [batch, prompt], a list of ids, or several.
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for plain decoding.
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
         accept: the acceptance rule; `jaxspec.accept.rejection()` by default.
         policy: of `jaxspec.policies`: chooses the number of draft tokens, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
-        eos_ids: tokens that end a row (part of the output); by default the model's or the tokenizer's.
+        eos_ids: tokens that end a row (part of the output), by id or by name; by default the model's or the
+            tokenizer's.
         stop: strings that end a row (cut from its text).
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
             logit_bias, banned, draft_temperature: a number for all rows or one per row; `warp.SamplingOptions`
@@ -168,7 +169,7 @@ def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
     return Generation(texts, tokens, outcome.length, outcome.stats, trace, job.decoder.exact, job.target.tokenizer)
 
 
-def stream(target: Model, prompt: str | Prompt, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
+def stream(target: Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
     The pieces' texts joined are the text that `generate` returns. No character or word is ever cut in half: a word

@@ -13,9 +13,13 @@ import numpy as np
 from jaxspec import accept as accept_rules
 from jaxspec import buffers, drafters, noise, sharding
 from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
+from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
+
+OWN = ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")  # those that are no sampling options
+Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 
 class Job(NamedTuple):
@@ -60,7 +64,7 @@ class Job(NamedTuple):
 
 def prepare(
     target: Model,
-    prompts: Sequence[str] | str | Prompt,
+    prompts: Prompts,
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
@@ -68,7 +72,7 @@ def prepare(
     policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
-    eos_ids: Sequence[int] | None = None,
+    eos_ids: Sequence[int | str] | int | str | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Job:
     """Checks and converts, once; see `generate` for the arguments, their defaults and the errors."""
@@ -88,29 +92,30 @@ def prepare(
 
 def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     sampling = dict(options)
-    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids = (
-        sampling.pop(name) for name in ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")
-    )
-    for name in sampling:
-        if name not in OPTIONS:
-            raise TypeError(f"got an unexpected option {name!r}: expected one of {', '.join(OPTIONS)}")
-    if not isinstance(gamma, int) or gamma < 0:
-        raise ValueError(f"gamma is {gamma!r}: expected an integer, 0 (plain decoding) or more")
+    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids = (sampling.pop(name) for name in OWN)
+    inputs.check_names(sampling, [*OWN, "stop", *OPTIONS])
+    expected = "an integer, 0 (plain decoding) or more"
+    gamma = inputs.integer(gamma, "gamma", expected)
+    if gamma < 0:
+        raise ValueError(f"gamma is {gamma!r}: expected {expected}")
     if isinstance(policy, Policy):
         policy = Bound(policy)
     if policy is not None and not (isinstance(policy, Bound) and isinstance(policy.functions, Policy)):
-        raise TypeError(f"policy is a {_kind(policy)}: expected one of jaxspec.policies, or None")
+        what = inputs.uncalled(policy, "policy", "jaxspec.policies")
+        raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
     if accept is not None and not isinstance(accept, Rule):
-        raise TypeError(f"accept is a {_kind(accept)}: expected a rule, such as jaxspec.accept.rejection()")
+        what = inputs.uncalled(accept, "accept", "jaxspec.accept")
+        raise TypeError(f"{what}: expected a rule, such as jaxspec.accept.rejection()")
     batch = prompt.tokens.shape[0]
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
-    if limit.min() < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1")
+    if limit.min() < 1 or limit.max() >= inputs.MOST:
+        raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
     sampler, params, draft_params = sampling_of(target, batch, sampling)
     if key is None:
         if np.any(np.asarray(params.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
         key = jax.random.key(0)  # nothing is drawn at temperature 0
+    key = inputs.key_of(key)
     rule = accept_rules.rejection() if accept is None else accept
     bound = None if gamma == 0 else _drafter(target, drafter, rule)
     if bound is not None and bound.target is not None:
@@ -137,28 +142,27 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place((prompt, request), batch, mesh)
     size = buffers.bucket(int(limit.max()))
+    if size > inputs.LONG:
+        headroom = buffers.headroom(size, decoder.nodes)
+        state = jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
+        history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
+        inputs.check_memory(inputs.size_of(state) + history, f"max_new_tokens={max_new_tokens!r} for {batch} prompts")
     return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
-def encode(target: Model, prompts: Sequence[str] | str | Prompt) -> Prompt:
-    """Strings, or a Prompt of token ids, as a checked Prompt in a bucket."""
+def encode(target: Model, prompts: Prompts) -> Prompt:
+    """Strings, or token ids, as a checked Prompt in a bucket."""
+    prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
         _check_ids(prompts, target.lm.vocab_size)
         width = buffers.bucket(prompts.tokens.shape[1])
         tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
         return Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts = prompts
     if target.tokenizer is None:
         raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"prompt {index} is a {type(text).__name__}: expected text, or one jaxspec.Prompt for all")
-        if not text.strip():
-            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+        inputs.check_text(text, index)
     prompt = buffers.pad(target.tokenizer(texts)["input_ids"] if texts else [])
     _check_ids(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
     return prompt
@@ -207,7 +211,8 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
     if isinstance(drafter, Drafter):
         drafter = Bound(drafter)
     if not (isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter)):
-        raise TypeError(f"drafter is a {_kind(drafter)}: expected a jaxspec.Model, one of jaxspec.drafters, or None")
+        what = inputs.uncalled(drafter, "drafter", "jaxspec.drafters")
+        raise TypeError(f"{what}: expected a jaxspec.Model, one of jaxspec.drafters, or None")
     for model in drafter.models:
         _check_pair(target, model)
     return drafter
@@ -281,11 +286,12 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> N
         )
 
 
-def _eos(target: Model, eos_ids: Sequence[int] | None, batch: int):
+def _eos(target: Model, eos_ids: Any, batch: int):
     if eos_ids is None:
         known = None if target.tokenizer is None else target.tokenizer.eos_token_id
         ends = list(getattr(target.config, "end_tokens", ()))
         eos_ids = ends or ([] if known is None else [known])
+    eos_ids = inputs.end_ids(eos_ids, target.tokenizer)
     check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     ends = np.asarray(list(eos_ids) or [-1], np.int32)
     return jnp.asarray(np.broadcast_to(ends, (batch, len(ends))))

@@ -28,6 +28,7 @@ from jaxspec.base import (
     Rule,
     Sampler,
     State,
+    Verdict,
     Weights,
 )
 from jaxspec.decode import state as rounds
@@ -149,6 +150,7 @@ def speculative(
             forward, cache, distribution = verify(forward_over, cache, needed, widths)
         with jax.named_scope("accept"):
             verdict = rule.verify(state.request.keys, start, draft, distribution)
+            _check_verdict(verdict, rule, start.shape)
         with jax.named_scope("commit"):
             new = rounds.committed_tokens(draft, verdict, depth)
             bad = rounds.is_invalid(forward, distribution, rounds.visited(verdict, fed.shape[1]))
@@ -174,6 +176,17 @@ def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
     if draft.tokens.shape[1] != nodes:
         width = draft.tokens.shape[1]
         raise ValueError(f"the drafter proposed {width} tokens a row: expected {nodes}, some of which may be padding")
+
+
+def _check_verdict(verdict: Verdict, rule: Rule, shape: tuple[int, ...]) -> None:
+    """Refuses what no rule may return."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"the rule {rule.name} returned a {type(verdict).__name__}: expected a base.Verdict")
+    for name in ("num_accepted", "next_token", "num_tested"):
+        x = getattr(verdict, name)
+        if jnp.shape(x) != shape or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            found = f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}"
+            raise ValueError(f"the rule {rule.name} returned {name} of {found}: expected integers of shape {shape}")
 
 
 class Verification(NamedTuple):

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from jaxspec.families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
-from jaxspec.families.common import Family, FamilyError, Tensor
+from jaxspec.families.common import Family, FamilyError, Tensor, check
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.t5 import T5Config
 
@@ -36,6 +36,7 @@ def of(table: dict) -> Family:
     >>> of({"model_type": "qwen3"}).title
     'Qwen 3'
     """
+    check(table)
     if "quantization_config" in table:
         raise FamilyError("its weights are quantised (quantization_config): expected float32, float16 or bfloat16 ones")
     for family in FAMILIES:

@@ -69,6 +69,43 @@ def activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
+COUNTS = {  # keys of config.json whose values are positive integers, in any family
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "sliding_window_pattern"),
+    *("original_max_position_embeddings", "n_embd", "n_inner", "n_layer", "n_head", "n_positions", "d_model", "d_ff"),
+    *("num_heads", "d_kv", "num_layers", "num_decoder_layers"),
+    *("relative_attention_num_buckets", "relative_attention_max_distance"),
+}
+NUMBERS = {  # positive and finite
+    *("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+}
+TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+LARGEST = 2**31 - 1  # of a count: sizes are int32
+
+
+def check(table: dict) -> None:
+    """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null is no value.
+
+    >>> check({"hidden_size": "64"})
+    Traceback (most recent call last):
+    jaxspec.families.common.FamilyError: hidden_size is '64': expected a positive integer
+    """
+    for key, value in table.items():
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
+            raise FamilyError(f"{key} is {value!r}: expected a positive integer")
+        if key in NUMBERS and not (number and 0 < value < float("inf")):
+            raise FamilyError(f"{key} is {value!r}: expected a positive number")
+        if key in TABLES:
+            if not isinstance(value, dict):
+                raise FamilyError(f"{key} is a {type(value).__name__}: expected an object")
+            check(value)
+
+
 def need(table: dict, key: str) -> Any:
     """An entry that has no default.
 

@@ -48,6 +48,8 @@ def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
         raise ValueError(f"{name} is {value!r}: expected a number, or one per prompt")
     if array.shape not in ((), (batch,)):
         raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected a number, or one per prompt")
+    if array.dtype.kind in "iu" and array.size and np.max(np.abs(array.astype(np.float64))) >= 2**31:
+        raise ValueError(f"{name} is {value!r}: expected a number below 2**31")
     return np.broadcast_to(array.astype(dtype), (batch,))
 
 

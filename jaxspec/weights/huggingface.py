@@ -95,9 +95,10 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     family, config = read_config(folder)
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
     files = [_of_model(shard, config) for shard in tensors.shards(folder)]
+    _check_layers(folder, config, files)
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
-    _check(folder, where, parameters.shapes(config), files, family, copies)
+    _check(folder, where, config, files, family, copies)
     params: dict[str, jax.Array] = {}
     for shard in files:
         for name, x in shard.read():
@@ -141,18 +142,23 @@ def read_config(folder: Path) -> tuple[Family, Any]:
         table = read_object(path)
         family = families.of(table)
         config = family.read(table)
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} describes no model that can be loaded: {error}") from error
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(f"{path} describes no model that can be loaded: {_reason(error)}") from error
     generation = folder / GENERATION
     ends = _end_tokens(generation if generation.is_file() else path, config.vocab_size)
     return family, dataclasses.replace(config, end_tokens=ends) if ends and hasattr(config, "end_tokens") else config
+
+
+def _reason(error: Exception) -> str:
+    """An error of ours in its words; any other with its kind, which says more than its words alone."""
+    return str(error) if type(error) in (FamilyError, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
     """The list of them in a file; empty if there is one only, which the tokenizer knows, too."""
     try:
         ends = read_object(path).get("eos_token_id")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
     if not isinstance(ends, list):
         return ()
@@ -248,7 +254,9 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
     total, batch, size = 0, {}, 0
 
     def flush() -> None:
-        save_file(batch, folder / f"{len(written)}.part", metadata={"format": "pt"})
+        part = folder / f"{len(written)}.part"
+        save_file(batch, part, metadata={"format": "pt"})
+        part.chmod((folder / CONFIG).stat().st_mode)  # safetensors gives its files to their owner alone
         written.append(list(batch))
 
     for name, x in named:
@@ -332,18 +340,38 @@ def _digest(x: np.ndarray) -> tuple[str, Shape, bytes]:
 def _check(
     folder: Path,
     where: dict[str, list[tuple[str, Tensor]]],
-    expected: dict[str, Shape],
+    config: Any,
     files: list[tensors.Shard],
     family: Family,
     copies: Container[str],
 ) -> None:
-    """Compares names and shapes, both in PyTorch's terms, before any weights are read."""
+    """Compares names, and then shapes, both in PyTorch's terms, before any weights are read.
+
+    Shapes are those of the network, which has to be traced for them: not before its names are known to be right.
+    """
     have = {
         known: shape
         for shard in files
         for name, shape in shard.shapes.items()
         if (known := family.canonical(name)) is not None and known not in copies
     }
+    wrong = f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:"
+    if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
+        raise CheckpointError(wrong + complaint)
+    try:
+        expected = parameters.shapes(config)
+    except Exception as error:  # tracing a network of impossible sizes fails in any way
+        raise CheckpointError(
+            f"{folder / CONFIG} describes no network that can be built: {type(error).__name__}: {error}"
+        ) from error
     want = {name: _shape(expected, parts) for name, parts in where.items()}
     if complaint := parameters.differences(want, have):
-        raise CheckpointError(f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:{complaint}")
+        raise CheckpointError(wrong + complaint)
+
+
+def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None:
+    """Refuses more layers than there are tensors, before anything is made for each layer."""
+    count = sum(len(shard.shapes) for shard in files)
+    layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
+    if layers > count:
+        raise CheckpointError(f"{folder / CONFIG} says {layers} layers, but the files hold {count} tensors only")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import json
 import mmap
+import pickle
 import zipfile
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
@@ -173,6 +174,11 @@ def _pickle(path: Path) -> Shard:
         shapes = {name: tuple(x.shape) for name, x in state.items()}
         del state
         gc.collect()
+    except pickle.UnpicklingError as error:  # whose words advise to trust the file
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: it holds more than tensors, or "
+            "not even those, and nothing of it was run. Get the model as model.safetensors, or from whom you know"
+        ) from error
     except Exception as error:  # a pickle can fail in any way
         raise _damaged(path, error) from error
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.base import Prompt
+from jaxspec.base import Prompt, Rule, Verdict
 from jaxspec.decode import request
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
@@ -148,9 +148,71 @@ def test_vocabularies_padded_differently(sizes):
     assert plain.tokens.max() < 6 and hot.tokens.max() < 6
 
 
-def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="temprature"):
-        jaxspec.generate(TARGET, ONE, temprature=1.0)
+WITHOUT_PARENTHESES = "is the function {0}: call it, and pass what it returns, jaxspec.{1}.{0}"
+TOLD = [  # what people pass, and what they are told
+    (dict(temprature=1.0), "there is no option 'temprature': did you mean temperature"),
+    (dict(do_sample=True), "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples"),
+    (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called"),
+    (dict(seed=0), r"there is no option 'seed': it is called key=jax.random.key\(seed\)"),
+    (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
+    (dict(gamma=True), "gamma is True: expected an integer"),
+    (dict(gamma="3"), "gamma is '3': expected an integer"),
+    (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
+    (dict(key="0"), "key is a str: expected a key"),
+    (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 prompts"),
+    (dict(accept=jaxspec.accept.block), WITHOUT_PARENTHESES.format("block", "accept")),
+    (dict(policy=jaxspec.policies.heuristic), WITHOUT_PARENTHESES.format("heuristic", "policies")),
+    (dict(drafter=jaxspec.drafters.prompt_lookup), WITHOUT_PARENTHESES.format("prompt_lookup", "drafters")),
+    (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is no token of the target's"),
+    (dict(max_new_tokens=10**9), "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912"),
+    (dict(max_new_tokens=10**12), r"max_new_tokens is 1000000000000: expected a number below 2\*\*31"),
+    (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .* GB of mem"),
+    (dict(prompts=7), "the prompts are a int: expected text"),
+    (dict(prompts=b"the cat"), "the prompts are bytes: expected text"),
+    (dict(prompts=[b"the cat"]), "prompt 0 is bytes"),
+    (dict(prompts="the \ud800"), "half of a character"),
+    (dict(prompts=[[1, 2], [1.5]]), "prompt 1 is a list of more than integers"),
+    (dict(prompts=[[1, 2], []]), "prompt 1 is empty"),
+    (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
+    (dict(accept=Rule(lambda *_: None, "mine", True)), "the rule mine returned a NoneType: expected a base.Verdict"),
+    (
+        dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
+        r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), TOLD, ids=[next(iter(options)) for options, _ in TOLD])
+def test_what_people_pass_is_told_in_their_words(options, message):
+    given = dict(prompts="the cat", drafter=DRAFT, gamma=2, max_new_tokens=6) | options
+    with pytest.raises((TypeError, ValueError, FloatingPointError), match=message):
+        jaxspec.generate(TARGET, **given)
+
+
+def test_what_people_pass_is_taken():
+    """One program: other spellings of one call give one text."""
+    call = dict(drafter=DRAFT, gamma=2, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), eos_ids=[0])
+    expected = jaxspec.generate(TARGET, "the cat", **call).tokens
+    for change in (
+        dict(gamma=np.int64(2)),
+        dict(gamma=jnp.int32(2)),
+        dict(key=jax.random.PRNGKey(0)),
+        dict(key=np.array([0, 0], np.uint32)),
+        dict(eos_ids=0),
+        dict(eos_ids=np.int32(0)),
+        dict(eos_ids="<end>"),
+        dict(eos_ids=["<end>"]),
+        dict(max_new_tokens=np.int64(6)),
+        dict(max_new_tokens=[6]),
+        dict(temperature=[1]),
+        *(dict(prompts=x) for x in ([1, 2], [[1, 2]], (1, 2), np.array([1, 2]), np.array([[1, 2]]), jnp.array([1, 2]))),
+        dict(prompts=Prompt([[1, 2]], [2])),
+        dict(prompts=["the cat"]),
+    ):
+        given = dict(prompts="the cat") | call | change
+        np.testing.assert_array_equal(jaxspec.generate(TARGET, **given).tokens, expected)
+    ragged = jaxspec.generate(TARGET, [[1, 2], [3]], max_new_tokens=3).tokens
+    np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
 
 
 def test_programs_hold_only_the_processors_that_were_asked_for():

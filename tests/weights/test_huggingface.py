@@ -400,7 +400,6 @@ def test_weights_of_another_model_are_listed(folder):
     found = load_file(folder / "model.safetensors")
     del found["model.layers.1.mlp.up_proj.weight"]
     found["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
-    found["model.norm.weight"] = np.ones(17, np.float32)
     save_file(found, folder / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         jaxspec.load(folder)
@@ -408,7 +407,14 @@ def test_weights_of_another_model_are_listed(folder):
     assert "the weights are not those of the Llama of its config.json" in message
     assert "missing (1): model.layers.1.mlp.up_proj.weight" in message
     assert "unexpected (1): model.layers.0.self_attn.q_proj.bias" in message
-    assert "wrong (1): model.norm.weight is [17], expected [16]" in message
+
+
+def test_weights_of_another_shape_are_listed(folder):
+    found = load_file(folder / "model.safetensors")
+    found["model.norm.weight"] = np.ones(17, np.float32)
+    save_file(found, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"wrong \(1\): model.norm.weight is \[17\], expected \[16\]"):
+        jaxspec.load(folder)
 
 
 def test_quantised_tensors_are_refused(folder):
@@ -424,6 +430,7 @@ def test_quantised_tensors_are_refused(folder):
     [
         ("{", "config.json describes no model that can be loaded"),
         ("[]", "it is a list, expected an object"),
+        ("[" * 100_000, "describes no model that can be loaded: RecursionError"),
         ("{}", "model_type is None, expected one of t5"),
         ('{"model_type": "llama"}', "it lacks 'hidden_size'"),
         ('{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 2}', "describes no model"),
@@ -433,6 +440,47 @@ def test_a_config_that_cannot_be_used(folder, content, message):
     (folder / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
         jaxspec.load(folder)
+
+
+WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
+    ({"num_attention_heads": 0}, "num_attention_heads is 0: expected a positive integer"),
+    ({"num_key_value_heads": 3}, "heads"),
+    ({"hidden_size": "16"}, "hidden_size is '16': expected a positive integer"),
+    ({"hidden_size": -16}, "hidden_size is -16: expected a positive integer"),
+    ({"hidden_size": 16.5}, "hidden_size is 16.5: expected a positive integer"),
+    ({"vocab_size": True}, "vocab_size is True: expected a positive integer"),
+    ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904: expected a positive integer"),
+    ({"intermediate_size": 2**30}, "wrong"),
+    ({"vocab_size": []}, r"vocab_size is \[\]: expected a positive integer"),
+    ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny': expected a positive number"),
+    ({"rope_theta": float("nan")}, "rope_theta is nan: expected a positive number"),
+    ({"rope_scaling": "linear"}, "rope_scaling is a str: expected an object"),
+    ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1: expected a positive number"),
+    ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
+    ({"hidden_act": ["silu"]}, "describes no model that can be loaded: TypeError"),
+    ({"num_hidden_layers": 5000}, "says 5000 layers, but the files hold 21 tensors only"),
+    ({"num_hidden_layers": 10**9}, "says 1000000000 layers"),
+    ({"num_hidden_layers": 3}, r"missing \(9\): model.layers.2"),
+    ({"model_type": "gpt2"}, "it lacks 'n_embd'"),
+    ({"model_type": {}}, r"model_type is \{\}"),
+    ({"model_type": "t5"}, "it lacks 'num_layers'"),
+    ({"text_config": 3, "model_type": "gemma3"}, "text_config is a int: expected an object"),
+    ({"layer_types": 7, "model_type": "gemma2"}, "describes no model"),
+]
+
+
+def test_wrong_values_in_a_config(folder):
+    """Each is told before any weights are read; none takes long, or fails in another way."""
+    right = json.loads((folder / "config.json").read_text())
+    for change, message in WRONG:
+        (folder / "config.json").write_text(json.dumps(right | change))
+        with pytest.raises(CheckpointError, match=message):
+            jaxspec.load(folder)
+
+
+def test_written_files_may_be_read_as_others_are(folder):
+    modes = {file.stat().st_mode for file in folder.iterdir()}
+    assert len(modes) == 1
 
 
 def test_first_gpt2_files_have_other_names_and_more_tensors(tmp_path):

@@ -1,0 +1,191 @@
+"""What people pass, as what is meant, or an error in their words: prompts, keys, end tokens, names of options."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import buffers
+from jaxspec.base import Prompt
+
+THEIR_NAMES = {  # of other libraries: ours
+    "assistant_model": "drafter",
+    "bad_words_ids": "banned, which takes ids",
+    "do_sample": "temperature: 0 is greedy, 1 samples",
+    "eos_token_id": "eos_ids",
+    "generator": "key",
+    "max_length": "max_new_tokens, which does not count the prompt",
+    "max_tokens": "max_new_tokens",
+    "n": "a prompt for each sample: prompts * n",
+    "num_assistant_tokens": "gamma",
+    "num_return_sequences": "a prompt for each sample: prompts * n",
+    "num_speculative_tokens": "gamma",
+    "prompt_lookup_num_tokens": "drafter=jaxspec.drafters.prompt_lookup(), and gamma",
+    "rng": "key",
+    "seed": "key=jax.random.key(seed)",
+    "stop_strings": "stop",
+}
+MOST = 2**29  # new tokens: what a row holds is counted in int32
+LONG = 2**16  # new tokens from which on it is asked whether memory can hold them
+
+
+def check_names(given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses keywords that are no options, with the one that was probably meant.
+
+    >>> check_names(["temprature"], ["temperature", "top_k"])
+    Traceback (most recent call last):
+    TypeError: there is no option 'temprature': did you mean temperature?
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = (
+            f"it is called {THEIR_NAMES[name]}" if name in THEIR_NAMES else f"did you mean {near[0]}?" if near else ""
+        )
+        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")
+
+
+def integer(value: Any, name: str, expected: str) -> int:
+    """An integer of any kind as Python's; True and False are none.
+
+    >>> integer(np.int64(3), "gamma", "an integer")
+    3
+    """
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.issubdtype(value.dtype, np.integer):
+        return int(value)
+    raise ValueError(f"{name} is {value!r}: expected {expected}")
+
+
+def uncalled(value: Any, name: str, home: str) -> str:
+    """What is wrong with a value that is none of `home`'s: perhaps it is a factory that was not called."""
+    if callable(value) and hasattr(value, "__name__"):
+        made = f"{home}.{value.__name__}"
+        return f"{name} is the function {value.__name__}: call it, and pass what it returns, {made}(...)"
+    return f"{name} is a {type(value).__name__}"
+
+
+def key_of(key: Any) -> jax.Array:
+    """A key, or one per row; the arrays of `jax.random.PRNGKey` are taken for what they are.
+
+    >>> key_of(jax.random.PRNGKey(0)) == jax.random.key(0)
+    Array(True, dtype=bool)
+    """
+    if isinstance(key, numbers.Integral):
+        raise TypeError(f"key is {key}: expected a key, such as jax.random.key({key})")
+    if isinstance(key, np.ndarray | jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            return jnp.asarray(key)
+        if key.dtype == np.uint32 and key.ndim in (1, 2) and key.shape[-1] == 2:
+            return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
+    raise TypeError(f"key is a {type(key).__name__}: expected a key, such as jax.random.key(0), or one for each prompt")
+
+
+def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
+    """End tokens as ids: one or several, by id or by name."""
+    each = [eos_ids] if isinstance(eos_ids, str | numbers.Integral) or np.ndim(eos_ids) == 0 else list(eos_ids)
+    found = []
+    for end in each:
+        if isinstance(end, str):
+            if tokenizer is None:
+                raise ValueError(f"eos_ids has {end!r}, and this model has no tokenizer: give its id")
+            vocabulary = tokenizer.get_vocab()
+            if end not in vocabulary:
+                raise ValueError(f"eos_ids has {end!r}, which is no token of the target's")
+            end = vocabulary[end]
+        found.append(end)
+    return found
+
+
+def rows_of(prompts: Any) -> Prompt | list[Any]:
+    """Prompts as texts (see `check_text`), or as rows of ids.
+
+    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array.
+
+    >>> rows_of([[5, 6, 7], [8]]).length.tolist()
+    [3, 1]
+    """
+    if isinstance(prompts, Prompt):
+        try:
+            return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompts))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                "the tokens of a Prompt are padded rows of one length, [batch, prompt], and its lengths [batch]: "
+                f"give rows of several lengths as a list of lists ({error})"
+            ) from None
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray):
+        raise TypeError("the prompts are bytes: expected text, such as prompt.decode()")
+    if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__"):
+        raise TypeError(f"the prompts are a {type(prompts).__name__}: expected text, a list of texts, or token ids")
+    each = np.asarray(prompts) if isinstance(prompts, jax.Array) else list(prompts)
+    if len(each) and all(_is_id(x) for x in each):
+        each = [each]
+    if len(each) and all(isinstance(x, list | tuple | np.ndarray | jax.Array) for x in each):
+        rows = [np.asarray(row).tolist() for row in each]
+        for index, row in enumerate(rows):
+            if not all(_is_id(x) for x in row):
+                raise TypeError(f"prompt {index} is a list of more than integers: expected the ids of tokens")
+        return buffers.pad(rows)
+    return list(each)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_text(text: Any, index: int) -> None:
+    """Refuses what is no text that a tokenizer can read."""
+    if isinstance(text, bytes):
+        raise TypeError(f"prompt {index} is bytes: expected text, such as prompt.decode()")
+    if not isinstance(text, str):
+        raise TypeError(f"prompt {index} is a {type(text).__name__}: expected text, or one jaxspec.Prompt for all")
+    if not text.strip():
+        raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"prompt {index} has {text[error.start]!r} at {error.start}, half of a character: expected valid Unicode"
+        ) from None
+
+
+def size_of(state: Any) -> int:
+    """Bytes of all arrays of a tree, or of their shapes.
+
+    >>> size_of({"a": np.zeros((2, 3), np.float32)})
+    24
+    """
+    return sum(
+        x.size * (4 if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x.dtype.itemsize)
+        for x in jax.tree.leaves(state)
+    )
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Refuses a request for more bytes than the first device has.
+
+    Raises:
+        ValueError: with both numbers.
+
+    >>> check_memory(2**60, "2**40 new tokens")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: 2**40 new tokens take 1152921504.6 GB of memory, and there are ... GB: lower max_new_tokens
+    """
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    have = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > have:
+        raise ValueError(
+            f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower max_new_tokens"
+        )
