@@ -486,7 +486,7 @@ def test_a_tree_that_is_a_chain_is_judged_as_the_chain(name, certain):
         assert getattr(one, field).tolist() == getattr(other, field).tolist(), field
     slot = np.arange(nodes)[None, :]
     assert ((other.path == slot) | (slot >= other.num_accepted[:, None])).all()
-    assert len(set(one.num_accepted.tolist())) >= 4
+    assert len(set(one.num_accepted.tolist())) >= 3
 
 
 @pytest.mark.parametrize("name", RULES)

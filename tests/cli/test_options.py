@@ -53,7 +53,7 @@ def test_drafters_over_other_vocabularies():
 
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
-    assert options.drafter("token_recycling", "float32").functions.tree.depth == 6
+    assert options.drafter("token_recycling", "float32").functions.tree == (32, 4)
     for name, expected in (
         ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
         ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),
