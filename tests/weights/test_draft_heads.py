@@ -15,10 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-import transformers
-from safetensors.torch import load_file, save_file
 
 import jaxspec
 from jaxspec import Model, heads, published
@@ -29,6 +25,12 @@ from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.warp import SamplingParams, sampling
 from jaxspec.weights import draft_heads, huggingface
 from jaxspec.weights.orbax import CheckpointError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+F = torch.nn.functional
+safetensors_torch = pytest.importorskip("safetensors.torch")
+load_file, save_file = safetensors_torch.load_file, safetensors_torch.save_file
 
 V, D, FF, HEADS, KV, HD, LAYERS, EPS = 13, 16, 24, 4, 2, 4, 7, 1e-5
 LLAMA = DecoderConfig(V, D, FF, LAYERS, HEADS, KV, HD, epsilon=EPS, rope_base=100.0, max_positions=64)
