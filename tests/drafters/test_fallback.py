@@ -41,7 +41,7 @@ def test_the_model_reads_what_was_committed_while_others_drafted():
 
 def drafted(drafter, prompt, gamma, **asked):
     """What the drafter drafts after a prompt, in a round of its own."""
-    row, (functions, params, _) = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, 9))), prompt.length), drafter
+    row, (functions, params, *_) = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, 9))), prompt.length), drafter
     weights, keys = Weights(None, params), jax.random.split(jax.random.key(0), len(prompt.length))
 
     def to_distribution(logits, draft_tokens=None, seen=None):

@@ -180,7 +180,7 @@ def test_another_value_compiles_nothing(first, other):
 
 def test_heuristic_grows_and_shrinks_within_its_bounds():
     """Draft tokens of a round, accepted ones, draft tokens of the next: gamma is 6, 2 are added or 1.4 taken away."""
-    policy, params, _ = policies.heuristic(start=2, grow=2, shrink=1.4)
+    policy, params, *_ = policies.heuristic(start=2, grow=2, shrink=1.4)
     memory, limit = policy.init(params, FEW), 2
     rounds = [
         (2, 2, 4),  # all accepted: 2 + 2
@@ -205,7 +205,7 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
 
 def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
     """A tree of 12 nodes in two levels, accepted ten times over: after one rejection it drafts one level less."""
-    policy, params, _ = policies.heuristic(start=1, grow=1, shrink=2)
+    policy, params, *_ = policies.heuristic(start=1, grow=1, shrink=2)
     memory, two, one = policy.init(params, FEW), jnp.array([2]), jnp.array([1])
     draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
     for _ in range(10):
@@ -234,7 +234,7 @@ ENTROPIES = {  # of four tokens, in units of log 4
 )
 def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
     """2 + 16 (1 - h), where h is the smoothed entropy; the draft tokens of a draft that nothing else ends."""
-    policy, params, _ = policies.entropy(least=2, most=18, beta=[beta])
+    policy, params, *_ = policies.entropy(least=2, most=18, beta=[beta])
     memory = policy.init(params, FEW)
     for entropy, expected in rounds:
         confidences = jnp.full((1, gamma), jnp.nan)  # of a look-up's draft tokens, which have no distribution
@@ -262,7 +262,7 @@ def test_adaptive_leaves_a_hopeless_drafter_alone():
 
 def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
     """The pause is as short as at first once a draft token has been accepted."""
-    policy, params, _ = policies.adaptive(0.3, 0.1, pause=3)
+    policy, params, *_ = policies.adaptive(0.3, 0.1, pause=3)
     memory = policy.init(params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
     none, one = (Draft(jnp.zeros((1, 1), jnp.int32), jnp.array([n])) for n in (0, 1))
     pauses = []
@@ -366,7 +366,7 @@ def test_adaptive_fills_the_pass_that_it_pays_for():
     ],
 )
 def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha, gamma, draft_tokens):
-    policy, params, _ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
+    policy, params, *_ = policies.adaptive(0.0, v, alpha=alpha, weight=1e6)
     assert policy.max_draft(params, policy.init(params, FEW), gamma).tolist() == [draft_tokens]
 
 

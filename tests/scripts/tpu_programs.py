@@ -64,13 +64,16 @@ class Case(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What came out: seconds, bytes of each chip, collectives by kind, and estimated cycles by part of a round."""
+    """What came out: seconds, bytes of each chip, collectives by kind, estimated cycles by part of a round, and the
+    program's text.
+    """
 
     seconds: float
     arguments: int
     temporaries: int
     collectives: dict[str, int]
     cycles: dict[str, int]
+    text: str
 
 
 def sizes(name: str) -> Any:
@@ -140,10 +143,10 @@ def compile_case(case: Case) -> Compiled:
     started = time.monotonic()
     weights = Weights(params(target), params(draft))
     compiled = loop.generation.lower(made, weights, prompt, request, buffers.bucket(case.new)).compile()
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
     sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    return Compiled(time.monotonic() - started, *sizes, dict(found), cycles(text))
+    return Compiled(time.monotonic() - started, *sizes, dict(found), cycles(text), text)
 
 
 def cycles(text: str) -> dict[str, int]:
