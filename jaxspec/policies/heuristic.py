@@ -60,9 +60,11 @@ def _heuristic() -> Policy:
         params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
         depth = draft_depth(draft)
-        # gamma tokens of a chain at most; how deep a tree can be is not to be seen from one that a limit cut.
-        most = draft.tokens.shape[1] if draft.parent is None else depth.astype(jnp.float32) + params.grow
-        moved = jnp.where(verdict.num_accepted == depth, state + params.grow, state - params.shrink)
-        return jnp.where(depth > 0, jnp.clip(moved, 1.0, most), state)
+        before = state
+        if draft.parent is not None:  # a tree is no deeper than it was, however far the state has grown
+            deepest = depth.astype(state.dtype)
+            before = jnp.where(state >= deepest + 1, deepest, state)
+        moved = jnp.where(verdict.num_accepted == depth, before + params.grow, before - params.shrink)
+        return jnp.where(depth > 0, jnp.clip(moved, 1.0, draft.tokens.shape[1]), state)
 
     return Policy(init, max_draft, update)
