@@ -24,7 +24,7 @@ from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
 
-KINDS = ["shipped", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
+KINDS = ["encoder", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
 SCRIPTS = Path(__file__).parent / "scripts"
 GRID = AbstractMesh((2, 4), ("data", "model"))
 LLAMA = decoder.DecoderConfig(
@@ -175,8 +175,8 @@ def answer(process):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    if not {"debian-t5-base", "debian-t5-small"} <= set(shipped()):
-        pytest.skip("the shipped pair is not there")
+    if "debian-t5-base" not in shipped():
+        pytest.skip("there is no tokenizer to save with")
     return answer(start(8, "meshes", tmp_path_factory.mktemp("placement")))
 
 
@@ -237,8 +237,7 @@ def test_two_processes_generate_what_one_generates(found, tmp_path):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     both = [start(2, "process", port, index, tmp_path) for index in range(2)]
-    assert len({tuple(row) for row in found["encoder"]}) == 4
-    expected = dict(processes=2) | {name: found[name] for name in ("streamed", "encoder")}
+    expected = dict(processes=2, streamed=found["streamed"], encoder=found["encoder"]["one"])
     folders = ["huggingface", "int8", "orbax"]
     expected["saved"] = dict.fromkeys(folders, True) | {"files": folders}
     assert [answer(process) for process in both] == [expected] * 2

@@ -28,9 +28,9 @@ PAIRS = {
     "gpt": ("debian-gpt-base", "debian-gpt-small", "text"),
 }
 PAIRS = {kind: pair for kind, pair in PAIRS.items() if set(pair[:2]) <= set(shipped())}
-POLICIES = {"t5": ["heuristic", "entropy"], "gpt": ["confidence", "adaptive"]}
+POLICIES = {"t5": "entropy", "gpt": "adaptive"}
 SCRIPTS = Path(__file__).parent / "scripts"
-PROMPTS, WIDTH, NEW = 96, 128, 32  # WIDTH: most tokens of a prompt
+PROMPTS, WIDTH, NEW = 48, 128, 32  # WIDTH: most tokens of a prompt
 
 pytestmark = pytest.mark.slow
 
@@ -77,12 +77,11 @@ def test_greedy_equals_plain_one_by_one(pair, gamma):
         assert texts(out) == [plain[i]], i
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 7])
-def test_greedy_equals_plain_in_ragged_batches(pair, gamma):
-    """Each prompt, at one gamma or another, in shuffled batches: with other mates than in plain decoding."""
+def test_greedy_equals_plain_in_ragged_batches(pair):
+    """Each prompt, in shuffled batches: with other mates than in plain decoding."""
     target, draft, prompts, plain = pair
-    for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)[[1, 4, 7].index(gamma) :: 3]):
-        out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=gamma, max_new_tokens=NEW)
+    for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)):
+        out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
 
 
@@ -107,12 +106,9 @@ def test_text_that_repeats_its_input_is_looked_up():
         assert out.stats.tokens_per_round.mean() > 3
 
 
-@pytest.mark.parametrize(
-    ("pair", "policy"),
-    [(kind, policy) for kind, policies in POLICIES.items() if kind in PAIRS for policy in policies],
-    indirect=["pair"],
-)
-def test_greedy_equals_plain_with_every_policy(pair, policy):
+@pytest.mark.parametrize(("pair", "policy"), [(kind, POLICIES[kind]) for kind in PAIRS], indirect=["pair"])
+def test_greedy_equals_plain_with_a_policy(pair, policy):
+    """And with drafters one after the other."""
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), draft)
     options = dict(gamma=7, policy=getattr(jaxspec.policies, policy)(), max_new_tokens=NEW)
@@ -138,7 +134,7 @@ def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
 
 # --- the coupled rule: the text of plain sampling
 
-SAMPLED, FEW = 64, 16  # prompts, and new tokens of each
+SAMPLED, FEW = 32, 16  # prompts, and new tokens of each
 SEED = 11
 
 
@@ -154,14 +150,14 @@ def sampled(request):
     return target, draft, prompts, keys, plain[:SAMPLED]
 
 
-@pytest.mark.parametrize(("gamma", "drafter"), [(4, "good"), (4, "random"), (7, "good")])
-def test_coupled_equals_plain_sampling(sampled, gamma, drafter):
+@pytest.mark.parametrize("drafter", ["good", "random"])
+def test_coupled_equals_plain_sampling(sampled, drafter):
     """In shuffled batches; some alone. A random drafter takes a round for nearly every token: half of the prompts."""
     target, draft, prompts, keys, plain = sampled
-    options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=gamma, accept=accept.coupled())
+    options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=4, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
-    alone = np.arange(0, SAMPLED, 8)[:, None] if (gamma, drafter) == (4, "good") else []
-    shuffled = np.random.default_rng(gamma).permutation(SAMPLED)[:: 1 if drafter == "good" else 2]
+    alone = np.arange(0, SAMPLED, 8)[:, None] if drafter == "good" else []
+    shuffled = np.random.default_rng(0).permutation(SAMPLED)[:: 1 if drafter == "good" else 2]
     for chosen in (*alone, *batches(shuffled)):
         out = jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options)
         assert texts(out) == [plain[i] for i in chosen], chosen
@@ -172,7 +168,7 @@ def test_sampled_tokens_have_the_targets_distribution(pair):
     shortest = int(np.argmin(prompts.length))
     width = buffers.bucket(int(prompts.length[shortest]))
     one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
-    job = prepare(target, one, drafter=draft, gamma=4, temperature=1.0, key=jax.random.key(0))
+    job = prepare(target, one, drafter=draft, gamma=1, temperature=1.0, key=jax.random.key(0))
     context = samples.context(job, draws=2048)
     found = samples.draw(job, context.first, jax.random.key(1), draws=2048)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
@@ -181,6 +177,7 @@ def test_sampled_tokens_have_the_targets_distribution(pair):
     assert fitted.pvalue > 1e-3
 
 
+@pytest.mark.parametrize("pair", list(PAIRS)[:1], indirect=True)
 def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
     target, draft, prompts, _ = pair
@@ -202,13 +199,13 @@ def test_rows_are_keyed_by_row_and_position(pair):
     assert again.tokens[1, : again.lengths[1]].tolist() == together.tokens[2, : together.lengths[2]].tolist()
 
 
-@pytest.mark.parametrize("kind", list(PAIRS))
+@pytest.mark.parametrize("kind", list(PAIRS)[:1])
 def test_coupled_text_does_not_depend_on_the_mesh(kind):
-    """A batch split over 8 devices (which must exist before jax starts, so in another process) has the same text."""
+    """A batch split over 8 devices (which must exist before jax starts, so in another process) has the same text, from trees."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(
-        [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2], *(["tree"] if kind == "gpt" else [])],
+        [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2]],
         env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         capture_output=True,
         text=True,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,26 +20,38 @@ FIXED, WITHOUT, WITH = Draw.FIXED, Draw.WITHOUT_REPLACEMENT, Draw.WITH_REPLACEME
 VOCAB = 5
 
 
-@pytest.fixture
-def scripted(monkeypatch):
+def scripted(rule, draft, target, coins):
     """A verdict by given coins, and the distribution of the token after the accepted ones, normalised."""
+    verdict, left = jax.device_get(by_script(rule)(draft, target, np.asarray(coins, np.float32)))
+    left = np.exp(left, dtype=np.float64)
+    return verdict, left / left.sum(axis=-1, keepdims=True)
 
-    def verify(rule, draft, target, coins):
+
+@functools.cache
+def by_script(rule):
+    """The same, compiled once for all tests."""
+
+    def verify(draft, target, coins):
         asked = []
 
         def categorical(keys, log_probs, *_):
-            asked.append(np.exp(np.asarray(log_probs, np.float64)))
+            asked.append(log_probs)
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
 
-        monkeypatch.setattr(noise, "uniform", lambda *_: jnp.asarray(coins, jnp.float32))
-        monkeypatch.setattr(noise, "categorical", categorical)
-        rows = len(draft.length)
-        verdict = rule.verify(noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32), draft, target)
-        monkeypatch.undo()
+        uniform, rows = mock.patch.object(noise, "uniform", lambda *_: coins), len(draft.length)
+        with uniform, mock.patch.object(noise, "categorical", categorical):
+            verdict = rule.verify(noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32), draft, target)
         (left,) = asked
-        return verdict, left / left.sum(axis=-1, keepdims=True)
+        return verdict, left
 
-    return verify
+    return jax.jit(verify)
+
+
+@functools.cache
+def compiled(rule):
+    """A rule's verdict, compiled once for all tests."""
+    verify = jax.jit(rule.verify)
+    return lambda *arguments: jax.device_get(verify(*arguments))
 
 
 def path_of(verdict, row=0):
@@ -71,7 +86,7 @@ P, Q = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
         ([2], [WITHOUT], [0.41], [], 1, [5 / 6, 1 / 6, 0]),
     ],
 )
-def test_siblings_have_their_trials_in_order(scripted, tokens, draws, coins, path, tested, left):
+def test_siblings_have_their_trials_in_order(tokens, draws, coins, path, tested, left):
     """p and q as above; after an accepted child the token is from the target's distribution after that child."""
     count = len(tokens)
     target = jnp.log(jnp.array([P, *([0.1, 0.1, 0.8] for _ in tokens)]))
@@ -82,7 +97,7 @@ def test_siblings_have_their_trials_in_order(scripted, tokens, draws, coins, pat
     np.testing.assert_allclose(found[0], [0.1, 0.1, 0.8] if left is None else left, atol=1e-6)
 
 
-def test_a_deeper_tree_step_by_step(scripted):
+def test_a_deeper_tree_step_by_step():
     """0 and 1 follow the last token, 2 and 3 follow node 1, 4 follows node 3; certain of nothing but the last step."""
     tokens, parent = jnp.array([[2, 0, 1, 2, 0]]), jnp.array([[0, 0, 2, 2, 4]])
     p = jnp.array([P, [1, 0, 0], P, [1, 0, 0], [0.6, 0.2, 0.2], [0.0, 1.0, 0.0]])
@@ -114,7 +129,7 @@ def test_a_deeper_tree_step_by_step(scripted):
 
 
 @pytest.mark.parametrize("draw", Draw)
-def test_a_coin_of_zero_does_not_accept_a_token_of_probability_zero(scripted, draw):
+def test_a_coin_of_zero_does_not_accept_a_token_of_probability_zero(draw):
     p = jnp.log(jnp.array([[[0.5, 0.5, 0.0]] * 3]))
     log_q = jnp.log(jnp.array([[[0.1, 0.1, 0.8]]]))
     draft = Draft(jnp.array([[2, 2]]), jnp.array([2]), jnp.zeros((1, 2), jnp.int32), log_q, jnp.full((1, 2), draw))
@@ -133,7 +148,7 @@ def test_where_p_is_q_the_first_child_is_accepted_at_every_depth(dtype, draw):
     entry = jnp.take_along_axis(log_p, parent[..., None], axis=1)
     tokens = jax.random.categorical(jax.random.key(6), entry).astype(jnp.int32)
     draft = Draft(tokens, jnp.full(rows, 6), parent, log_p, jnp.full((rows, 6), draw))
-    verdict = accept.rejection().verify(
+    verdict = compiled(accept.rejection())(
         noise.row_keys(jax.random.key(7), rows), jnp.zeros(rows, jnp.int32), draft, Distribution(log_p)
     )
     assert (verdict.num_accepted == 3).all() and (verdict.num_tested == 3).all()
@@ -141,7 +156,7 @@ def test_where_p_is_q_the_first_child_is_accepted_at_every_depth(dtype, draw):
 
 
 @pytest.mark.parametrize("draw", [WITHOUT, WITH])
-def test_a_drafter_that_yields_nan_cannot_harm(scripted, draw):
+def test_a_drafter_that_yields_nan_cannot_harm(draw):
     """As in a chain, nothing is accepted that NaN was drawn from, and the token is the target's."""
     nan, draws = jnp.full((1, 1, 3), jnp.nan), jnp.full((1, 2), draw)
     draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), jnp.zeros((1, 2), jnp.int32), nan, draws)
@@ -150,7 +165,7 @@ def test_a_drafter_that_yields_nan_cannot_harm(scripted, draw):
     np.testing.assert_allclose(left[0], P, atol=1e-6)
 
 
-def test_siblings_that_use_up_what_q_allows_are_point_masses(scripted):
+def test_siblings_that_use_up_what_q_allows_are_point_masses():
     """q allows one token; a second draw without it is no draw, and its node is judged as a fixed one."""
     draft = Draft(
         jnp.array([[2, 1]]), jnp.array([2]), jnp.zeros((1, 2), jnp.int32), jnp.log(jnp.array([[[0.0, 0, 1]]]))
@@ -187,10 +202,8 @@ def random_trees(rows, nodes=7, seed=0, kinds=tuple(Draw)):
         if draws[row, node] == WITHOUT and q[np.setdiff1d(range(VOCAB), siblings)].sum() > 0:
             q[siblings] = 0
         tokens[row, node] = random.integers(VOCAB) if draws[row, node] == FIXED else random.choice(VOCAB, p=q / q.sum())
-    draft = Draft(
-        *(jnp.asarray(x, jnp.int32) for x in (tokens, length, parent)), jnp.asarray(log_q), jnp.asarray(draws)
-    )
-    return draft, Distribution(jnp.asarray(log_p))
+    draft = Draft(*(x.astype(np.int32) for x in (tokens, length, parent)), log_q, draws.astype(np.int32))
+    return draft, Distribution(log_p)  # in numpy, whose rows cost nothing to take
 
 
 def walk(draft, target, coins, row):
@@ -220,7 +233,7 @@ def walk(draft, target, coins, row):
 
 
 @pytest.mark.parametrize("kinds", [tuple(Draw), (WITHOUT,), (WITH,), (FIXED,), None], ids=str)
-def test_the_rejection_rule_is_a_walk_down_the_tree(scripted, kinds):
+def test_the_rejection_rule_is_a_walk_down_the_tree(kinds):
     rows = 400
     draft, target = random_trees(rows, kinds=kinds or (FIXED,), seed=len(kinds or ()))
     if kinds is None:  # of point masses alone
@@ -276,7 +289,7 @@ def climb(draft, target, coins, row):
 
 
 @pytest.mark.parametrize("kinds", [tuple(Draw), (WITHOUT,), (WITH,), (FIXED,)], ids=str)
-def test_traversal_is_a_walk_up_from_the_leaves(scripted, kinds):
+def test_traversal_is_a_walk_up_from_the_leaves(kinds):
     rows = 400
     draft, target = random_trees(rows, kinds=kinds, seed=len(kinds))
     coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
@@ -326,7 +339,7 @@ def matching(draft, target, coins, row):
 
 
 @pytest.mark.parametrize("kinds", [(WITH,), tuple(Draw)], ids=str)
-def test_k_seq_gives_all_candidates_for_a_token_one_chance(scripted, kinds):
+def test_k_seq_gives_all_candidates_for_a_token_one_chance(kinds):
     """Nodes with the same tokens above them are one: their distributions are, too."""
     rows, nodes = 400, 7
     draft, target = random_trees(rows, nodes, kinds=kinds, seed=12)
@@ -359,7 +372,7 @@ def test_rules_of_chains_say_which_judge_trees(name):
     assert all(rule.name.partition("(")[0] in str(caught.value) for rule in RULES.values())
 
 
-def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_likeliest(scripted):
+def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_likeliest():
     """0 and 1 follow the last token, 2 and 3 follow node 1, 4 follows node 0; all distributions are the same."""
     p = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))  # the threshold is 0.3 exp(-1.142) = 0.096
     parent = jnp.array([[0, 0, 2, 2, 1]])
@@ -375,7 +388,7 @@ def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_lik
         assert path_of(verdict) == path, tokens
 
 
-def test_lenience_in_a_tree(scripted):
+def test_lenience_in_a_tree():
     """A trial with q halved; the residual is the rejection rule's. At temperature 0 the first child that is near
     the best one."""
     log_q, parent = jnp.log(jnp.array([[Q]])), jnp.zeros((1, 2), jnp.int32)
@@ -390,7 +403,7 @@ def test_lenience_in_a_tree(scripted):
         greedy = Distribution(tokens=jnp.zeros((1, 3), jnp.int32), logits=logits)
         mixed = Distribution(jnp.log(jnp.array([[[1.0, 0, 0]] * 3])), logits=logits, greedy=jnp.array([True]))
         rule = accept.lenient(lenience)
-        assert path_of(rule.verify(None, None, draft, greedy)) == path
+        assert path_of(compiled(rule)(None, None, draft, greedy)) == path
         verdict, left = scripted(rule, draft, mixed, [[0.9, 0.9]])
         assert path_of(verdict) == path and left[0].tolist() == [1, 0, 0]
 
@@ -401,10 +414,11 @@ def test_of_a_certain_target_children_are_accepted_that_are_its_tokens(name):
     rows, nodes = 400, 7
     draft, target = random_trees(rows, nodes, seed=3)
     wanted = np.random.default_rng(4).integers(0, VOCAB, (rows, nodes + 1))
-    best = draft.tokens.at[:, :-1].set(jnp.asarray(wanted[:, :-2])) % 2  # two tokens, so that many agree
-    draft, wanted = draft._replace(tokens=best, log_probs=None), wanted % 2
-    verdict = RULES[name].verify(None, None, draft, Distribution(tokens=jnp.asarray(wanted)))
-    certain = target._replace(log_probs=jnp.log(jnp.asarray(np.eye(VOCAB, dtype=np.float32)[wanted])))
+    best = np.concatenate([wanted[:, :-2], draft.tokens[:, -1:]], axis=1).astype(np.int32) % 2  # two: many agree
+    draft, wanted = draft._replace(tokens=best, log_probs=None), wanted.astype(np.int32) % 2
+    verdict = compiled(RULES[name])(None, None, draft, Distribution(tokens=wanted))
+    with np.errstate(divide="ignore"):
+        certain = target._replace(log_probs=np.log(np.eye(VOCAB, dtype=np.float32)[wanted]))
     depths = set()
     for row in range(rows):
         path, tested, rest = walk(draft, certain, np.full((rows, nodes), 0.5), row)
@@ -438,7 +452,7 @@ def test_coupled_follows_plain_sampling_down_the_tree():
         ],
         axis=1,
     )  # rows, depth, fed token
-    verdict = accept.coupled().verify(keys, position, draft, target)
+    verdict = compiled(accept.coupled())(keys, position, draft, target)
     tokens, parent, drawn, depths = *(np.asarray(x) for x in (draft.tokens, draft.parent, drawn)), set()
     for row in range(rows):
         current, path, tested = 0, [], 0
@@ -460,8 +474,8 @@ def test_exact_match_is_the_rejection_rule_for_point_masses():
     draft, target = random_trees(200, seed=6)
     keys, position = noise.row_keys(jax.random.key(9), 200), jnp.zeros(200, jnp.int32)
     told = draft._replace(log_probs=jnp.full_like(draft.log_probs, jnp.nan))  # which it does not read
-    ours = accept.exact_match().verify(keys, position, told, target)
-    theirs = accept.rejection().verify(keys, position, draft._replace(log_probs=None, draws=None), target)
+    ours = compiled(accept.exact_match())(keys, position, told, target)
+    theirs = compiled(accept.rejection())(keys, position, draft._replace(log_probs=None, draws=None), target)
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), ours, theirs))
 
 
@@ -479,8 +493,8 @@ def test_a_tree_that_is_a_chain_is_judged_as_the_chain(name, certain):
     chain = Draft(tokens, draft.length, log_probs=None if certain else log_q)
     keys, position = noise.row_keys(jax.random.key(10), rows), 2 + jnp.arange(rows, dtype=jnp.int32)
     as_tree = chain._replace(parent=jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape))
-    one = RULES[name].verify(keys, position, chain, target)
-    other = RULES[name].verify(keys, position, as_tree, target)
+    one = compiled(RULES[name])(keys, position, chain, target)
+    other = compiled(RULES[name])(keys, position, as_tree, target)
     assert one.path is None
     for field in ("num_accepted", "num_tested", "next_token"):
         assert getattr(one, field).tolist() == getattr(other, field).tolist(), field
@@ -495,7 +509,7 @@ def test_rows_do_not_depend_on_mates_or_padding(name):
     rows = 12
     draft, target = random_trees(rows, seed=8)
     keys, position = noise.row_keys(jax.random.key(11), rows), jnp.arange(rows, dtype=jnp.int32)
-    together = RULES[name].verify(keys, position, draft, target)
+    together = compiled(RULES[name])(keys, position, draft, target)
     nan = dict(constant_values=jnp.nan)
     wide = Draft(
         jnp.pad(draft.tokens, ((0, 0), (0, 2)), constant_values=1),
@@ -505,7 +519,7 @@ def test_rows_do_not_depend_on_mates_or_padding(name):
         jnp.pad(draft.draws, ((0, 0), (0, 2))),
     )
     padded = Distribution(jnp.pad(target.log_probs, ((0, 0), (0, 2), (0, 0)), **nan))
-    verify = jax.jit(RULES[name].verify)
+    verify = compiled(RULES[name])
     for i in range(rows):
         alone = verify(*jax.tree.map(lambda x, i=i: x[i : i + 1], (keys, position, wide, padded)))
         assert path_of(alone) == path_of(together, i)
@@ -513,12 +527,15 @@ def test_rows_do_not_depend_on_mates_or_padding(name):
 
 
 def test_of_a_tree_that_is_all_padding_nothing_is_tried():
-    draft, target = random_trees(3, seed=9)
-    keys, position = noise.row_keys(jax.random.key(12), 3), jnp.zeros(3, jnp.int32)
-    for nothing in (draft._replace(length=jnp.zeros(3, jnp.int32)), draft._replace(parent=jnp.full((3, 7), -1))):
+    draft, target = random_trees(12, seed=9)
+    keys, position = noise.row_keys(jax.random.key(12), 12), jnp.zeros(12, jnp.int32)
+    for nothing in (
+        draft._replace(length=np.zeros_like(draft.length)),
+        draft._replace(parent=np.full_like(draft.parent, -1)),
+    ):
         for rule in RULES.values():
-            verdict = rule.verify(keys, position, nothing, target)
-            assert verdict.num_accepted.tolist() == verdict.num_tested.tolist() == [0] * 3
+            verdict = compiled(rule)(keys, position, nothing, target)
+            assert verdict.num_accepted.tolist() == verdict.num_tested.tolist() == [0] * 12
 
 
 @pytest.mark.parametrize("name", ["rejection", "traversal", "coupled", "typical"])
@@ -533,5 +550,5 @@ def test_no_array_of_all_nodes_and_tokens_is_made(name):
     draft = Draft(ids, shape(rows, dtype=jnp.int32), ids, shape(rows, nodes, vocab), ids)
     keys = jax.eval_shape(lambda: noise.row_keys(jax.random.key(0), rows))
     rule = catalogue.RULES[name].rule
-    compiled = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(whole)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < whole.size * 4 / 2
+    program = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(whole)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < whole.size * 4 / 2

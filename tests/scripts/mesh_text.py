@@ -26,12 +26,12 @@ def split(job, mesh):
     return job._replace(prompt=prompt, weights=jax.device_put(job.weights, everywhere), request=request)
 
 
-def main(target, draft, tree=None):
+def main(target, draft):
     target, draft = jaxspec.load(target), jaxspec.load(draft)
     prompt = request.encode(target, heldout_for(target, ROWS))
     options = dict(temperature=1.0, max_new_tokens=NEW, key=noise.row_keys(jax.random.key(11), ROWS))
     plain = texts(loop.run(request.prepare(target, prompt, **options)))
-    options |= dict(drafter=drafters.tree(draft, (2, 1)), gamma=2) if tree else dict(drafter=draft, gamma=7)
+    options |= dict(drafter=drafters.tree(draft, (2, 1)))
     whole = request.prepare(target, prompt, accept=accept.coupled(), **options)
     job = split(whole, Mesh(np.array(jax.devices()), ("rows",)))
     shards = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]

@@ -1,4 +1,4 @@
-"""Why a drafter's pass takes as long as it does: jax's profiler, read in the process, and what follows from it.
+"""Why a pass, or a round, takes as long as it does: jax's profiler, read in the process, and what follows from it.
 
 A pass of a small model over one token is a few hundred kernels of some microseconds. Its time is that of its weights,
 read once, plus what the kernels take beyond that, plus the gaps between them in which the device waits for the host.
@@ -12,7 +12,7 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,11 @@ import jax.numpy as jnp
 
 from jaxspec import buffers, noise
 from jaxspec.analysis.measure import cost, jobs
+from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
 INNER = 20  # passes of a profile
+STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
 LARGEST = 8  # kernels that are listed
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")  # instructions that no kernel runs
 WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
@@ -52,16 +54,67 @@ def passes(job: Job, folder: Path | None = None) -> dict[str, Any]:
     headroom = buffers.headroom(job.max_new_tokens, 1)
     found: dict[str, Any] = {}
     try:
-        loop = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
-        with tempfile.TemporaryDirectory() as scratch:
-            where = Path(scratch) if folder is None else folder
-            with jax.profiler.trace(str(where)):
-                loop.call()
-            (file,) = sorted(where.rglob("*.xplane.pb"))[-1:]
-            found = summary(kernels(jax.profiler.ProfileData.from_file(str(file))), INNER)
+        timed = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
+        found = summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
         found = {"refused": f"{type(error).__name__}: {error}"}
     return found | {"instructions": instructions(_program(job, headroom))}
+
+
+def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
+    """Milliseconds that a round of a job takes on the device, by stage.
+
+    Returns:
+        "draft", "target" (its pass), "accept" (the rule) and "commit", by the scopes that the decoder names, and
+        "other": copies that the compiler adds, for example. Threads that work at once count separately.
+
+    Raises:
+        ValueError: the generation ends within so many rounds, or the profiler saw nothing.
+    """
+    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+    program = loop.advance.lower(job.decoder, job.weights, state).compile().as_text() or ""
+    of_kernel = stage_of_each(program)
+    state, _ = loop.advance(job.decoder, job.weights, state)
+
+    def run() -> None:
+        nonlocal state
+        for _ in range(rounds):
+            state, _ = loop.advance(job.decoder, job.weights, state)
+        if bool(jnp.any(jax.block_until_ready(state).done)):
+            raise ValueError(
+                f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
+            )
+
+    taken = dict.fromkeys((*STAGES, "other"), 0.0)
+    for kernel in profiled(run):
+        taken[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
+    return taken
+
+
+def stage_of_each(program: str) -> dict[str, str]:
+    """The stage of a round that each instruction of a compiled program belongs to, where it has one.
+
+    >>> stage_of_each('%dot.1 = f32[2]{0} dot(%a, %b), metadata={op_name="jit(advance)/target/layer/dot_general"}')
+    {'dot.1': 'target'}
+    """
+    named = re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', program, re.MULTILINE)
+    scopes = {name: next((part for part in scope.split("/") if part in STAGES), None) for name, scope in named}
+    return {name: stage for name, stage in scopes.items() if stage is not None}
+
+
+def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Kernel]:
+    """What ran on the device during a call.
+
+    Args:
+        call: waits for its result.
+        folder: where the profiler's files go, for a viewer; by default nowhere.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        where = Path(scratch) if folder is None else folder
+        with jax.profiler.trace(str(where)):
+            call()
+        (file,) = sorted(where.rglob("*.xplane.pb"))[-1:]
+        return kernels(jax.profiler.ProfileData.from_file(str(file)))
 
 
 def kernels(profile: Any) -> list[Kernel]:
