@@ -201,7 +201,7 @@ def test_rows_are_keyed_by_row_and_position(pair):
 
 @pytest.mark.parametrize("kind", list(PAIRS)[:1])
 def test_coupled_text_does_not_depend_on_the_mesh(kind):
-    """A batch split over 8 devices (which must exist before jax starts, so in another process) has the same text, from trees."""
+    """A batch split over 8 devices (which must exist before jax starts, so elsewhere) has the same text, from trees."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
     found = subprocess.run(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxspec.nets.dense import Dense, precision
+from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.rotary import Rotation, rotate
 
 ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
@@ -152,7 +152,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch M"]) -> Float[Array, "*batch M"]:
         start = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
-        scale = self.param("scale", start, (x.shape[-1],), jnp.float32)
+        scale = parameter(self, "scale", start, (x.shape[-1],))
         scale = jnp.expand_dims(1.0 + scale if self.unit_offset else scale, range(x.ndim - 1))
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
@@ -167,8 +167,8 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)

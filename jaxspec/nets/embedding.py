@@ -33,7 +33,7 @@ class Embedding(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        self.embedding: Matrix = self.param("embedding", self.embedding_init, (self.size, self.dim), jnp.float32)
+        self.embedding: Matrix = dense.parameter(self, "embedding", self.embedding_init, (self.size, self.dim))
 
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
         if not self.has_variable("params", "more"):

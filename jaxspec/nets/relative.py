@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import cache as kv
+from jaxspec.nets import dense
 
 
 def relative_bucket(
@@ -71,7 +72,7 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, distance: Int[Array, "*shape"]) -> Float[Array, " H *shape"]:
-        table = self.param("table", nn.initializers.normal(0.1), (self.buckets, self.heads), jnp.float32)
+        table = dense.parameter(self, "table", nn.initializers.normal(0.1), (self.buckets, self.heads))
         bucket = relative_bucket(distance, self.buckets, self.max_distance, self.bidirectional)
         return jnp.moveaxis(jnp.take(table, bucket, axis=0), -1, 0)
 

@@ -31,14 +31,14 @@ LIMITS, TEMPERATURES = (9, 16, 5, 13), (1.0, 0.0, 0.7, 1.0)
 WRITTEN = [[1, 2, 3, 1, 2, 3, 4, 5], [4, 5, 0, 4, 5, 6], [0, 0, 1, 2, 6, 6, 3]]
 
 
-NETWORKS = ("encoder", "gpt", "t5", "window")
+NETWORKS = ("gpt", "t5", "window")
 
 
 @functools.cache
 def model(name, seed=1):
     """Tiny: what matters is what their states hold."""
-    if name in ("table", "encoder"):
-        return table_model(jax.random.key(seed), VOCAB, encoder=name == "encoder", sharpness=2.0)
+    if name == "table":
+        return table_model(jax.random.key(seed), VOCAB, sharpness=2.0)
     if name == "gpt":
         net, config = gpt, gpt.GPTConfig(VOCAB, 8, 8, 1, 2, max_positions=64)
     elif name == "t5":
@@ -101,14 +101,13 @@ LIMITING = {
 NESTED = {name: CHAINS[name] for name in ("a model", "early exit")}  # whose states hold the network's own caches
 CONFIDENCE = LIMITING | {"confidence": policies.confidence(0.3)}
 PROGRAMS = {
-    "all": (CHAINS, {}),
     "all, policies": (CHAINS, CONFIDENCE),
     "nested, entropy": (NESTED, {"entropy": policies.entropy(1, 3, 0.5)}),
     "nested, policies": (NESTED, CONFIDENCE),
     "trees": (TREES, {}),
     "trees, policies": (TREES, LIMITING),
 }
-TABLE = ("all", "all, policies", "nested, entropy", "trees", "trees, policies")
+TABLE = ("all, policies", "nested, entropy", "trees", "trees, policies")
 CASES = [("table", program) for program in TABLE]
 CASES += list(itertools.product(NETWORKS, ("nested, policies", "trees, policies")))
 
