@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "generate": "Generate text with speculative decoding, and show what it took.",
     "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes and libraries.",
     "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is; and rules.",
-    "plan": "Choose γ: the best one for each batch size, its speed-up, and when not to speculate.",
+    "plan": "Whether to speculate here, with which γ or tree, and how much faster that will be.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
     "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them.",
     "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
@@ -123,7 +124,12 @@ def _start(environment: Mapping[str, str]) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import jax
+    from absl import logging as absl
+
+    absl.set_verbosity(absl.ERROR)  # of checkpoints that are written and read
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
 
     keep_programs(jax.config, environment)
 

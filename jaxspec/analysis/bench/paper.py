@@ -38,10 +38,11 @@ SOURCE = 64  # tokens of a prompt
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
 OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for, of a pair of one's own
-    2: {"temperatures": "0,1", "gammas": PLANNED},
-    3: {"temperatures": "0,1", "gammas": "3", "drafters": "debian-t5-small,bigram,unigram", "speed": ""},
-    5: {"temperatures": "0,1", "gammas": PLANNED, "rules": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
+    2: {"temperature": "0,1", "gamma": PLANNED},
+    3: {"temperature": "0,1", "gamma": "3", "draft": "debian-t5-small,bigram,unigram"},
+    5: {"temperature": "0,1", "gamma": PLANNED, "rule": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
 }
+UNTIMED = (3,)
 
 
 class Printed(NamedTuple):
@@ -185,21 +186,18 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
     return 2 * state.nbytes * inner / interleave([call], repeats)[0]
 
 
-def explain(draft: Model, row: Row, least: Floor, folder: Path | None = None) -> str:
-    """Why a drafter's pass takes what it does, from a profile of it, and what would help.
-
-    Args:
-        draft: the drafter of random weights.
-        row: with its costs.
-        least: of the pair.
-        folder: where the profiler's files go, for a viewer; by default nowhere.
-    """
-    assert row.costs is not None
-    prompt = synthetic.random_prompt(draft, 1, SOURCE)
-    job = prepare(draft, prompt, temperature=row.temperature, max_new_tokens=row.new_tokens, key=jax.random.key(0))
-    reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
-    target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
-    return profile.advice(profile.passes(job, folder), reading, target_us, c)
+def explained(rows: Sequence[Row], draft: Model, least: Floor) -> list[str]:
+    """Plain decoding beside the floor; and, where the drafter's pass is dear, why, from a profile of it."""
+    lines = [least.sentence(row) for row in rows if row.is_plain]
+    for row in [row for row in rows if row.costs and row.costs.c.median > CHEAP][:1]:
+        assert row.costs is not None
+        options: dict[str, Any] = {"max_new_tokens": row.new_tokens, "key": jax.random.key(0)}
+        prompt = synthetic.random_prompt(draft, 1, SOURCE)
+        job = prepare(draft, prompt, temperature=row.temperature, **options)
+        reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
+        target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
+        lines.append(profile.advice(profile.passes(job), reading, target_us, c))
+    return lines
 
 
 def load_in_a_fresh_process(shape: str, dtype: str, folder: Path) -> str:

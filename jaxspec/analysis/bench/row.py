@@ -125,7 +125,8 @@ class Row(NamedTuple):
         target, drafter, policy, rule, backend, task: names; of plain decoding the drafter, policy and rule are empty.
         exact: whether the rule is.
         gamma: draft tokens a round, at most; 0 where nothing is drafted.
-        planned: whether gamma is the plan's choice; 0 is then its advice not to speculate, and nothing was timed.
+        planned, pays: whether gamma is the plan's choice, and whether its advice is to speculate; if not, gamma is the
+            best all the same.
         temperature, sampling: the latter are the other options, in words.
         dtype, mesh, batch, new_tokens: of the setting.
         texts, tokens, passes: what a run decodes, and passes of the target, prefill's included.
@@ -162,6 +163,7 @@ class Row(NamedTuple):
     exact: bool = True
     gamma: int = 0
     planned: bool = False
+    pays: bool = True
     temperature: float = 0.0
     sampling: str = ""
     dtype: str = "float32"
@@ -201,7 +203,7 @@ class Row(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain decoding, and no plan's advice."""
+        """Whether it is plain decoding."""
         return not self.drafter
 
     def best_speed(self) -> Spread | None:

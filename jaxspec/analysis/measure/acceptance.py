@@ -173,11 +173,7 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
 
 
 def texts(job: Job, batch: int = BATCH) -> Iterator[Text]:
-    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape.
-
-    Raises:
-        TypeError, ValueError: as `measure`.
-    """
+    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape."""
     jobs.drafting_model(job)
     for part in jobs.in_batches(job, batch):
         out = complete(part.job.plain())

@@ -89,7 +89,6 @@ def draw(job: Job, first: int, key: Key[Array, ""], draws: int) -> Samples:
     """Runs a job's decoder from its prompt and a first token, many times.
 
     Args:
-        job: as in `context`, with a drafter and a rule.
         first: the first token, that of a `Context`.
         key: of all draws.
         draws: how many, rounded up to whole batches of 256.
