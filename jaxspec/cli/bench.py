@@ -68,11 +68,12 @@ def bench(
 def _paper(work: Workload, loading: Path | None) -> None:
     """The paper's speed-ups at its sizes, or at others: of --target random:SHAPE and --draft random:SHAPE."""
     from jaxspec.analysis.bench import paper
+    from jaxspec.analysis.measure import loading as fresh
 
     given = [name if name.startswith(names.RANDOM) else "" for name in (work.target, work.draft)]
     shapes = [one or names.RANDOM + usual for one, usual in zip(given, paper.SHAPES, strict=True)]
     if loading is not None:
-        Console().print(paper.load_in_a_fresh_process(shapes[0].removeprefix(names.RANDOM), work.dtype, loading))
+        Console().print(fresh.in_fresh_processes(shapes[0].removeprefix(names.RANDOM), work.dtype, loading))
         return
     target, draft = (workload.model(name, work, work.dtype, seed=seed) for seed, name in enumerate(shapes))
     settings = paper.table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)

@@ -83,7 +83,7 @@ def test_the_papers_rows(loading, monkeypatch, zoo):
     assert shown.exit_code == 0, shown.output
     assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
     assert "translation" in shown.output and "3.4" in shown.output
-    monkeypatch.setattr(paper, "load_in_a_fresh_process", lambda *given: str(given))
+    monkeypatch.setattr("jaxspec.analysis.measure.loading.in_fresh_processes", lambda *given: str(given))
     shown = CliRunner().invoke(app, ["bench", "--target", "random:tiny", "--loading", "folder"])
     assert "('tiny', 'float32'" in shown.output.replace("\n", "")
 

@@ -12,10 +12,7 @@ Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 to 5
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +22,7 @@ import numpy as np
 from jaxspec.analysis.bench.row import Row, Spread
 from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
 from jaxspec.analysis.bench.table import Column
-from jaxspec.analysis.measure import loading, profile, synthetic
+from jaxspec.analysis.measure import profile, synthetic
 from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.analysis.theory import formulas
@@ -198,29 +195,3 @@ def explained(rows: Sequence[Row], draft: Model, least: Floor) -> list[str]:
         target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
         lines.append(profile.advice(profile.passes(job), reading, target_us, c))
     return lines
-
-
-def load_in_a_fresh_process(shape: str, dtype: str, folder: Path) -> str:
-    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
-
-    Raises:
-        OSError: the disk is too small.
-    """
-    written, found = (_apart(function, *arguments) for function, arguments in _loading(shape, dtype, folder))
-    same = "the same parameters" if written["bits"] == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
-    within = "within one file" if found["extra_over_largest_file"] <= 1 else "MORE THAN ONE FILE"
-    return (
-        f"Loading {found['parameters_bytes'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s "
-        f"and {found['extra_bytes'] / 1e9:.2f} GB of host memory: {found['extra_over_largest_file']:.2f} of the "
-        f"largest file ({found['largest_file_bytes'] / 1e9:.2f} GB; {found['measured_by']}), {within}; {same}."
-    )
-
-
-def _loading(shape: str, dtype: str, folder: Path) -> Sequence[tuple[Any, tuple[Any, ...]]]:
-    return (loading.write, (shape, dtype, folder)), (loading.load, (dtype, folder))
-
-
-def _apart(function: Any, *arguments: Any) -> dict[str, Any]:
-    """What a function returns in a new process, which ends with it and lets go of the device."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()

@@ -187,14 +187,9 @@ def of_pair(
         advance: called with what was done, `steps` times.
 
     Example:
-        >>> import jax
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jax.numpy.array([[3, 1], [2, 0]]), jax.numpy.array([2, 1]))
-        >>> job = prepare(model, prompt, drafter=model, max_new_tokens=8)
-        >>> [found.alpha for found in of_pair(job, most=1, repeats=1)]
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(max_new_tokens=8)
+        >>> [found.alpha for found in of_pair(job.replace(drafter=job.target), most=1, repeats=1)]
         [1.0]
     """
     if most < 1:

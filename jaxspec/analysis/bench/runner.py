@@ -112,11 +112,11 @@ def run(
         doing: called with what is being done, and the share of everything that is done before.
 
     Example:
-        >>> from jaxspec import Prompt, drafters
+        >>> from jaxspec import drafters
         >>> from jaxspec.analysis.bench.setting import Task, product
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> task = Task("ids", Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1])), new_tokens=9)
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job()
+        >>> task, model = Task("ids", job.prompt, new_tokens=9), job.target
         >>> settings = product(task=task, drafter={"itself": model, "copy": drafters.prompt_lookup()}, gamma=3)
         >>> for row in run(model, settings, config=Config(rows=2, repeats=1)):
         ...     print(row.drafter or "plain", row.gamma, row.tokens, row.same_text)

@@ -89,12 +89,9 @@ def of_job(job: Job, *, nodes: int = 32, children: int = 8, batch: int = 1, repe
         repeats: of each timing.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> found = of_job(prepare(model, prompt, drafter=model, max_new_tokens=8), nodes=3, children=2, repeats=1)
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(max_new_tokens=8)
+        >>> found = of_job(job.replace(drafter=job.target), nodes=3, children=2, repeats=1)
         >>> found.acceptance["top"].tolist()  # its own argmax is always right
         [[1.0, 0.0], [1.0, 0.0]]
     """

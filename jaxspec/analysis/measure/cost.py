@@ -82,12 +82,10 @@ def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Co
         ValueError: repeats or inner < 1.
 
     Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> cost = measure(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
+        >>> from jaxspec.testing import table_job
+        >>> cost = measure(table_job(gamma=4), repeats=2, inner=3)
         >>> cost.batch, cost.c > 0, len(cost.verify)
-        (1, True, 2)
+        (2, True, 2)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
@@ -140,10 +138,8 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
         job: with the drafter, and the most draft tokens as its gamma.
 
     Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> found = policy_costs(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
+        >>> from jaxspec.testing import table_job
+        >>> found = policy_costs(table_job(gamma=4), repeats=2, inner=3)
         >>> found["c"] > 0, found["v"].shape, float(found["v"][0]), bool(found["v"][2] == found["v"][3])
         (True, (5,), 1.0, True)
     """

@@ -112,12 +112,10 @@ def collect(
 
     Example:
         >>> from jaxspec import accept
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> job = prepare(target, prompt, drafter=target, temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
-        >>> evaluate(collect(job), accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
+        >>> trace = collect(job.replace(drafter=job.target))
+        >>> evaluate(trace, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
         3.8
     """
     temperature, models = _temperature(job), (job.target, jobs.drafting_model(job))

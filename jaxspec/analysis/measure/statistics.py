@@ -68,15 +68,6 @@ class Ratio:
         return {name: None if np.isnan(number) else number for name, number in numbers.items()}
 
 
-def with_error(value: float, stderr: float | None) -> str:
-    """A value and its standard error, if that is known.
-
-    >>> with_error(0.8125, 0.02), with_error(0.8125, None)
-    ('0.812 ± 0.020', '0.812')
-    """
-    return f"{value:.3f}" if stderr is None else f"{value:.3f} ± {stderr:.3f}"
-
-
 def median_min_max(values: np.ndarray) -> dict[str, float]:
     """Median, least and largest.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.base import RoundInfo
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
@@ -59,26 +60,17 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, d
 
 def token_ms(job: Job) -> list[float]:
     """Milliseconds of every token of a generation but each row's first, which is prefill's."""
-    taken: list[float] = []
-    began = time.perf_counter()
-    for _, info in loop.rounds(job):
-        if info is not None:
-            committed = np.asarray(info.num_committed)
-            took = 1e3 * (time.perf_counter() - began)
-            taken += [took / n for n in committed.tolist() for _ in range(n)]
-        began = time.perf_counter()
-    return taken
+    counts = [(took, np.asarray(info.num_committed).tolist()) for took, info in timed_rounds(job) if info is not None]
+    return [took / n for took, committed in counts for n in committed for _ in range(n)]
 
 
-def round_ms(job: Job) -> list[float]:
-    """Milliseconds of prefill, and of each round."""
-    taken: list[float] = []
+def timed_rounds(job: Job) -> Iterator[tuple[float, RoundInfo | None]]:
+    """Milliseconds of prefill (with None) and of each round, and what happened in it."""
     began = time.perf_counter()
-    for state, _ in loop.rounds(job):
-        jax.block_until_ready(state)
-        taken.append(1e3 * (time.perf_counter() - began))
+    for state, info in loop.rounds(job):
+        jax.block_until_ready((state, info))
+        yield 1e3 * (time.perf_counter() - began), info
         began = time.perf_counter()
-    return taken
 
 
 def _percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:

@@ -71,12 +71,12 @@ def test_the_floor_is_what_a_token_reads(tiny, monkeypatch):
 
 def test_loading_gives_back_what_was_written(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 5_000)
-    monkeypatch.setattr(paper, "_apart", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(loading, "apart", lambda function, *arguments: function(*arguments))
     with pytest.raises(FileNotFoundError, match="no folder at"):
         loading.load("float32", tmp_path / "folder")
-    said = paper.load_in_a_fresh_process("tiny-t5", "float32", tmp_path / "folder")
+    said = loading.in_fresh_processes("tiny-t5", "float32", tmp_path / "folder")
     assert "the same parameters" in said and len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
     monkeypatch.setattr(loading, "SPARE", 10**18)
-    with pytest.raises(OSError, match="give another --work"):
+    with pytest.raises(OSError, match="give another folder"):
         loading.write("tiny-t5", "float32", tmp_path / "other")
     assert not (tmp_path / "other").exists()
