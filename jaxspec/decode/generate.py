@@ -69,13 +69,11 @@ class Generation:
     def __repr__(self) -> str:
         """A line for all rows, and one for each of the first; the fields have the rest."""
         rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
-        shown = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
-        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(self.lengths)}, rounds: {rounds}"]
-        lines[0] += f" ({later / max(rounds, 1):.2f} tokens a round after each row's first)"
-        lines += [f"  {row}: {text if len(text) <= WIDE else text[:WIDE] + ' ...'}" for row, text in enumerate(shown)][
-            :SHOWN
-        ]
-        return "\n".join([*lines, f"  and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else lines)
+        texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
+        rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
+        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: {rounds} ({rate})"]
+        lines += [f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}" for i, text in enumerate(texts[:SHOWN])]
+        return "\n".join([*lines, *[f"  and {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)])
 
 
 @dataclasses.dataclass(frozen=True)

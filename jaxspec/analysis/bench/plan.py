@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec import accept
 from jaxspec.analysis.measure import cost, jobs, replay
-from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.statistics import Spread
 from jaxspec.analysis.theory import formulas, roofline, text_rounds
 from jaxspec.base import Model
 from jaxspec.decode.request import Job
@@ -210,8 +210,8 @@ def of_pair(
         advance(f"batch {batch}")
         known = {"tokens": tokens, "independent": independent}
         made = plan(alpha, *interpolate_costs(found, most), c_hat=ratio, batch=batch, **known)
-        v = {str(one.gamma): median_min_max(one.v_each) for one in found}
-        yield made._replace(measured={"alpha": rate.to_dict(), "c": median_min_max(found[0].c_each), "v": v})
+        v = {str(one.gamma): Spread.of(one.v_each)._asdict() for one in found}
+        yield made._replace(measured={"alpha": rate.to_dict(), "c": Spread.of(found[0].c_each)._asdict(), "v": v})
 
 
 def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:

@@ -9,26 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
-from jaxspec.analysis.measure.statistics import Ratio, median_min_max
-
-
-class Spread(NamedTuple):
-    """Median, least and largest of what was measured several times.
-
-    >>> Spread.of(np.array([1.0, 4.0, 2.0]))
-    Spread(median=2.0, min=1.0, max=4.0)
-    """
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Float[np.ndarray, " repeats"]) -> Spread:
-        """Of an array."""
-        return cls(**median_min_max(values))
+from jaxspec.analysis.measure.memory import Memory
+from jaxspec.analysis.measure.statistics import Ratio, Spread
 
 
 class Rate(NamedTuple):
@@ -92,21 +75,6 @@ class Latency(NamedTuple):
     first: Spread
     p50: Spread | None
     p95: Spread | None
-
-
-class Memory(NamedTuple):
-    """Bytes: of the program (None where the compiler does not tell) and its temporaries, and of what it needs."""
-
-    program: int | None
-    temporaries: int | None
-    weights: int
-    caches: int
-    logits: int
-
-    @property
-    def needed(self) -> int:
-        """Weights, caches and a block of logits of each model."""
-        return self.weights + self.caches + self.logits
 
 
 class Difference(NamedTuple):

@@ -24,7 +24,6 @@ from jaxspec.analysis.bench.expected import Expected, Passes
 from jaxspec.analysis.bench.row import (
     Difference,
     Latency,
-    Memory,
     Predicted,
     Rate,
     Row,
@@ -217,7 +216,7 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             if timed:
                 row = _timed(row, seconds[i], first[i])
             if "memory" in asked and ours:
-                row = row._replace(memory=Memory(**memory.account(one.parts[0])))  # type: ignore[arg-type]
+                row = row._replace(memory=memory.account(one.parts[0]))
             row = _against_plain(row, i, variants, decoded, seconds, first)
             if not setting.is_plain and asked & {"alpha", "replay", "costs"}:
                 row = _expectations(row, i, hopes, costs.get(_pair(one)) if ours else None, variants, decoded, asked)
@@ -328,8 +327,7 @@ def _latencies(variants: Sequence[Variant], repeats: int) -> dict[int, Latency]:
     first = timing.interleave([functools.partial(timing.start_all, variants[i].parts[:1]) for i in ours], repeats + 1)
     found = {}
     for i, start, each in zip(ours, first, timing.latency([variants[i].parts for i in ours], repeats), strict=True):
-        shares = {name: Spread(**value) for name, value in (each or {"p50": None, "p95": None}).items() if value}
-        found[i] = Latency(Spread.of(1e3 * start[1:]), shares.get("p50"), shares.get("p95"))
+        found[i] = Latency(Spread.of(1e3 * start[1:]), *(each or (None, None)))
     return found
 
 

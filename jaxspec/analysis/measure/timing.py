@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
-from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.statistics import Spread
 from jaxspec.base import RoundInfo
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
@@ -37,7 +37,7 @@ def start_all(jobs: Iterable[Job]) -> None:
         next(loop.rounds(job))[0].tokens.block_until_ready()
 
 
-def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, dict[str, float]] | None]:
+def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[tuple[Spread, Spread] | None]:
     """Milliseconds per token to a reader of the stream: each round's time over the tokens it brought.
 
     Args:
@@ -45,8 +45,8 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, d
         repeats: of all of them.
 
     Returns:
-        For each variant the 50th and 95th percentile ("p50", "p95") over all of its tokens, as median, min and max over
-        the repeats; None if no row goes beyond its first token.
+        For each variant the 50th and 95th percentile over all of its tokens, over the repeats; None if no row goes
+        beyond its first token.
     """
     taken: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in variants]
     for some in variants:
@@ -55,7 +55,8 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, d
         for group in zip(*variants, strict=True):
             for index, job in enumerate(group):
                 taken[index][repeat] += token_ms(job)
-    return [_percentiles(some) if some[0] else None for some in taken]
+    shares = [np.array([np.percentile(each, (50, 95)) for each in some]).T if some[0] else None for some in taken]
+    return [None if found is None else (Spread.of(found[0]), Spread.of(found[1])) for found in shares]
 
 
 def token_ms(job: Job) -> list[float]:
@@ -71,9 +72,3 @@ def timed_rounds(job: Job) -> Iterator[tuple[float, RoundInfo | None]]:
         jax.block_until_ready((state, info))
         yield 1e3 * (time.perf_counter() - began), info
         began = time.perf_counter()
-
-
-def _percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
-    return {
-        f"p{share}": median_min_max(np.array([np.percentile(each, share) for each in repeats])) for share in (50, 95)
-    }
