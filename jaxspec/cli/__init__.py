@@ -2,7 +2,7 @@
 
 - `options`: option types that commands share, and the sampling options. `names`: what a drafter's, a policy's, a rule's
   or a model's name means. `prompts`: from the command line, files, held-out data.
-- `session`, `show`, `compare`: of `generate`: models and prompts made ready and decoded; what is printed of them.
+- `session`, `counts`, `show`, `compare`: of `generate`: models and prompts made ready and decoded; what is printed.
 - `workload`, `rows`: of `bench` and `measure`: their options as settings, their rows. `results`: a page of them.
 - `console`: tables, large numbers, progress.
 """

@@ -14,8 +14,9 @@ from jaxspec.cli import compare as comparing
 from jaxspec.cli import prompts as given_prompts
 from jaxspec.cli import session as sessions
 from jaxspec.cli import show
+from jaxspec.cli.counts import Counts, Decoded, totals
 from jaxspec.cli.options import DRAFT, TARGET, Json, flag, group_of, sampling_options, text
-from jaxspec.cli.session import Counts, Decoded, Session, Settings
+from jaxspec.cli.session import Session, Settings
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Row
@@ -61,7 +62,7 @@ def generate(
         out.print(show.headline(session))
         decoded = show.show(session, out, trace)
         drafter = settings.draft if session.job.drafter is not None else None
-        out.print(Text(show.totals(decoded, session.job.target.name, drafter)))
+        out.print(Text(totals(decoded, session.job.target.name, drafter)))
     found = None
     if compare:
         with err.status("comparing with plain decoding"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec import trace
 from jaxspec.cli import names
+from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.cli.options import TARGET, Target, number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
 from jaxspec.trace import Round
@@ -58,43 +59,6 @@ class Session(NamedTuple):
         from jaxspec.analysis.measure import jobs
 
         return jobs.take(self.job, range(start, min(start + count, len(self.texts))))
-
-
-class Counts(NamedTuple):
-    """What a generation took, over some prompts.
-
-    >>> total = Counts(1, rounds=4, drafted=20, accepted=12, emitted=17, seconds=0.5)
-    >>> total.acceptance_rate, total.tokens_per_round, total.tokens_per_second
-    (0.6, 4.0, 34.0)
-    """
-
-    prompts: int
-    rounds: int
-    drafted: int
-    accepted: int
-    emitted: int
-    seconds: float
-
-    acceptance_rate = property(lambda self: self.accepted / max(1, self.drafted), doc="accepted / drafted")
-    tokens_per_round = property(
-        lambda self: (self.emitted - self.prompts) / max(1, self.rounds),
-        doc="Each prompt's first token comes from reading the prompt, and costs no round.",
-    )
-    tokens_per_second = property(lambda self: self.emitted / self.seconds if self.seconds > 0 else 0.0)
-
-    @classmethod
-    def total(cls, counts: Sequence[Counts]) -> Counts:
-        """The sum."""
-        return cls(*(sum(column) for column in zip(*counts, strict=True)))
-
-
-class Decoded(NamedTuple):
-    """What became of one prompt."""
-
-    text: str
-    tokens: list[int]
-    rounds: list[Round]
-    counts: Counts
 
 
 def open_session(settings: Settings, sampling: dict[str, Any], given: list[str], count: int, chat: bool) -> Session:

@@ -1,10 +1,9 @@
-"""What `generate` prints: text that grows round by round, or a trace with a line for each round; what it took."""
+"""What `generate` prints: text that grows round by round, or a trace with a line for each round."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console
-from jaxspec.cli.session import Counts, Decoded, Session, decode_all, stream
+from jaxspec.cli.counts import Decoded, note
+from jaxspec.cli.session import Session, decode_all, stream
 from jaxspec.trace import Round, terminal
 
 
@@ -97,13 +97,13 @@ def _trace_line(session: Session, number: int, step: Round, out: Console) -> Tex
     return terminal.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
 
 
-def _exchange(session: Session, prompt: str, settled: str, fresh: str, note: Text | None = None) -> RenderableType:
+def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Text | None = None) -> RenderableType:
     """A prompt and the text that answers it so far, the newest part of it lit up."""
-    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, note)
+    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, last)
 
 
-def exchange(prompt: str, settled: str, fresh: str, continues: bool, note: Text | None = None) -> RenderableType:
-    """A prompt, what is generated of it (`fresh` by the last round), and a last line, `note`.
+def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
+    """A prompt, what is generated of it (`fresh` by the last round), and a last line.
 
     Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
     """
@@ -120,31 +120,6 @@ def exchange(prompt: str, settled: str, fresh: str, continues: bool, note: Text 
             source, answer = "text", "summary"
         grid.add_row(source, Text(prompt[task.end() :] if task else prompt.removeprefix("summarize: "), "dim"))
         grid.add_row(answer, text)
-    if note is not None:
-        grid.add_row("", note)
+    if last is not None:
+        grid.add_row("", last)
     return grid
-
-
-def note(counts: Counts) -> Text:
-    """The counts of one prompt in one dim line."""
-    parts = [f"{counts.emitted} tokens", f"{counts.rounds} rounds"]
-    if counts.drafted:
-        parts += [f"{counts.tokens_per_round:.1f} tokens a round", f"{counts.acceptance_rate:.0%} accepted"]
-    return Text(" · ".join([*parts, f"{counts.tokens_per_second:.0f} tokens/s"]), "dim italic")
-
-
-def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
-    """What all prompts took, in sentences: where the tokens come from, and how fast."""
-    counts = Counts.total([row.counts for row in decoded])
-    later = counts.emitted - counts.prompts
-    first = f"{counts.prompts} of them, each prompt's first, by reading the prompts" if counts.prompts > 1 else (
-        "the first of them by reading the prompt"
-    )  # fmt: skip
-    speed = f"{counts.emitted} tokens at {counts.tokens_per_second:.1f} tokens/s: {first};"
-    if draft is None:
-        return f"{speed} the other {later} by one pass of {target} each (plain decoding)."
-    return (
-        f"{speed} the other {later} in {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens a round. A round "
-        f"is one pass of {target} over {draft}'s draft tokens: of {counts.drafted} drafted, {counts.accepted} were "
-        f"accepted ({counts.acceptance_rate:.1%})."
-    )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxspec.cli import show
-from jaxspec.cli.session import Counts, Decoded
+from jaxspec.cli import counts, show
+from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.trace import terminal
 
 
@@ -48,10 +48,10 @@ def test_counts_add_up_and_give_rates():
 
 def test_the_counts_explain_themselves():
     """The first token of each prompt is of no round: 308 tokens in 143 rounds are 2.10 a round."""
-    counts = [Counts(1, 20, 60, 30, 43, 1.0)] * 7 + [Counts(1, 3, 9, 4, 7, 0.5)]
-    said = show.totals([Decoded("", [], [], one) for one in counts], "big", "small")
+    each = [Counts(1, 20, 60, 30, 43, 1.0)] * 7 + [Counts(1, 3, 9, 4, 7, 0.5)]
+    said = counts.totals([Decoded("", [], [], one) for one in each], "big", "small")
     assert said.startswith("308 tokens at 41.1 tokens/s: 8 of them, each prompt's first, by reading the prompts; ")
     assert "300 in 143 rounds, 2.10 tokens a round" in said and "of 429 drafted, 214 were accepted (49.9%)" in said
-    plain = show.totals([Decoded("", [], [], Counts(1, 20, 0, 0, 21, 1.0))], "big", None)
+    plain = counts.totals([Decoded("", [], [], Counts(1, 20, 0, 0, 21, 1.0))], "big", None)
     assert plain.endswith("the other 20 by one pass of big each (plain decoding).")
-    assert "accepted" not in show.note(Counts(1, 20, 0, 0, 21, 1.0)).plain
+    assert "accepted" not in counts.note(Counts(1, 20, 0, 0, 21, 1.0)).plain

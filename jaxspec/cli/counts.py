@@ -1,0 +1,72 @@
+"""What decoding a prompt took: rounds, draft tokens, tokens, seconds; in numbers, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from jaxspec.trace import Round
+
+
+class Counts(NamedTuple):
+    """What a generation took, over some prompts.
+
+    >>> total = Counts(1, rounds=4, drafted=20, accepted=12, emitted=17, seconds=0.5)
+    >>> total.acceptance_rate, total.tokens_per_round, total.tokens_per_second
+    (0.6, 4.0, 34.0)
+    """
+
+    prompts: int
+    rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+    seconds: float
+
+    acceptance_rate = property(lambda self: self.accepted / max(1, self.drafted), doc="accepted / drafted")
+    tokens_per_round = property(
+        lambda self: (self.emitted - self.prompts) / max(1, self.rounds),
+        doc="Each prompt's first token comes from reading the prompt, and costs no round.",
+    )
+    tokens_per_second = property(lambda self: self.emitted / self.seconds if self.seconds > 0 else 0.0)
+
+    @classmethod
+    def total(cls, counts: Sequence[Counts]) -> Counts:
+        """The sum."""
+        return cls(*(sum(column) for column in zip(*counts, strict=True)))
+
+
+class Decoded(NamedTuple):
+    """What became of one prompt."""
+
+    text: str
+    tokens: list[int]
+    rounds: list[Round]
+    counts: Counts
+
+
+def note(counts: Counts) -> Text:
+    """The counts of one prompt in one dim line."""
+    parts = [f"{counts.emitted} tokens", f"{counts.rounds} rounds"]
+    if counts.drafted:
+        parts += [f"{counts.tokens_per_round:.1f} tokens a round", f"{counts.acceptance_rate:.0%} accepted"]
+    return Text(" · ".join([*parts, f"{counts.tokens_per_second:.0f} tokens/s"]), "dim italic")
+
+
+def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
+    """What all prompts took, in sentences: where the tokens come from, and how fast."""
+    counts = Counts.total([row.counts for row in decoded])
+    later = counts.emitted - counts.prompts
+    first = f"{counts.prompts} of them, each prompt's first, by reading the prompts" if counts.prompts > 1 else (
+        "the first of them by reading the prompt"
+    )  # fmt: skip
+    speed = f"{counts.emitted} tokens at {counts.tokens_per_second:.1f} tokens/s: {first};"
+    if draft is None:
+        return f"{speed} the other {later} by one pass of {target} each (plain decoding)."
+    return (
+        f"{speed} the other {later} in {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens a round. A round "
+        f"is one pass of {target} over {draft}'s draft tokens: of {counts.drafted} drafted, {counts.accepted} were "
+        f"accepted ({counts.acceptance_rate:.1%})."
+    )
