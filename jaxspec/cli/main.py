@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -49,7 +50,9 @@ class Command(TyperCommand):
             extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
             if _debugging(ctx) or not extra:
                 raise
-            Console(stderr=True, highlight=False).print(Text(f"error: {_message(error)}", "red"), soft_wrap=True)
+            Console(stderr=True, highlight=False).print(
+                Text(f"error: {_message(error, ctx.command)}", "red"), soft_wrap=True
+            )
             raise typer.Exit(REFUSED) from None
 
 
@@ -145,8 +148,11 @@ def _debugging(ctx: typer.Context) -> bool:
     return bool(ctx.find_root().params.get("debug")) or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
 
 
-def _message(error: Exception) -> str:
-    """An error in words; the operating system's own are put as `file: what is wrong`."""
+def _message(error: Exception, command: Any) -> str:
+    """An error in words, which names the command's options; the operating system's own as `file: what is wrong`."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+    flags = {p.name: next((one for one in p.opts if one.startswith("--")), p.name) for p in command.params}
+    flags |= {"banned": "--ban"} if "ban" in flags else {}
+    text = str(error) or type(error).__name__
+    return re.sub(r"^\w+(?= (?:is|are|has) )", lambda found: flags.get(found[0], found[0]), text)
