@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 RANDOM, UNROUNDED = "random:", "unrounded:"
 COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}  # tables of held-out references
 MADE = {  # how drafters are written that are no model; numbers may be left out, but for that of trim
-    "prompt_lookup": "prompt_lookup or prompt_lookup=NUMBER, the fewest tokens to match",
+    "prompt_lookup": "prompt_lookup=NUMBER, the fewest tokens to match",
     "online_ngram": "online_ngram",
     "token_recycling": "token_recycling",
     "retrieval": "retrieval:FOLDER",
