@@ -418,8 +418,9 @@ def _against_plain(
 
 def _plain_of(i: int, variants: Sequence[Variant], backend: str = "") -> int:
     """Plain decoding by a variant's target: the first, or that on a backend."""
-    alike = (j for j, one in enumerate(variants) if one.setting.is_plain and one.job.target is variants[i].job.target)
-    return next(j for j in alike if backend in ("", variants[j].setting.backend))
+    target, settings = variants[i].setting.target, [one.setting for one in variants]
+    alike = (j for j, one in enumerate(settings) if one.is_plain and one.target is target)
+    return next(j for j in alike if backend in ("", settings[j].backend))
 
 
 def _expectations(
