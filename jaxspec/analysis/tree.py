@@ -90,7 +90,6 @@ def best_of_size(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: in
     """The tree of so many nodes, none deeper than `depth`, with the most accepted tokens.
 
     Args:
-        acceptance: as in `optimal`.
         nodes, depth: of the tree; fewer nodes, if the acceptance is of too few children.
 
     >>> best_of_size([0.6, 0.2], 3, 1), best_of_size([0.6, 0.2], 3, 3)

@@ -18,8 +18,8 @@ CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 
 
-def compare(session: Session, rows: int) -> tuple[Row, Row]:
-    """Plain and speculative decoding of a session's prompts, `rows` at a time.
+def compare(session: Session) -> tuple[Row, Row]:
+    """Plain and speculative decoding of a session's prompts, a batch at a time.
 
     Raises:
         FloatingPointError: logits were not finite.
@@ -28,8 +28,8 @@ def compare(session: Session, rows: int) -> tuple[Row, Row]:
     from jaxspec.analysis.bench.setting import setting_of
 
     given = session.settings
-    setting = setting_of(session.job, "prompts", rows)
-    setting = setting._replace(name=given.draft or "", policy_name=given.policy or "")
+    setting = setting_of(session.job, "prompts", min(given.batch, len(session.texts)))
+    setting = setting._replace(name=given.draft or "", policy_name=given.policy)
     config = bench.Config(len(session.texts), REPEATS, given.seed, ("speed", "alpha", "costs", "search"))
     plain, ours = bench.run(session.job.target, [setting], config=config)
     if ours.error is not None:

@@ -7,19 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich import box, filesize
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from jaxspec.progress import bar as progress
 
 
 def table(heads: Sequence[str], *, first: str | None = None, title: str | None = None) -> Table:
-    """An empty table of numbers.
-
-    Args:
-        heads: of the columns of numbers.
-        first: head of a column of names before them, if there is one.
-        title: above the table.
-    """
+    """An empty table of numbers: `heads` are of its columns, `first` is of one of names before them."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
     if first is not None:
         made.add_column(first, no_wrap=True)
@@ -31,20 +26,23 @@ def table(heads: Sequence[str], *, first: str | None = None, title: str | None =
 @contextlib.contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar of one task, as a function to call with what is being done, once for each of its steps."""
-    with progress() as bar:
+    with progress(remaining=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda doing: bar.update(task, advance=1, description=doing)
 
 
-def wide(markdown: bool) -> Console:
-    """Standard output, wide enough for tables of a document."""
-    return Console(highlight=False, width=200 if markdown else None)
+@contextlib.contextmanager
+def paused(bar: Progress) -> Iterator[None]:
+    """A bar that makes room for what is printed."""
+    bar.stop()
+    yield
+    bar.start()
 
 
 def show(out: Console, made: Table, markdown: bool) -> None:
     """A table on a screen, or for a document."""
     if markdown:
-        out.print(f"**{made.title}**\n")
+        out.print(f"\n**{made.title}**\n" if made.title else "")
         made.title, made.box = None, box.MARKDOWN
     out.print(made)
 

@@ -1,14 +1,13 @@
-"""What a generation took: rounds, draft tokens, tokens, seconds; as numbers, a line, a table and a sentence."""
+"""What decoding a prompt took: rounds, draft tokens, tokens, seconds; in numbers, and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console
+from jaxspec.trace import Round
 
 
 class Counts(NamedTuple):
@@ -26,25 +25,26 @@ class Counts(NamedTuple):
     emitted: int
     seconds: float
 
-    @property
-    def acceptance_rate(self) -> float:
-        """accepted / drafted."""
-        return self.accepted / max(1, self.drafted)
+    acceptance_rate = property(lambda self: self.accepted / max(1, self.drafted), doc="accepted / drafted")
+    tokens_per_round = property(
+        lambda self: (self.emitted - self.prompts) / max(1, self.rounds),
+        doc="Each prompt's first token comes from reading the prompt, and costs no round.",
+    )
+    tokens_per_second = property(lambda self: self.emitted / self.seconds if self.seconds > 0 else 0.0)
 
-    @property
-    def tokens_per_round(self) -> float:
-        """Each prompt's first token comes from reading the prompt, and costs no round."""
-        return (self.emitted - self.prompts) / max(1, self.rounds)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """emitted / seconds."""
-        return self.emitted / self.seconds if self.seconds > 0 else 0.0
+    @classmethod
+    def total(cls, counts: Sequence[Counts]) -> Counts:
+        """The sum."""
+        return cls(*(sum(column) for column in zip(*counts, strict=True)))
 
 
-def total(counts: Sequence[Counts]) -> Counts:
-    """The sum."""
-    return Counts(*(sum(column) for column in zip(*counts, strict=True)))
+class Decoded(NamedTuple):
+    """What became of one prompt."""
+
+    text: str
+    tokens: list[int]
+    rounds: list[Round]
+    counts: Counts
 
 
 def note(counts: Counts) -> Text:
@@ -55,32 +55,18 @@ def note(counts: Counts) -> Text:
     return Text(" · ".join([*parts, f"{counts.tokens_per_second:.0f} tokens/s"]), "dim italic")
 
 
-def table(counts: Counts) -> Table:
-    """The counts of all prompts."""
-    cells = {
-        "rounds\n(target\ncalls)": f"{counts.rounds}",
-        "drafted": f"{counts.drafted}",
-        "accepted": f"{counts.accepted}",
-        "emitted": f"{counts.emitted}",
-        "acceptance\nrate": f"{counts.acceptance_rate:.1%}" if counts.drafted else "–",
-        "tokens\nper round": f"{counts.tokens_per_round:.2f}",
-        "tokens/s": f"{counts.tokens_per_second:.1f}",
-    }
-    made = console.table(list(cells))
-    made.add_row(*cells.values())
-    return made
-
-
-def sentence(counts: Counts, target: str, draft: str | None) -> str:
-    """What the counts mean.
-
-    >>> sentence(Counts(1, rounds=4, drafted=20, accepted=12, emitted=17, seconds=0.5), "big", "small")
-    "A round is one pass of big over small's draft tokens: 4 of them did the work of 16 passes of one token."
-    """
-    passes = counts.emitted - counts.prompts
+def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
+    """What all prompts took, in sentences: where the tokens come from, and how fast."""
+    counts = Counts.total([row.counts for row in decoded])
+    later = counts.emitted - counts.prompts
+    first = f"{counts.prompts} of them, each prompt's first, by reading the prompts" if counts.prompts > 1 else (
+        "the first of them by reading the prompt"
+    )  # fmt: skip
+    speed = f"{counts.emitted} tokens at {counts.tokens_per_second:.1f} tokens/s: {first};"
     if draft is None:
-        return f"Plain decoding: every token but a prompt's first takes one pass of {target}, {passes} in all."
+        return f"{speed} the other {later} by one pass of {target} each (plain decoding)."
     return (
-        f"A round is one pass of {target} over {draft}'s draft tokens: {counts.rounds} of them did the work of "
-        f"{passes} passes of one token."
+        f"{speed} the other {later} in {counts.rounds} rounds, {counts.tokens_per_round:.2f} tokens a round. A round "
+        f"is one pass of {target} over {draft}'s draft tokens: of {counts.drafted} drafted, {counts.accepted} were "
+        f"accepted ({counts.acceptance_rate:.1%})."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import options
+from jaxspec.cli import names, options, rows
 from jaxspec.cli.options import DRAFT, TARGET, Draft, Json, NewTokens, Repeats, Target
 
 
@@ -22,7 +21,7 @@ def figures(
     draft: Draft = DRAFT,
     gamma: options.Gamma = 5,
     count: options.Count = 16,
-    new_tokens: NewTokens = 48,
+    max_new_tokens: NewTokens = 48,
     repeats: Repeats = 5,
     theory_only: Annotated[bool, typer.Option("--theory-only", help="Only what needs no models.")] = False,
     as_json: Json = False,
@@ -39,19 +38,18 @@ def figures(
         jaxspec figures --gamma 3 --out pair
     """
     from jaxspec.analysis.figures import paper, style
-    from jaxspec.analysis.measure import environment
 
     style.canvas()  # refuses at once where matplotlib is absent
     forms, written = tuple(part.strip() for part in formats.split(",")), []
     with Console(stderr=True).status("drawing") as status:
         drawn = paper.of_theory()
         if not theory_only:
-            job = options.pair_job(target, draft, "float32", None, count, gamma=gamma, max_new_tokens=new_tokens)
+            asked = {"gamma": gamma, "max_new_tokens": max_new_tokens}
+            job = names.pair_job(target, draft, "float32", None, count, **asked)
             drawn = itertools.chain(drawn, paper.of_pair(job, repeats))
         for name, figure in drawn:
             written += style.save(figure, out, name, forms)
             status.update(f"{name} is drawn")
     if as_json:
-        print(json.dumps({"environment": environment.current(), "files": [str(path) for path in written]}))
-    else:
-        Console(highlight=False).print(Text("\n".join(map(str, written))), soft_wrap=True)
+        return rows.print_json(files=written)
+    Console(highlight=False).print(Text("\n".join(map(str, written))), soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,119 +11,64 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxspec.cli import compare as comparing
-from jaxspec.cli import console, counts, prompts
-from jaxspec.cli.counts import Counts
-from jaxspec.cli.options import DRAFT, TARGET, Dtype, Json, Target, sampling_options
-from jaxspec.cli.session import Decoded, Session, Settings, decode_all, open_session, warm_up, with_costs
-from jaxspec.cli.show import show
-from jaxspec.trace import Round
+from jaxspec.cli import prompts as given_prompts
+from jaxspec.cli import session as sessions
+from jaxspec.cli import show
+from jaxspec.cli.counts import Counts, Decoded, totals
+from jaxspec.cli.options import DRAFT, TARGET, Json, flag, group_of, sampling_options, text
+from jaxspec.cli.session import Session, Settings
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Row
 
 
+@group_of("settings", Settings)
 @sampling_options
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="What to generate from; - reads standard input, one prompt a line.")
-    ] = None,
-    target: Target = TARGET,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="What drafts: a model, prompt_lookup, prompt_lookup=2, online_ngram, retrieval:DIR, greedy:MODEL, "
-            "without_backoff:TABLES, trim=4096:MODEL (a head over 4096 tokens), share:MODEL (another tokenizer's), "
-            "prompt_lookup+MODEL, or none. By default the small sibling of a shipped target."
-        ),
-    ] = None,
-    gamma: Annotated[int, typer.Option("--gamma", "-g", help="Draft tokens a round; with a --policy, at most.")] = 3,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="What chooses the draft tokens of a round: adaptive, confidence=0.4, heuristic, entropy."),
-    ] = None,
-    ban: Annotated[
-        list[int] | None, typer.Option(help="The id of a token that is never generated; may be repeated.")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens per prompt.")] = 96,
-    seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same text.")] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A string that ends the text and is cut from it; may be repeated."),
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", help="A file of prompts, one a line; - is standard input.")
-    ] = None,
-    count: Annotated[int, typer.Option(help="How many held-out prompts to take where none are given.")] = 8,
-    dtype: Dtype = "float32",
-    draft_dtype: Annotated[str | None, typer.Option(help="The drafter's, if it is another.")] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(help="Devices to split parameters, and the rows of a --batch, over: data=2,model=4, or either."),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="A prompt is a user's message: put it in the tokenizer's chat template.")
-    ] = False,
-    batch: Annotated[
-        bool, typer.Option("--batch", help="All prompts in one batch, instead of one after the other.")
-    ] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Show each round: draft tokens, the rejected one, its correction.")
-    ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Decode plainly, too; compare texts and speeds, and theory.")
-    ] = False,
+    settings: Settings,
+    prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
+    prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with inputs.")] = None,
+    count: Annotated[int, text("N", "Held-out prompts to take where none are given.")] = 8,
+    chat: Annotated[bool, flag("A prompt is a user's message: use the chat template.", "--chat")] = False,
+    trace: Annotated[bool, flag("Show each round: draft tokens, the rejected one, its correction.", "--trace")] = False,
+    compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
 
-    Without a prompt it decodes held-out ones that come with jaxspec: translations for an encoder-decoder
-    (by default the shipped T5 pair), beginnings of texts for a decoder-only model. A T5's task prefix is
-    part of the prompt:
+    Without a prompt it decodes held-out ones that come with jaxspec. A T5's task prefix is part of the prompt.
 
+    \b
         jaxspec generate "translate English to German: A fast editor."
-
-        jaxspec generate --target debian-gpt-base --temperature 1 --trace
+        jaxspec generate --temperature 1 --trace
+        jaxspec generate --draft prompt_lookup --batch 8 --compare
     """
-    draft = _draft_name(target, draft)
-    settings = Settings(
-        target=target,
-        draft=draft,
-        gamma=gamma,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        dtype=dtype,
-        draft_dtype=draft_dtype or dtype,
-        sampling=sampling | ({"banned": tuple(ban)} if ban else {}),
-        stop=tuple(stop or ()),
-        policy=policy,
-        mesh=mesh,
-        chat=chat,
-    )
-    if compare and (draft is None or gamma == 0):
+    settings = settings._replace(draft=_draft_name(settings.target, settings.draft))
+    if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
-    given = prompts.given(prompt, file)
+    texts = given_prompts.given(prompt, prompts)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        session = open_session(settings, given, count)
-    rows = len(session.texts) if batch else 1
+        session = sessions.open_session(settings, sampling, texts, count, chat)
     with err.status("measuring what passes cost"):
-        session = with_costs(session, rows)
+        session = sessions.with_costs(session)
     with err.status("compiling (stored for the next call)"):
-        warm_up(session, rows, by_rounds=bool(stop) or not (batch or as_json))
+        sessions.warm_up(session, by_rounds=settings.batch == 1 and not as_json)
     if as_json:
-        decoded = decode_all(session, rows)
+        decoded = sessions.decode_all(session)
     else:
-        out.print(_headline(session), *_whole_axes(session), "", sep="\n")
-        decoded = show(session, out, batch, trace)
-        _print_counts(session, decoded, out)
+        out.print(show.headline(session))
+        decoded = show.show(session, out, trace)
+        drafter = settings.draft if session.job.drafter is not None else None
+        out.print(Text(totals(decoded, session.job.target.name, drafter)))
     found = None
     if compare:
         with err.status("comparing with plain decoding"):
-            found = comparing.compare(session, rows)
+            found = comparing.compare(session)
     if as_json:
-        print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
+        print(json.dumps(_report(session, sampling, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
         comparing.show(*found, session, out)
 
@@ -145,78 +89,32 @@ def _draft_name(target: str, draft: str | None) -> str | None:
     raise ValueError(f"--target {target} needs a --draft: a smaller model with its vocabulary, or none")
 
 
-def _headline(session: Session) -> Text:
-    import jax
-
-    from jaxspec.base import Model
-    from jaxspec.weights import int8
-
-    def name(model: Model) -> str:
-        return f"{model.name} ({console.count(int8.count(model.params))})"
-
-    s, drafter, drafted = session.settings, session.job.options["drafter"], "plain decoding"
-    if drafter is not None:
-        who = name(drafter) if isinstance(drafter, Model) else s.draft
-        drafted = f"{'up to ' if s.policy else ''}{s.gamma} draft tokens a round from {who}"
-        drafted += f", {s.policy}" if s.policy else ""
-        drafted += f", in {s.draft_dtype}" if s.draft_dtype != s.dtype else ""
-    distribution = "greedy" if s.temperature == 0 else f"temperature {s.temperature:g}, seed {s.seed}"
-    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
-    return Text(f"{name(session.job.target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")
-
-
-def _whole_axes(session: Session) -> list[str]:
-    """A line for each model that a mesh cannot split as it should."""
-    from jaxspec import sharding
-    from jaxspec.base import Model
-
-    job = session.job
-    mesh = sharding.mesh_of(job.target.params)
-    if mesh is None:
-        return []
-    models = [m for m in (job.target, job.options["drafter"]) if isinstance(m, Model) and m.config is not None]
-    found = [(model.name, sharding.kept_whole(model.config, mesh)) for model in models]
-    return [f"{name}: whole on every device: {', '.join(axes)}" for name, axes in found if axes]
-
-
-def _print_counts(session: Session, decoded: Sequence[Decoded], out: Console) -> None:
-    total = counts.total([row.counts for row in decoded])
-    out.print(counts.table(total))
-    draft = session.settings.draft if session.job.drafter is not None else None
-    out.print(Text(counts.sentence(total, session.job.target.name, draft)))
-
-
-def _report(session: Session, decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool) -> dict[str, Any]:
+def _report(
+    session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
+) -> dict[str, Any]:
     """What --json prints."""
+    from jaxspec.analysis.bench import to_json
     from jaxspec.analysis.measure import environment
 
-    each = [row.counts for row in decoded]
-    about = environment.current()
+    each, about = [row.counts for row in decoded], environment.current()
+    total, rates = Counts.total(each), ("acceptance_rate", "tokens_per_round", "tokens_per_second")
     report: dict[str, Any] = {
         "prompts": session.texts,
         "texts": [row.text for row in decoded],
         "tokens": [row.tokens for row in decoded],
         "stats": {
             **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},
-            "total": _with_rates(counts.total(each)),
+            "total": total._asdict() | {name: getattr(total, name) for name in rates},
         },
-        "settings": session.settings.to_dict(),
+        "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
         "versions": {name: about[name] for name in ("jaxspec", "jax", "jaxlib", "python")},
         "device": {name: about[name] for name in ("device", "devices", "cpu", "cpus", "platform")},
     }
     if trace:
-        report["rounds"] = [[_round(step) for step in row.rounds] for row in decoded]
+        rounds = [
+            [{"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted} for x in row.rounds] for row in decoded
+        ]
+        report["rounds"] = rounds
     if found is not None:
-        from jaxspec.analysis.bench import to_json
-
         report["compare"] = dict(zip(("plain", "speculative"), map(to_json, found), strict=True))
     return report
-
-
-def _with_rates(total: Counts) -> dict[str, float]:
-    rates = {name: getattr(total, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")}
-    return {**total._asdict(), **rates}
-
-
-def _round(step: Round) -> dict[str, Any]:
-    return {"tokens": step.new, "draft": step.draft, "accepted": step.num_accepted}

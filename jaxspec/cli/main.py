@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -21,7 +23,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "generate": "Generate text with speculative decoding, and show what it took.",
     "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes and libraries.",
     "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is; and rules.",
-    "plan": "Choose γ: the best one for each batch size, its speed-up, and when not to speculate.",
+    "plan": "Whether to speculate here, with which γ or tree, and how much faster that will be.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
     "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them.",
     "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
@@ -48,7 +50,9 @@ class Command(TyperCommand):
             extra = not isinstance(error, ImportError) or "pip install" in str(error)  # other imports are bugs of ours
             if _debugging(ctx) or not extra:
                 raise
-            Console(stderr=True, highlight=False).print(Text(f"error: {_message(error)}", "red"), soft_wrap=True)
+            Console(stderr=True, highlight=False).print(
+                Text(f"error: {_message(error, ctx.command)}", "red"), soft_wrap=True
+            )
             raise typer.Exit(REFUSED) from None
 
 
@@ -123,7 +127,12 @@ def _start(environment: Mapping[str, str]) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import jax
+    from absl import logging as absl
+
+    absl.set_verbosity(absl.ERROR)  # of checkpoints that are written and read
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
 
     keep_programs(jax.config, environment)
 
@@ -139,8 +148,11 @@ def _debugging(ctx: typer.Context) -> bool:
     return bool(ctx.find_root().params.get("debug")) or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
 
 
-def _message(error: Exception) -> str:
-    """An error in words; the operating system's own are put as `file: what is wrong`."""
+def _message(error: Exception, command: Any) -> str:
+    """An error in words, which names the command's options; the operating system's own as `file: what is wrong`."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+    flags = {p.name: next((one for one in p.opts if one.startswith("--")), p.name) for p in command.params}
+    flags |= {"banned": "--ban"} if "ban" in flags else {}
+    text = str(error) or type(error).__name__
+    return re.sub(r"^\w+(?= (?:is|are|has) )", lambda found: flags.get(found[0], found[0]), text)

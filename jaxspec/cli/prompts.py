@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def given(prompt: str | None, file: str | None) -> list[str]:
     """The prompts of the command line or of a file; `-` is standard input. None are none."""
     if prompt is not None and file is not None:
-        raise ValueError("got a PROMPT and a --file: expected one of them")
+        raise ValueError("got a PROMPT and --prompts: expected one of them")
     if prompt is not None and prompt != "-":
         return [prompt]
     file = prompt if file is None else file

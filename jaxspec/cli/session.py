@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec import trace
-from jaxspec.cli import options
-from jaxspec.cli.counts import Counts
+from jaxspec.cli import names
+from jaxspec.cli.counts import Counts, Decoded
+from jaxspec.cli.options import TARGET, Target, number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
 from jaxspec.trace import Round
 
 if TYPE_CHECKING:
-    from jaxspec.base import Stats
+    from jaxspec.base import Model, Stats
     from jaxspec.decode import Generation
     from jaxspec.decode.request import Job
 
 PRICED = 9  # timings of each pass, for a policy: they are waited for
+DRAFTS = (
+    "What drafts: a model, prompt_lookup, online_ngram, retrieval:DIR, trim=4096:MODEL, greedy:MODEL, tree:MODEL, .."
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What to decode with; `generate`'s options describe the fields."""
+class Settings(NamedTuple):
+    """What to decode with: the options of `generate`, but for those of sampling."""
 
-    target: str
-    draft: str | None
-    gamma: int
-    max_new_tokens: int
-    seed: int
-    dtype: str
-    draft_dtype: str
-    sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    policy: str | None = None
-    mesh: str | None = None
-    chat: bool = False
-
-    @property
-    def temperature(self) -> float:
-        """0 is greedy."""
-        return self.sampling.get("temperature", 0.0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat, for a report: every sampling option by its name."""
-        own = dataclasses.asdict(self)
-        sampling = own.pop("sampling")
-        return own | options.sampling_settings(sampling) | sampling | {"temperature": self.temperature}
+    target: Target = TARGET
+    draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, confidence=0.4, heuristic, entropy.")] = ""
+    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, lenient=0.3, ...")] = ""
+    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
+    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
+    stop: Annotated[list[str] | None, text("TEXT", "Ends the text and is cut from it; may be repeated.")] = None
+    ban: Annotated[list[int] | None, text("ID", "A token that is never generated; may be repeated.")] = None
+    seed: Annotated[int, text("N", "Of sampling; the same seed gives the same text.")] = 0
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
+    mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None
 
 
 class Session(NamedTuple):
@@ -70,80 +61,71 @@ class Session(NamedTuple):
         return jobs.take(self.job, range(start, min(start + count, len(self.texts))))
 
 
-class Decoded(NamedTuple):
-    """What became of one prompt."""
-
-    text: str
-    tokens: list[int]
-    rounds: list[Round]
-    counts: Counts
-
-
-def open_session(settings: Settings, given: list[str], count: int) -> Session:
+def open_session(settings: Settings, sampling: dict[str, Any], given: list[str], count: int, chat: bool) -> Session:
     """Loads the models, and the held-out prompts if none are given."""
     import jax
 
-    from jaxspec import model, sharding
+    from jaxspec import sharding
     from jaxspec.decode.request import prepare
 
     mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
-    target = model.load(settings.target, dtype=settings.dtype, mesh=mesh)
-    drafter = options.drafter(settings.draft, settings.draft_dtype, mesh, target) if settings.draft else None
+
+    def draft(name: str) -> Model:
+        return names.model(name, settings.draft_dtype or settings.dtype, mesh)
+
+    target = names.model(settings.target, settings.dtype, mesh)
     texts = given or heldout_for(target, count)
     job = prepare(
         target,
-        as_chat(target, texts) if settings.chat else texts,
-        drafter=drafter,
+        as_chat(target, texts) if chat else texts,
+        drafter=names.drafter(settings.draft, draft, target) if settings.draft else None,
         gamma=settings.gamma,
-        policy=options.policy(settings.policy) if settings.policy else None,
+        accept=names.rule(settings.rule) if settings.rule else None,
+        policy=names.policy(settings.policy) if settings.policy else None,
         max_new_tokens=settings.max_new_tokens,
         key=jax.random.key(settings.seed),
-        **settings.sampling,
+        **sampling | ({"banned": tuple(settings.ban)} if settings.ban else {}),
     )
     return Session(settings, texts, job)
 
 
-def with_costs(session: Session, rows: int) -> Session:
-    """Gives the policy `adaptive` the measured costs of passes over `rows` prompts at a time; others need none."""
-    policy = session.settings.policy
-    if not policy or policy.partition("=")[0] != "adaptive" or session.job.drafter is None:
+def with_costs(session: Session) -> Session:
+    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
+    settings = session.settings
+    if settings.policy.partition("=")[0] != "adaptive" or session.job.drafter is None:
         return session
     from jaxspec.analysis.measure import cost
 
-    costs = cost.policy_costs(session.rows(0, rows), repeats=PRICED)
-    return session._replace(job=session.job.replace(policy=options.policy(policy, **costs)))
+    costs = cost.policy_costs(session.rows(0, settings.batch), repeats=PRICED)
+    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs)))
 
 
-def warm_up(session: Session, rows: int, by_rounds: bool) -> None:
-    """Compiles what decoding `rows` prompts at a time will run; decodes next to nothing."""
-    import jax
+def warm_up(session: Session, by_rounds: bool) -> None:
+    """Compiles what decoding will run, by two rounds of the first batch: speeds are of programs that are there."""
     import jax.numpy as jnp
 
-    from jaxspec.decode import loop
+    from jaxspec.decode.generate import complete, pieces
 
-    job = session.rows(0, rows)
+    job, stop = session.rows(0, session.settings.batch), session.settings.stop or ()
+    job = job._replace(request=job.request._replace(limit=jnp.minimum(job.request.limit, 2 + job.decoder.gamma)))
     if by_rounds:
-        jax.block_until_ready([state.length for state, _ in itertools.islice(loop.rounds(job), 2)][-1])
+        list(pieces(job, stop))
     else:
-        one_round = job.request._replace(limit=jnp.minimum(job.request.limit, 2))  # the first is prefill's
-        jax.block_until_ready(loop.run(job._replace(request=one_round)))
+        complete(job, stop)
 
 
-def decode_all(session: Session, rows: int) -> list[Decoded]:
-    """Decodes `rows` prompts at a time, without showing anything."""
-    starts = range(0, len(session.texts), rows)
-    return [decoded for start in starts for decoded in _decode(session, session.rows(start, rows))]
-
-
-def _decode(session: Session, job: Job) -> list[Decoded]:
-    """Some of the prompts as one batch; its seconds are divided among them in proportion to their tokens."""
+def decode_all(session: Session) -> list[Decoded]:
+    """Decodes a batch of prompts at a time, without showing anything; its seconds are divided among their tokens."""
     from jaxspec.decode.generate import complete
 
-    began = time.perf_counter()
-    out = complete(job, session.settings.stop)
-    seconds = time.perf_counter() - began
-    share = seconds / max(1, int(out.lengths.sum()))
-    return [_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts))]
+    found = []
+    for start in range(0, len(session.texts), session.settings.batch):
+        job = session.rows(start, session.settings.batch)
+        began = time.perf_counter()
+        out = complete(job, session.settings.stop or ())
+        share = (time.perf_counter() - began) / max(1, int(out.lengths.sum()))
+        found += [_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts))]
+    return found
 
 
 def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
@@ -156,7 +138,7 @@ def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> 
     """Decodes one prompt round by round; the time that `show` takes is not counted."""
     from jaxspec.decode.generate import pieces
 
-    running = pieces(session.rows(index, 1), session.settings.stop)
+    running = pieces(session.rows(index, 1), session.settings.stop or ())
     text, tokens, rounds, seconds = "", [], [], 0.0
     while True:
         began = time.perf_counter()

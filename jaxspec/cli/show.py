@@ -1,10 +1,9 @@
-"""Decoding in front of a reader: text that grows round by round, or a trace with a line for each round."""
+"""What `generate` prints: text that grows round by round, or a trace with a line for each round."""
 
 from __future__ import annotations
 
+import itertools
 import re
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -12,19 +11,49 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import counts
-from jaxspec.cli.session import Decoded, Session, decode_all, stream
+from jaxspec.cli import console
+from jaxspec.cli.counts import Decoded, note
+from jaxspec.cli.session import Session, decode_all, stream
 from jaxspec.trace import Round, terminal
 
 
-def show(session: Session, out: Console, batch: bool, trace: bool) -> list[Decoded]:
-    """Decodes and prints, text as it appears unless all prompts are one batch."""
+def headline(session: Session) -> Text:
+    """Models, draft and device; and what a mesh cannot split as it should."""
+    import jax
+
+    from jaxspec import sharding
+    from jaxspec.base import Model
+    from jaxspec.weights import int8
+
+    def name(model: Model) -> str:
+        return f"{model.name} ({console.count(int8.count(model.params))})"
+
+    s, target, drafter, drafted = session.settings, session.job.target, session.job.options["drafter"], "plain decoding"
+    if drafter is not None:
+        drafted = f"{'up to ' if s.policy else ''}{s.gamma} draft tokens a round from "
+        drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
+        drafted += f", {s.policy}" if s.policy else ""
+        drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
+    heat = session.job.options.get("temperature") or 0
+    distribution = "greedy" if heat == 0 else f"temperature {heat:g}, seed {s.seed}"
+    device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
+    lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
+    mesh = sharding.mesh_of(target.params)
+    for model in (target, drafter):
+        split = mesh is not None and isinstance(model, Model) and model.config is not None
+        if split and (axes := sharding.kept_whole(model.config, mesh)):
+            lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
+    return Text("\n").join([*lines, Text()])
+
+
+def show(session: Session, out: Console, trace: bool) -> list[Decoded]:
+    """Decodes and prints, text as it appears unless prompts are decoded in batches."""
     if trace:
         out.print(terminal.legend(_colour(out)), "\n")
-    if not batch:
+    if session.settings.batch == 1:
         one = _stream_trace if trace else _stream_text
         return [one(session, index, out) for index in range(len(session.texts))]
-    decoded = decode_all(session, len(session.texts))
+    decoded = decode_all(session)
     for text, row in zip(session.texts, decoded, strict=True):
         if trace:
             out.print(Text(text, "dim"))
@@ -32,7 +61,7 @@ def show(session: Session, out: Console, batch: bool, trace: bool) -> list[Decod
                 out.print(_trace_line(session, number, step, out))
             out.print()
         else:
-            out.print(_exchange(session, text, row.text, "", counts.note(row.counts)), "")
+            out.print(_exchange(session, text, row.text, "", note(row.counts)), "")
     return decoded
 
 
@@ -47,14 +76,14 @@ def _stream_text(session: Session, index: int, out: Console) -> Decoded:
             shown += piece.text
 
         decoded = stream(session, index, grow)
-    out.print(_exchange(session, text, decoded.text, "", counts.note(decoded.counts)), "")
+    out.print(_exchange(session, text, decoded.text, "", note(decoded.counts)), "")
     return decoded
 
 
 def _stream_trace(session: Session, index: int, out: Console) -> Decoded:
     """Decodes one prompt, printing each round as it ends."""
     out.print(Text(session.texts[index], "dim"))
-    numbers: Iterator[int] = iter(range(sys.maxsize))
+    numbers = itertools.count()
     decoded = stream(session, index, lambda _, step: out.print(_trace_line(session, next(numbers), step, out)))
     out.print()
     return decoded
@@ -68,42 +97,29 @@ def _trace_line(session: Session, number: int, step: Round, out: Console) -> Tex
     return terminal.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
 
 
-def _exchange(session: Session, prompt: str, settled: str, fresh: str, note: Text | None = None) -> Any:
-    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, note)
+def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Text | None = None) -> RenderableType:
+    """A prompt and the text that answers it so far, the newest part of it lit up."""
+    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, last)
 
 
-def exchange(prompt: str, settled: str, fresh: str, continues: bool, note: Text | None = None) -> RenderableType:
-    """A prompt and the text that answers it so far, the newest part of it lit up.
+def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
+    """A prompt, what is generated of it (`fresh` by the last round), and a last line.
 
-    Args:
-        prompt, settled, fresh: the prompt, the older part of the text, the part that the last round brought.
-        continues: whether the text goes on where the prompt ends (a decoder-only model) or answers it.
-        note: a last line.
+    Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
     """
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1)
     text = Text.assemble(settled, (fresh, "bold cyan"))
+    task = re.match(r"translate (\w+) to (\w+): ", prompt)
     if continues:
         grid.add_row("text", Text.assemble((prompt, "dim"), text))
     else:
-        source, answer, body = labels(prompt)
-        grid.add_row(source, Text(body, "dim"))
+        source, answer = (task[1], task[2]) if task else ("prompt", "answer")
+        if prompt.startswith("summarize: "):
+            source, answer = "text", "summary"
+        grid.add_row(source, Text(prompt[task.end() :] if task else prompt.removeprefix("summarize: "), "dim"))
         grid.add_row(answer, text)
-    if note is not None:
-        grid.add_row("", note)
+    if last is not None:
+        grid.add_row("", last)
     return grid
-
-
-def labels(prompt: str) -> tuple[str, str, str]:
-    """What to call a prompt and its answer, and the prompt without its task prefix, if that is one of T5's.
-
-    >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
-    (('English', 'German', 'A new cat.'), ('text', 'summary'))
-    """
-    task = re.match(r"translate (\w+) to (\w+): ", prompt)
-    if task:
-        return task[1], task[2], prompt[task.end() :]
-    if prompt.startswith("summarize: "):
-        return "text", "summary", prompt.removeprefix("summarize: ")
-    return "prompt", "answer", prompt

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, options
+from jaxspec.cli import console, names, options
 from jaxspec.cli.options import Json, NewTokens, Seed
 
 DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts
@@ -22,9 +22,9 @@ def verify(
     steps: Annotated[int, options.number("Tokens whose joint distribution is enumerated.", least=2)] = 3,
     seed: Seed = 0,
     target: Annotated[str, options.text("MODEL", "Also test a real pair: its target,")] = "",
-    draft: Annotated[str, options.text("MODEL", "and its drafter.")] = "",
+    draft: Annotated[str, options.text("MODEL", "and its drafter.", "--draft", "-d")] = "",
     count: Annotated[int, options.number("Held-out prompts of a pair's greedy texts.")] = 16,
-    new_tokens: NewTokens = 48,
+    max_new_tokens: NewTokens = 48,
     sampled: Annotated[int, options.number("How many of the prompts (the shortest) to sample after.")] = 3,
     draws: Annotated[int, options.number("Samples per rule, temperature and prompt.")] = 1024,
     as_json: Json = False,
@@ -34,9 +34,8 @@ def verify(
     The joint distribution of the first tokens is enumerated on small table models, with drafters of three kinds; the
     distance is the total variation, the most by which any event's probability is off. An inexact rule is tested for its
     bound. Of a real pair, greedy texts are compared with plain decoding's in float32 and bfloat16, and every rule's
-    samples at temperatures 0.7 and 1 with the target's distribution, or the rule's bound.
-
-    Ends with code 1 if a rule is not what it promises, or a pair's float32 texts or samples are off.
+    samples at temperatures 0.7 and 1 with the target's distribution, or the rule's bound. The exit code is 1 if a rule
+    is not what it promises, or a pair's float32 texts or samples are off.
 
     \b
         jaxspec verify
@@ -54,7 +53,8 @@ def verify(
             doing(f"enumerating {entry.rule.name}")
             found["rules"].append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
         if target:
-            found["pair"] = of_pair(target, draft, amount, doing, count=count, gamma=gamma, max_new_tokens=new_tokens)
+            asked = {"gamma": gamma, "max_new_tokens": max_new_tokens}
+            found["pair"] = of_pair(target, draft, amount, doing, count=count, **asked)
     if as_json:
         print(json.dumps(found))
     else:
@@ -63,13 +63,13 @@ def verify(
         raise typer.Exit(1)
 
 
-def of_pair(target: str, draft: str, amount: Any, doing: Any, *, count: int, **options_: Any) -> dict[str, Any]:
+def of_pair(target: str, draft: str, amount: Any, doing: Any, *, count: int, **asked: Any) -> dict[str, Any]:
     """Greedy texts of a pair in each dtype, and samples of every rule in float32."""
     from jaxspec.analysis.measure import fits, numerics
 
     greedy, jobs = {}, {}
     for dtype in DTYPES:
-        jobs[dtype] = options.pair_job(target, draft, dtype, None, count, **options_)
+        jobs[dtype] = names.pair_job(target, draft, dtype, None, count, **asked)
         doing(f"greedy, {dtype}")
         greedy[dtype] = numerics.summary(jobs[dtype])
     samples = fits.of_rules(jobs["float32"], amount, doing)
@@ -97,13 +97,13 @@ def _show(found: dict[str, Any], out: Console) -> None:
         about = f"{samples['prompts']} prompts, {samples['draws']} draws of two tokens after each"
         out.print(Text(f"\n{pair['target']} with {pair['draft']}:", "bold"))
         out.print(_numerics_table(pair["numerics"]))
-        out.print(_samples_table(samples["tests"], f"samples against the target's distribution: {about}"))
+        out.print(_samples_table(samples["tests"], f"Samples against the target's distribution: {about}"))
         out.print(
-            f"p is the least of a rule's p-values, all {len(samples['tests'])} corrected for their number (Holm): χ² "
-            "tests of fit, and for inexact rules binomial tests of their bound. Below "
-            f"{samples['false_alarm']:g} is hardly chance. Intervals are Clopper and Pearson's, for the probability of "
-            f"the {FREQUENT} likeliest first tokens of each test; all of them together hold it with "
-            f"{samples['confidence']:.0%} confidence (Bonferroni)."
+            f"p: the least p-value of a rule, corrected for all {len(samples['tests'])} tests (Holm): χ² tests of fit, "
+            "or of an inexact rule binomial tests of its bound. "
+            f"Below {samples['false_alarm']:g} is hardly chance. Intervals (Clopper and Pearson) are for the "
+            f"probability of each test's {FREQUENT} likeliest first tokens; all together hold it with "
+            f"{samples['confidence']:.0%} confidence."
         )
 
 
@@ -112,25 +112,26 @@ def _verdict(right: bool) -> Text:
 
 
 def _numerics_table(numerics: dict[str, Any]) -> Table:
-    heads = ["same text", "first mismatch: prompt", "new token", "top-two margin there", "largest such margin"]
-    table = console.table(heads, first="greedy", title="greedy texts against plain decoding's, margins in nats")
+    heads = ["same\ntext", "first mismatch:\nprompt, token", "top-two\nmargin there", "largest\nsuch margin"]
+    table = console.table(heads, first="greedy", title="Greedy texts against plain decoding's, margins in nats")
     for dtype, found in numerics.items():
-        cells, first = ["none", "–", "–", "–"], found["first"]
+        first, cells = found["first"], ["none", "–", "–"]
         if first is not None:
             margins = f"{first['top_two_margin']:.3g}", f"{found['largest_top_two_margin']:.3g}"
-            cells = [str(first["row"]), str(first["position"]), *margins]
+            cells = [f"{first['row']}, {first['position']}", *margins]
         table.add_row(dtype, f"{found['same']} of {found['prompts']}", *cells)
     return table
 
 
 def _samples_table(tests: list[dict[str, Any]], title: str) -> Table:
     """A line for each rule and temperature: its worst p-value, and its likely token that is farthest off."""
-    heads = ["T", "accepted", "p", "farthest token: target", "interval", "intervals that hold it", "verdict"]
+    heads = ["T", "accepted", "p", "farthest\ntoken", "its\ninterval", "hold it", "verdict"]
     table = console.table(heads, first="rule", title=title)
-    named = {(test["temperature"], test["rule"] + ("" if test["exact"] else ", inexact")): [] for test in tests}
-    for test in tests:
-        named[test["temperature"], test["rule"] + ("" if test["exact"] else ", inexact")].append(test)
-    for (temperature, name), group in sorted(named.items(), key=lambda item: item[0][0]):
+    key = lambda test: (test["temperature"], test["rule"] + ("" if test["exact"] else ", inexact"))  # noqa: E731
+    groups: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for test in sorted(tests, key=lambda test: test["temperature"]):
+        groups.setdefault(key(test), []).append(test)
+    for (temperature, name), group in groups.items():
         accepted = sum(test["acceptance_rate"] for test in group) / len(group)
         tokens = list(itertools.chain(*(test["frequent"] for test in group)))
         cells = ["–", "–", "–"]

@@ -15,6 +15,8 @@ from jaxspec.decode import display, loop, stopping
 from jaxspec.decode.request import Job, Prompts, prepare
 from jaxspec.warp import SamplingOptions
 
+SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -34,6 +36,9 @@ class Generation:
         >>> prompt = jaxspec.Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2]))
         >>> model = table_model(jax.random.key(1), vocab=5)
         >>> out = jaxspec.generate(model, prompt, drafter=model, gamma=3, max_new_tokens=9)
+        >>> out
+        Generation of 9 tokens, rows: 1, rounds: 2 (4.00 tokens a round after each row's first)
+          0: ids [3, 2, 3, 0, 1, 1, 3, 2, 3]
         >>> {name: out.records()[0][name] for name in ("emitted", "rounds", "tokens_per_round")}
         {'emitted': 9, 'rounds': 2, 'tokens_per_round': 4.0}
         >>> json.loads(json.dumps(out.to_dict())) == out.to_dict()
@@ -60,6 +65,15 @@ class Generation:
 
     def _repr_html_(self) -> str:
         return display.page(self)
+
+    def __repr__(self) -> str:
+        """A line for all rows, and one for each of the first; the fields have the rest."""
+        rounds, later = int(np.sum(self.stats.rounds)), int(np.sum(self.stats.emitted)) - len(self.lengths)
+        texts = self.texts or [f"ids {row[:n].tolist()}" for row, n in zip(self.tokens, self.lengths, strict=True)]
+        rate = f"{later / max(rounds, 1):.2f} tokens a round after each row's first"
+        lines = [f"Generation of {int(np.sum(self.lengths))} tokens, rows: {len(texts)}, rounds: {rounds} ({rate})"]
+        lines += [f"  {i}: {text[:WIDE]}{' ...' * (len(text) > WIDE)}" for i, text in enumerate(texts[:SHOWN])]
+        return "\n".join([*lines, *[f"  and {len(texts) - SHOWN} more"] * (len(texts) > SHOWN)])
 
 
 @dataclasses.dataclass(frozen=True)

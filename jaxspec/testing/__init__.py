@@ -6,7 +6,7 @@ emits.
 
 from jaxspec.testing.bounds import excess
 from jaxspec.testing.certificate import certify, certify_job, decoder_distribution, total_variation, with_sampler
-from jaxspec.testing.tables import SequenceDistribution, plain_distribution, table_model, table_model_from
+from jaxspec.testing.tables import SequenceDistribution, plain_distribution, table_job, table_model, table_model_from
 from jaxspec.testing.words import word_tokenizer
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "decoder_distribution",
     "excess",
     "plain_distribution",
+    "table_job",
     "table_model",
     "table_model_from",
     "total_variation",

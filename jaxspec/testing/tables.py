@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import buffers
 from jaxspec.base import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler
+
+if TYPE_CHECKING:
+    from jaxspec.decode.request import Job
 
 SequenceDistribution = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
 
@@ -257,3 +260,16 @@ def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N 
     if new.shape[1] == 0:
         return first.logits
     return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)
+
+
+def table_job(**options: Any) -> Job:
+    """A small job for examples: two table models over five tokens, two prompts, greedy; `options` are `prepare`'s.
+
+    >>> table_job(gamma=2).prompt.length.tolist()
+    [2, 1]
+    """
+    from jaxspec.decode.request import prepare
+
+    target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
+    prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+    return prepare(target, prompt, **{"drafter": draft} | options)

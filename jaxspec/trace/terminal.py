@@ -37,6 +37,8 @@ def trace_line(number: int, before: str, accepted: str, rejected: str, own: str,
 
     >>> trace_line(3, "Das ist", " ein", " Haus", " Hund", width=60, colour=False).plain
     '  3  Das ist| ein[- Haus-]{+ Hund+}'
+    >>> trace_line(3, "Das ist", "", " ", ".", width=60, colour=False).plain  # a space was drafted
+    '  3  Das ist[-␣-]{+.+}'
     """
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{number:>3}  ", "dim")
@@ -66,6 +68,7 @@ def legend(colour: bool) -> Text:
 
 
 def _append(line: Text, text: str, style: str, marks: tuple[str, str] | None) -> None:
+    text = text if text.strip(" ") else "␣" * len(text)  # a token that is a space is to be seen
     if marks:
         line.append(f"{marks[0]}{text}{marks[1]}")
         return

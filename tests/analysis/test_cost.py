@@ -190,4 +190,4 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
     assert sampled == [True, False, True]  # a search draws nothing
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
     assert cost.search_cost(job.replace(drafter=both)) == 0
-    assert cost.draft_token_cost(job.replace(drafter=both)) == 0.25
+    assert cost.policy_costs(job.replace(drafter=both))["c"] == 0.25

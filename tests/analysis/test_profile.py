@@ -57,7 +57,6 @@ def job():
 
 def test_a_profile_is_taken_and_read():
     found = profile.passes(job())
-    assert found["instructions"] > 0
     if "refused" not in found:
         assert found["kernels_per_pass"] > 0 and 0 < found["busy"] <= 1
         assert sum(one["share"] for one in found["largest"]) <= 1 + 1e-9
@@ -69,5 +68,5 @@ def test_a_refused_profile_is_no_failure(monkeypatch):
 
     monkeypatch.setattr(jax.profiler, "trace", refuse)
     found = profile.passes(job())
-    assert found["refused"] == "RuntimeError: CUPTI is not to be had" and found["instructions"] > 0
+    assert found["refused"] == "RuntimeError: CUPTI is not to be had"
     assert "No profile could be had" in profile.advice(found, 1.0, 10.0, 0.1)

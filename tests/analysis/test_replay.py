@@ -54,8 +54,7 @@ def every_text(temperature):
     many = Prompt(jnp.tile(ONE.tokens, (len(texts), 1)), jnp.tile(ONE.length, len(texts)))
     logits = [acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)]
     flat = [np.asarray(side).reshape(-1, VOCAB) for side in logits]
-    manifest = {"temperature": temperature}
-    return replay.LogitTrace(manifest, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
+    return replay.LogitTrace(temperature, np.full(len(texts), STEPS), texts.reshape(-1), *flat), chances
 
 
 def rounds_of(rule, gamma, temperature, whole):
@@ -124,10 +123,9 @@ PROMPTS = Prompt(jax.random.randint(jax.random.key(5), (ROWS, 3), 0, BIG), jnp.f
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stores")
+def stores():
     job = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
-    return {t: replay.collect(folder / f"{t}", job.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
+    return {t: replay.collect(job.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
 
 
 def decoded(rule, temperature, gamma=4):
@@ -211,30 +209,15 @@ def test_another_temperature_is_reached_by_weights(stores):
     assert moved.improvement(0.1, 1.2) == pytest.approx((1 + moved.accepted.value) / 1.4)
 
 
-def test_a_store_is_read_as_it_was_written(stores, tmp_path):
+def test_a_trace_is_the_targets_text_and_both_logits():
     options = dict(temperature=0.7, max_new_tokens=5, key=jax.random.key(6))
-    made = replay.collect(tmp_path / "a" / "store", prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
-    again = replay.open_trace(tmp_path / "a" / "store")
-    assert again.manifest == made.manifest and isinstance(again.target, np.memmap)
-    assert again.manifest["rows"] == ROWS and again.manifest["positions"] == 5 * ROWS == len(again.tokens)
+    made = replay.collect(prepare(WORDS, PROMPTS, drafter=NEAR, **options), batch=40)
+    assert made.temperature == 0.7 and len(made.tokens) == 5 * ROWS and isinstance(made.target, np.memmap)
     text = jaxspec.generate(WORDS, PROMPTS, **options).tokens
-    np.testing.assert_array_equal(again.tokens.reshape(ROWS, 5), text)
+    np.testing.assert_array_equal(made.tokens.reshape(ROWS, 5), text)
     last = PROMPTS.tokens[:, -2:]
-    np.testing.assert_array_equal(again.target[::5], WORDS.params[last[:, 0], last[:, 1]])
-    np.testing.assert_array_equal(again.draft[::5], NEAR.params[last[:, 0], last[:, 1]])
-
-
-def test_nothing_is_left_of_a_recording_that_fails(tmp_path):
-    def fail(rows):
-        raise RuntimeError("disk full")
-
-    job = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=3)
-    with pytest.raises(RuntimeError, match="disk full"):
-        replay.collect(tmp_path / "store", job, advance=fail)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "store").mkdir()
-    with pytest.raises(FileExistsError, match="is there already"):
-        replay.collect(tmp_path / "store", job)
+    np.testing.assert_array_equal(made.target[::5], WORDS.params[last[:, 0], last[:, 1]])
+    np.testing.assert_array_equal(made.draft[::5], NEAR.params[last[:, 0], last[:, 1]])
 
 
 def test_what_cannot_be_answered(stores):
@@ -246,6 +229,6 @@ def test_what_cannot_be_answered(stores):
         replay.evaluate(stores[0.0], accept.lenient(0.5), gamma=2)
     job = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
     with pytest.raises(ValueError, match="of a temperature alone"):
-        replay.collect("nowhere", job)
+        replay.collect(job)
     with pytest.raises(ValueError, match="acceptance_ratio"):
         replay.evaluate(stores[0.7], accept.rejection()._replace(acceptance_ratio=None), gamma=2)

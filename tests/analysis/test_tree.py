@@ -89,7 +89,7 @@ def trace_of(p, q):
     """A text in which every token follows the same two distributions."""
     tokens = np.tile(np.arange(4, dtype=np.int32), SAME)
     logits = [np.broadcast_to(np.log(np.maximum(x, 1e-30)), (len(tokens), 4)).astype(np.float32) for x in (p, q)]
-    return replay.LogitTrace({"temperature": 1.0}, np.array([len(tokens)]), tokens, *logits)
+    return replay.LogitTrace(1.0, np.array([len(tokens)]), tokens, *logits)
 
 
 def by_enumeration(children, sample, fixed=()):
@@ -152,7 +152,7 @@ def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     texts = [row[:n] for row, n in zip(out.tokens, out.lengths, strict=True)]
     logits = [np.asarray(model.params)[before(prompts, texts)] for model in (target, draft)]
     counts = np.array([len(text) for text in texts])
-    trace = replay.LogitTrace({"temperature": 0.0}, counts, np.concatenate(texts).astype(np.int32), *logits)
+    trace = replay.LogitTrace(0.0, counts, np.concatenate(texts).astype(np.int32), *logits)
     again = tree_replay.tokens_per_round(shape, tree_replay.ratios_of(trace, "top", 3), counts)
     assert again.value == pytest.approx(float(measured))
 

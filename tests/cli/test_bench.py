@@ -14,7 +14,7 @@ from jaxspec.cli.main import app
 from jaxspec.families import t5
 from jaxspec.nets.t5 import T5Config
 
-SMALL = ("--rows", "2", "--count", "2", "--new-tokens", "8", "--repeats", "1", "--tasks", "translation")
+SMALL = ("--rows", "2", "--count", "2", "--max-new-tokens", "8", "--repeats", "1", "--task", "translation")
 ONE = Spread(1.0, 1.0, 1.0)
 
 
@@ -29,7 +29,7 @@ def run(loading):
 
 
 def test_drafters_and_policies(run, tmp_path):
-    axes = ("--drafters", "debian-t5-small,prompt_lookup+debian-t5-small", "--gammas", "2", "--policies", "adaptive")
+    axes = ("--draft", "debian-t5-small,prompt_lookup+debian-t5-small", "--gamma", "2", "--policy", "adaptive")
     asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
     found = json.loads(run(*asked, "--json"))
     rows = [bench.row.from_json(row) for row in found["rows"]]
@@ -48,7 +48,7 @@ def test_drafters_and_policies(run, tmp_path):
 def test_random_shapes_alone(loading, monkeypatch, tmp_path):
     tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
-    asked = ["bench", "--target", "random:tiny-t5", "--drafters", "none", *SMALL[:-2], "--also", "memory"]
+    asked = ["bench", "--target", "random:tiny-t5", "--draft", "none", *SMALL[:-2], "--also", "memory"]
     asked += ["--resume", str(tmp_path / "rows.jsonl")]
     (row,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["rows"]
     assert "Peak memory, MB: process" in CliRunner().invoke(app, asked).stdout
@@ -64,7 +64,7 @@ def test_a_peer_that_disagrees_is_an_error(run, monkeypatch):
 
     asked = []
     monkeypatch.setattr(transformers, "decode", decode)
-    text = run(*SMALL, "--peer", "transformers", "--gammas", "2", "--batches", "1,2", code=1)
+    text = run(*SMALL, "--peer", "transformers", "--gamma", "2", "--batch", "1,2", code=1)
     assert asked == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
     assert "0 of 2 greedy texts" in text and "times the speed of transformers" in " ".join(text.split())
 
@@ -79,11 +79,11 @@ def test_the_papers_rows(loading, monkeypatch, zoo):
     monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
     monkeypatch.setattr(bench, "run", lambda *_, **__: iter([row._replace(environment=about)]))
-    shown = CliRunner().invoke(app, ["bench", "--paper", "--rows", "8", "-n", "128", "--dtypes", "bfloat16"])
+    shown = CliRunner().invoke(app, ["bench", "--paper", "--rows", "8", "-n", "128", "--dtype", "bfloat16"])
     assert shown.exit_code == 0, shown.output
     assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
     assert "translation" in shown.output and "3.4" in shown.output
-    monkeypatch.setattr(paper, "load_in_a_fresh_process", lambda *given: str(given))
+    monkeypatch.setattr("jaxspec.analysis.measure.loading.in_fresh_processes", lambda *given: str(given))
     shown = CliRunner().invoke(app, ["bench", "--target", "random:tiny", "--loading", "folder"])
     assert "('tiny', 'float32'" in shown.output.replace("\n", "")
 
@@ -91,7 +91,7 @@ def test_the_papers_rows(loading, monkeypatch, zoo):
 PAGE = """Before.
 
 ```console
-$ jaxspec bench --gammas 3
+$ jaxspec bench --gamma 3
 $ jaxspec measure --table 5
 ```
 
@@ -108,7 +108,7 @@ def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "printed", lambda command, store: asked.append(command) or f"table of {command}\n")
     (tmp_path / "page.md").write_text(PAGE)
     results.fill(tmp_path / "page.md", tmp_path / "rows.jsonl")
-    assert asked == ["jaxspec bench --gammas 3", "jaxspec measure --table 5"]
+    assert asked == ["jaxspec bench --gamma 3", "jaxspec measure --table 5"]
     tables = "\n".join(f"table of {command}\n" for command in asked)
     assert (tmp_path / "page.md").read_text() == PAGE.replace("old\n", f"\n{tables}\n")
     with pytest.raises(ValueError, match="needs --resume"):
@@ -120,5 +120,5 @@ def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
 
 def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
     monkeypatch.setattr(results.sys, "executable", "false")
-    with pytest.raises(OSError, match="jaxspec bench --gammas x: ended with 1"):
-        results.printed("jaxspec bench --gammas x", tmp_path / "rows.jsonl")
+    with pytest.raises(OSError, match="jaxspec bench --gamma x: ended with 1"):
+        results.printed("jaxspec bench --gamma x", tmp_path / "rows.jsonl")

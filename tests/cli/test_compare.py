@@ -32,7 +32,7 @@ def ours(**changed):
 @pytest.mark.slow
 def test_a_comparison_really_measures(report, monkeypatch):
     monkeypatch.setattr(compare, "REPEATS", 2)
-    found = report("--compare", "--policy", "heuristic", "--batch")["compare"]
+    found = report("--compare", "--policy", "heuristic", "--batch", "2")["compare"]
     plain, speculative = found["plain"], found["speculative"]
     assert speculative["same_text"] == speculative["texts"] == plain["texts"] == 2
     assert speculative["batch"] == 2 and speculative["policy"] == "heuristic" and len(plain["seconds"]) == 2

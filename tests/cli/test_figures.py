@@ -21,7 +21,7 @@ MEASURED = ["landscape", "decomposition", "figure-5"]
 @pytest.fixture
 def run(loading, tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "ROUNDS", 200)
-    few = ["--count", "2", "--new-tokens", "12", "--gamma", "2", "--repeats", "1"]
+    few = ["--count", "2", "--max-new-tokens", "12", "--gamma", "2", "--repeats", "1"]
     return lambda *arguments: CliRunner().invoke(app, ["figures", "--out", str(tmp_path / "out"), *few, *arguments])
 
 

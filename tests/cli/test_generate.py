@@ -104,31 +104,30 @@ def test_what_is_piped_in_is_decoded(report):
     assert report("-", input=f"{PROMPT}\n\n{PROMPT}")["prompts"] == [PROMPT, PROMPT]
 
 
-@pytest.mark.parametrize("mode", [(), ("--batch",)])
+@pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_text_and_counts_are_printed(mode, report, run):
     found, shown = report(), run(*mode)
     assert "English" in shown
     for text in found["texts"]:
         assert text in shown
-    assert "target" in shown
-    assert f"{found['stats']['total']['drafted']}" in shown
-    assert "the work of" in shown
+    assert f"of {found['stats']['total']['drafted']} drafted" in " ".join(shown.split())
+    assert "2 of them, each prompt's first, by reading the prompts" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([""], "prompt 0 is empty"),
-        (["a", "--gamma", "-1"], "gamma is -1"),
-        (["a", "-n", "0"], "max_new_tokens is 0"),
-        (["a", "-t", "-1"], "temperature is -1"),
+        (["a", "--gamma", "-1"], "--gamma is -1"),
+        (["a", "-n", "0"], "--max-new-tokens is 0"),
+        (["a", "-t", "-1"], "--temperature is -1"),
         (["a", "-t", "nan"], "temperature is nan"),
-        (["a", "--top-p", "0", "-t", "1"], "top_p is 0"),
-        (["a", "--top-p", "1.5", "-t", "1"], "top_p is 1.5"),
-        (["a", "--top-k", "0", "-t", "1"], "top_k is 0"),
-        (["a", "--min-p", "2", "-t", "1"], "min_p is 2"),
-        (["a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
-        (["a", "--ban", "99"], "banned has 99"),
+        (["a", "--top-p", "0", "-t", "1"], "--top-p is 0"),
+        (["a", "--top-p", "1.5", "-t", "1"], "--top-p is 1.5"),
+        (["a", "--top-k", "0", "-t", "1"], "--top-k is 0"),
+        (["a", "--min-p", "2", "-t", "1"], "--min-p is 2"),
+        (["a", "--repetition-penalty", "0"], "--repetition-penalty is 0"),
+        (["a", "--ban", "99"], "--ban has 99"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
         (["a", "--target", "stranger"], "needs a --draft"),
@@ -136,14 +135,15 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--draft", "stranger"], "different tokenizers"),
         (["a", "--draft", "debian-gpt-small"], "both must be of one kind"),
         (["das " * 600, "--target", "debian-gpt-base"], "positions"),
-        (["a", "--file", "b"], "expected one of them"),
-        (["--file", "/no/such/file"], "/no/such/file: No such file"),
+        (["a", "--prompts", "b"], "expected one of them"),
+        (["--prompts", "/no/such/file"], "/no/such/file: No such file"),
         (["-"], "standard input holds no prompt"),
         (["a", "--compare", "--draft", "none"], "--compare"),
         (["a", "--compare", "--gamma", "0"], "--compare"),
         (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
         (["a", "--chat"], "debian-t5-base has no chat template. Leave out --chat"),
+        (["a", "--rule", "clever"], "--rule has 'clever': expected one of rejection"),
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of constant, heuristic"),
         (["a", "--policy", "constant"], "constant=3"),
         (["a", "--policy", "confidence=high"], "'high' is not a number"),
@@ -160,4 +160,4 @@ def test_logits_that_are_not_finite_are_refused(refused):
 def test_a_file_that_is_no_text(tmp_path, refused):
     file = tmp_path / "prompts.bin"
     file.write_bytes(b"\xff\xfe\x00")
-    assert "is not UTF-8 text" in refused("--file", str(file))
+    assert "is not UTF-8 text" in refused("--prompts", str(file))

@@ -10,17 +10,17 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis import bench
 from jaxspec.analysis.bench import expected, model_card, paper, runner
 from jaxspec.analysis.bench.row import Rate, Row
-from jaxspec.analysis.measure import cost, rules, synthetic, timing
+from jaxspec.analysis.measure import rules, synthetic, timing
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
 
-FEW = ["--count", "2", "--rows", "1", "--new-tokens", "12", "--repeats", "1", "--gammas", "2"]
+FEW = ["--count", "2", "--rows", "1", "--max-new-tokens", "12", "--repeats", "1", "--gamma", "2"]
 
 
 @pytest.fixture
 def run(loading, monkeypatch, tmp_path):
     monkeypatch.setattr(expected, "MOST", 2)
-    monkeypatch.setattr(cost, "REPEATS", 1)
+    monkeypatch.setattr(runner, "PLANNING", 1)
     file = tmp_path / "prompts.txt"
     file.write_text("der Hund\ndie Katze sah\n", encoding="utf-8")
 
@@ -37,7 +37,7 @@ def rows_of(result):
 
 @pytest.mark.slow
 def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
-    asked = ["--rules", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
+    asked = ["--rule", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
     _, strict, lenient = rows_of(run(*asked, "--json"))
     assert strict.alpha.low <= strict.alpha.value <= strict.alpha.high and strict.alpha.value <= lenient.alpha.value
     assert strict.same_text == strict.texts == 1 and lenient.same_text is None
@@ -60,7 +60,7 @@ def test_one_prompt_has_no_interval(run, tmp_path):
 @pytest.mark.slow
 def test_without_speed_nothing_is_timed(run, monkeypatch):
     monkeypatch.setattr(timing, "interleave", lambda *_: pytest.fail("timed"))
-    result = run("--no-speed", "--drafters", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
+    result = run("--no-speed", "--draft", "bigram,prompt_lookup", "--markdown", few=[*FEW[:-1], "plan"])
     assert result.exit_code == 0, result.output
     assert "| bigram " in result.stdout and "one of" in result.stdout
 
@@ -91,7 +91,7 @@ def test_what_verdicts_cost(loading, monkeypatch):
     monkeypatch.setattr(rules, "LARGE", 12)
     monkeypatch.setattr(synthetic, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
     monkeypatch.setattr(rules.catalogue, "RULES", some)
-    small = ("--batches", "2", "--gammas", "2", "--repeats", "2")
+    small = ("--batch", "2", "--gamma", "2", "--repeats", "2")
     result = CliRunner().invoke(app, ["measure", "--rule-costs", *small, "--markdown"])
     assert result.exit_code == 0, result.output
     assert result.stdout.count("| block ") == 2 and "batch 2, V = 12" in result.stdout
@@ -105,7 +105,7 @@ def test_a_model_card(run, monkeypatch, tmp_path, zoo):
     monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})
     monkeypatch.setattr(model_card.quality, "check", lambda: None)
     monkeypatch.setattr(model_card, "GAMMAS", (2,))
-    asked = ["measure", "--card", str(tmp_path), "--count", "2", "--new-tokens", "12"]
+    asked = ["measure", "--card", str(tmp_path), "--count", "2", "--max-new-tokens", "12"]
     found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["tasks"]
     assert [(one["task"], one["quality"]) for one in found] == [("translation", [2.0, 2.0]), ("synopsis", None)]
     assert [row["temperature"] for row in found[0]["rows"] if row["drafter"]] == [0.0, 1.0]

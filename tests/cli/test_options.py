@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxspec import warp
-from jaxspec.cli import main, options
+from jaxspec.cli import main, names, options
 from jaxspec.cli.options import integers
 from jaxspec.warp.options import OPTIONS
 
@@ -34,30 +33,30 @@ def test_what_is_given_arrives_as_one_argument():
         found.append((a, sampling))
 
     found = []
-    command(2, temperature=0.0, top_k=None)
-    assert found == [(2, {"temperature": 0.0})]
-    assert options.sampling_settings({"top_k": 3}).keys() <= set(warp.SamplingOptions.__annotations__)
+    command(a=2, temperature=0.0, top_k=None)
+    command()
+    assert found == [(2, {"temperature": 0.0}), (1, {})]
 
 
 def test_drafters_over_other_vocabularies():
-    assert options.drafter("trim=512:debian-t5-small", "float32").params.to_target.shape == (512,)
-    target = options.drafter("debian-t5-base", "float32")
-    shared = options.drafter("share:debian-t5-small", "float32", target=target)
+    assert names.drafter("trim=512:debian-t5-small", names.model).params.to_target.shape == (512,)
+    target = names.model("debian-t5-base")
+    shared = names.drafter("share:debian-t5-small", names.model, target)
     assert shared.params.to_target.tolist() == list(range(target.lm.vocab_size))
     for name in ("trim=few:debian-t5-small", "trim:debian-t5-small"):
         with pytest.raises(ValueError, match="expected trim=NUMBER:NAME"):
-            options.drafter(name, "float32")
+            names.drafter(name, names.model)
     with pytest.raises(ValueError, match="expected a model after the colon"):
-        options.drafter("share:prompt_lookup", "float32")
+        names.drafter("share:prompt_lookup", names.model)
 
 
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
-    assert options.drafter("token_recycling", "float32").functions.tree == (32, 4)
+    assert names.drafter("token_recycling", names.model).functions.tree == (32, 4)
     for name, expected in (
         ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
         ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),
         ("sequences=a:debian-gpt-small", "sequences=4:NAME"),
     ):
         with pytest.raises(ValueError, match=f"the drafter is '{name}': expected .* or {expected}"):
-            options.drafter(name, "float32")
+            names.drafter(name, names.model)

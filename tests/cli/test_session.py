@@ -7,7 +7,7 @@ from jaxspec import model
 from jaxspec.analysis.measure import cost
 
 
-@pytest.mark.parametrize("mode", [(), ("--batch",)])
+@pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_rounds_are_reported_whole(mode, report):
     found = report("--trace", "-t", "1", *mode)
     for rounds, tokens, count in zip(found["rounds"], found["tokens"], found["stats"]["rounds"], strict=True):
@@ -19,7 +19,7 @@ def test_rounds_are_reported_whole(mode, report):
 
 
 def test_a_samples_text_depends_on_the_seed_alone(report):
-    one, batch, other = report("-t", "1"), report("-t", "1", "--batch"), report("-t", "1", "--seed", "1")
+    one, batch, other = report("-t", "1"), report("-t", "1", "--batch", "2"), report("-t", "1", "--seed", "1")
     assert one["tokens"] == batch["tokens"]
     assert one["tokens"] != other["tokens"]
 

@@ -14,7 +14,7 @@ from jaxspec.cli.main import app
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small")
-FEW = ("--count", "3", "--new-tokens", "8", "--sampled", "2", "--draws", "256")
+FEW = ("--count", "3", "--max-new-tokens", "8", "--sampled", "2", "--draws", "256")
 
 
 def verify(*options):

@@ -4,9 +4,11 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import accept, datastore, drafters
-from jaxspec.analysis.bench import row as rows
+from jaxspec.accept import catalogue
+from jaxspec.analysis.bench.row import Row
+from jaxspec.analysis.bench.table import Column
 from jaxspec.analysis.measure import synthetic
-from jaxspec.cli import options, prompts, workload
+from jaxspec.cli import names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
 
@@ -14,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("loading")
 
 
 def test_every_combination_is_a_setting(zoo):
-    work = Workload(drafters="debian-t5-small,prompt_lookup", gammas="1,plan", temperatures="0,1", tasks="translation")
-    target, settings = settings_of(work._replace(policies="adaptive,confidence=0.5", batches="1,4", count=3, rows=2))
+    work = Workload(draft="debian-t5-small,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
+    target, settings = settings_of(work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2))
     assert target is zoo["debian-t5-base"] and len(settings) == 2 * 2 * 2 * (2 + 2)
     assert {one.drafter_name for one in settings} == {"debian-t5-small", "prompt_lookup"}
     assert {(one.policy_label, one.gamma) for one in settings} == {
@@ -26,7 +28,7 @@ def test_every_combination_is_a_setting(zoo):
 
 
 def test_plain_decoding_and_tasks_in_their_order():
-    _, settings = settings_of(Workload(drafters="none", count=2, new_tokens=5, full_length=True))
+    _, settings = settings_of(Workload(draft="none", count=2, max_new_tokens=5, full_length=True))
     assert [(one.task.name, one.is_plain, one.task.ends) for one in settings] == [
         ("translation", True, False),
         ("synopsis", True, False),
@@ -34,24 +36,15 @@ def test_plain_decoding_and_tasks_in_their_order():
 
 
 def test_rules_by_their_names_and_numbers():
-    _, settings = settings_of(Workload(rules="lenient=1,lenient=0.3,block,typical", tasks="translation"))
+    _, settings = settings_of(Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation"))
     assert [one.rule for one in settings] == [
         accept.rejection(),
         accept.lenient(0.3),
         accept.block(),
         accept.typical(0.09, 0.3),
     ]
-    assert [rule.name for rule in workload._rules("all")] == [
-        "rejection",
-        "block",
-        "traversal",
-        "k_seq",
-        "coupled",
-        "exact_match",
-        "classical_rejection",
-        "lenient(0.5)",
-        "typical(0.09, 0.3)",
-    ]
+    every = settings_of(Workload(rule="all", task="translation", gamma="2"))[1]
+    assert [one.rule for one in every] == [entry.rule for entry in catalogue.RULES.values()]
 
 
 def test_random_and_unrounded_models(zoo, monkeypatch):
@@ -67,7 +60,7 @@ def test_random_and_unrounded_models(zoo, monkeypatch):
         "jaxspec.model.load", lambda name, dtype, mesh=None: loaded.append(dtype) or zoo["debian-t5-base"]
     )
     monkeypatch.setattr("jaxspec.weights.orbax.cast", lambda params, dtype: (params, dtype))
-    made = workload.model("unrounded:debian-t5-base", "bfloat16", Workload(), 0, 0)
+    made = names.model("unrounded:debian-t5-base", "bfloat16")
     assert made.params == (drawn, "bfloat16") and loaded == ["int8", "bfloat16"]
 
 
@@ -75,7 +68,7 @@ def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
     target = zoo["debian-t5-base"]
     everything, rest = prompts.references(target, 0), prompts.references(target, 200)
     assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
-    _, (setting,) = settings_of(Workload(drafters="bigram", tasks="translation", count=298))
+    _, (setting,) = settings_of(Workload(draft="bigram", task="translation", count=298))
     assert setting.drafter_name == "bigram" and setting.drafter.lm.vocab_size == target.lm.vocab_size
 
 
@@ -89,27 +82,27 @@ def test_prompts_from_files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "text", "--prompts", "a.txt"], "got --tasks and --prompts"),
-        (["--tasks", "poems"], "expected one of translation, synopsis, edit, text"),
-        (["--gammas", "2,x"], "--gammas has 'x'"),
-        (["--gammas", "0"], "--gammas has '0'"),
-        (["--temperatures", "-1"], "--temperatures is '-1': expected numbers 0 or more"),
-        (["--temperatures", "nan"], "--temperatures is 'nan'"),
-        (["--batches", "0"], "--batches is '0'"),
-        (["--rules", "lenient=0"], "lenience is 0"),
-        (["--rules", "kind"], "--rules has 'kind': expected all, or some of rejection"),
-        (["--rules", "lenient=low"], "--rules has 'lenient=low'"),
-        (["--drafters", "a,"], "--drafters is 'a,'"),
-        (["--drafters", "nobody"], "no checkpoint at nobody"),
-        (["--drafters", "prompt_lookup=0"], "expected prompt_lookup=NUMBER"),
-        (["--drafters", "bigram", "--count", "300"], "leaves no held-out texts"),
-        (["--policies", "best"], "--policy is 'best': expected one of constant, heuristic"),
-        (["--policies", "adaptive", "--gammas", "plan"], "--policies need the most draft tokens"),
+        (["--task", "text", "--prompts", "a.txt"], "got --task and --prompts"),
+        (["--task", "poems"], "expected one of translation, synopsis, edit, text"),
+        (["--gamma", "2,x"], "--gamma is '2,x': expected positive integers, or plan, separated by commas"),
+        (["--gamma", "0"], "--gamma is '0'"),
+        (["--temperature", "-1"], "--temperature is '-1': expected numbers 0 or more"),
+        (["--temperature", "nan"], "--temperature is 'nan'"),
+        (["--batch", "0"], "--batch is '0'"),
+        (["--rule", "lenient=0"], "lenience is 0"),
+        (["--rule", "kind"], "--rule has 'kind': expected one of rejection"),
+        (["--rule", "lenient=low"], "--rule has 'lenient=low'"),
+        (["--draft", "a,"], "--draft is 'a,'"),
+        (["--draft", "nobody"], "no checkpoint at nobody"),
+        (["--draft", "prompt_lookup=0"], "expected prompt_lookup=NUMBER"),
+        (["--draft", "bigram", "--count", "300"], "no held-out texts are left to make a bigram of"),
+        (["--policy", "best"], "--policy is 'best': expected one of constant, heuristic"),
+        (["--policy", "adaptive", "--gamma", "plan"], "--policy needs the most draft tokens"),
         (["--target", "random:t5-v1_1-bas"], "did you mean 't5-v1_1-base'"),
     ],
 )
 def test_bad_arguments(command, arguments, message):
-    given = arguments if "--gammas" in arguments else [*arguments, "--gammas", "2"]
+    given = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
     result = CliRunner().invoke(app, [command, *given])
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
@@ -119,12 +112,12 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
     store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
     datastore.save(tmp_path / "store", store, {})
     with pytest.raises(ValueError, match="built with another vocabulary than that of debian-t5-base"):
-        settings_of(Workload(drafters=f"retrieval:{tmp_path / 'store'}"))
+        settings_of(Workload(draft=f"retrieval:{tmp_path / 'store'}"))
 
 
 def test_a_lookup_by_its_shortest_match():
-    assert options.drafter("prompt_lookup=2", "float32") == drafters.prompt_lookup(3, 2)
-    assert options.drafter("prompt_lookup=5", "float32") == drafters.prompt_lookup(5, 5)
+    assert names.drafter("prompt_lookup=2", names.model) == drafters.prompt_lookup(3, 2)
+    assert names.drafter("prompt_lookup=5", names.model) == drafters.prompt_lookup(5, 5)
 
 
 def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
@@ -140,13 +133,21 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
     ]:
-        assert options.drafter_names(name) == wanted
+        assert names.drafter_names(name) == wanted
     both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
-    assert options.drafter("prompt_lookup+retrieval:store+v2", "float32").functions is both.functions
+    assert names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
 
 
-def test_time_that_is_over_ends_between_rows(monkeypatch, zoo, capsys):
-    found = [rows.Row("big", "text", group=str(i)) for i in range(3)]
+def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys):
+    found = [Row("big", f"text {i}", tokens=i) for i in range(3)]
     monkeypatch.setattr("jaxspec.analysis.bench.run", lambda *_, **__: iter(found))
-    assert workload.measured(zoo["debian-t5-base"], [], Workload(minutes=0.0), None, None) == found[:1]
+    columns = [Column("tokens", "tokens")]
+    assert rows.run(zoo["debian-t5-base"], [], Workload(), None, columns) == found
+    assert capsys.readouterr().out.count(", T = 0") == 3
+    assert rows.run(zoo["debian-t5-base"], [], Workload(minutes=0.0), None, columns) == found[:1]
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_tables_of_held_out_references_and_a_datastore_of_them(zoo):
+    _, settings = settings_of(Workload(draft="4-gram,retrieval", task="translation", gamma="2"))
+    assert [one.drafter_name for one in settings] == ["4-gram", "retrieval"]

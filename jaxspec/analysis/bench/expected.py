@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from jaxspec import policies
 from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.bench.row import Costs, Predicted, Rate, Spread
 from jaxspec.analysis.bench.setting import ADAPTIVE, PLANNED, Setting
-from jaxspec.analysis.measure import acceptance, cost, jobs, replay
+from jaxspec.analysis.measure import acceptance, cost, replay
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.base import Bound, Model, Policy
@@ -29,13 +28,12 @@ class Expected:
     """Measures what is expected of a group's settings; texts, rates and costs are found once, and serve all of them.
 
     Args:
-        folder: for the logits of texts; the caller deletes it.
         replays: whether rules are replayed along the target's texts; if not, alpha alone is measured.
         repeats: of costs that a plan or a policy is made of.
     """
 
-    def __init__(self, folder: Path, replays: bool, repeats: int):
-        self._folder, self._replays, self._repeats = folder, replays, max(repeats, cost.REPEATS)
+    def __init__(self, replays: bool, repeats: int):
+        self._replays, self._repeats = replays, repeats
         self._found: dict[tuple[Any, ...], Any] = {}
 
     def alpha(self, setting: Setting, job: Job) -> Ratio | None:
@@ -59,7 +57,6 @@ class Expected:
         """Tokens a round that the target's own texts yield; None of inexact rules, whose text is another.
 
         Args:
-            setting, job: as in `alpha`.
             gamma: draft tokens a round.
             rows: of greedy texts, so many; by default all.
         """
@@ -73,22 +70,17 @@ class Expected:
         """The texts and their logits, where rules are replayed: of models, with a temperature and no other option."""
         if not self._replays or not isinstance(setting.drafter, Model) or set(setting.sampling) - {"temperature"}:
             return None
-        return self._once(
-            "trace", setting, lambda: replay.collect(self._folder / f"{len(self._found)}", job.replace(gamma=1))
-        )
+        return self._once("trace", setting, lambda: replay.collect(job.replace(gamma=1)))
 
-    def gamma(self, setting: Setting, job: Job, part: Job) -> int:
-        """The setting's own, or the plan's: 0 is not to speculate.
+    def plan(self, setting: Setting, job: Job, part: Job) -> tuple[int, bool]:
+        """The plan's gamma, and whether it is to speculate; if not, the gamma is the best all the same.
 
         Args:
-            setting, job: as in `alpha`.
             part: one batch of it.
 
         Raises:
-            ValueError: a plan is asked for of what has no acceptance rate.
+            ValueError: no acceptance rate is known of its drafter.
         """
-        if setting.gamma != PLANNED:
-            return int(setting.gamma)
         alpha = self.alpha(setting, job)
         if alpha is None:
             raise ValueError(f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name}")
@@ -99,7 +91,8 @@ class Expected:
             counts = None if trace is None else trace.counts
             tokens = [1.0, *(independent(value, counts, gamma) for gamma in range(1, MOST + 1))]
         costs = functools.partial(planning.costs, part, MOST, repeats=self._repeats)
-        return planning.plan(value, *self._once("costs", setting, costs), tokens=tokens).gamma
+        found = planning.plan(value, *self._once("costs", setting, costs), tokens=tokens)
+        return found.best, found.gamma > 0
 
     def policy(self, setting: Setting, part: Job) -> Bound[Policy] | None:
         """The setting's own; `ADAPTIVE` with c and v as measured, searches included."""
@@ -114,7 +107,6 @@ class Expected:
         """What is promised, but for `Predicted.rounds`; and replayed tokens a round.
 
         Args:
-            setting, job, gamma: as in `replayed`.
             lengths: of the texts that are timed.
             costs: of a round.
         """
@@ -236,8 +228,3 @@ def overlap(job: Job, first: Model) -> Rate:
 def is_sampled(setting: Setting) -> bool:
     """Whether tokens are drawn."""
     return float(np.max(setting.sampling.get("temperature", 0.0) or 0.0)) > 0
-
-
-def first_rows(job: Job, rows: int) -> Job:
-    """The first rows of a job, or all if there are fewer."""
-    return jobs.take(job, range(min(rows, len(job.prompt.length))))

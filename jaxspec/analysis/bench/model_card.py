@@ -89,7 +89,8 @@ def card(
         settings = product(task=task, drafter=draft, gamma=list(GAMMAS))
         settings += product(task=task, drafter=draft, gamma=GAMMAS[-1], sampling={"temperature": 1.0})
         config = Config(quantities=("alpha",))
-        found.append(Card(name, loss, metric, scored, list(run(target, settings, config=config, doing=doing))))
+        rows_ = run(target, settings, config=config, doing=lambda what, share: doing(what))
+        found.append(Card(name, loss, metric, scored, list(rows_)))
     return found
 
 

@@ -12,10 +12,7 @@ Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 to 5
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +22,7 @@ import numpy as np
 from jaxspec.analysis.bench.row import Row, Spread
 from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
 from jaxspec.analysis.bench.table import Column
-from jaxspec.analysis.measure import loading, profile, synthetic
+from jaxspec.analysis.measure import profile, synthetic
 from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.analysis.theory import formulas
@@ -38,10 +35,11 @@ SOURCE = 64  # tokens of a prompt
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
 OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for, of a pair of one's own
-    2: {"temperatures": "0,1", "gammas": PLANNED},
-    3: {"temperatures": "0,1", "gammas": "3", "drafters": "debian-t5-small,bigram,unigram", "speed": ""},
-    5: {"temperatures": "0,1", "gammas": PLANNED, "rules": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
+    2: {"temperature": "0,1", "gamma": PLANNED},
+    3: {"temperature": "0,1", "gamma": "3", "draft": "debian-t5-small,bigram,unigram"},
+    5: {"temperature": "0,1", "gamma": PLANNED, "rule": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
 }
+UNTIMED = (3,)
 
 
 class Printed(NamedTuple):
@@ -185,44 +183,15 @@ def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
     return 2 * state.nbytes * inner / interleave([call], repeats)[0]
 
 
-def explain(draft: Model, row: Row, least: Floor, folder: Path | None = None) -> str:
-    """Why a drafter's pass takes what it does, from a profile of it, and what would help.
-
-    Args:
-        draft: the drafter of random weights.
-        row: with its costs.
-        least: of the pair.
-        folder: where the profiler's files go, for a viewer; by default nowhere.
-    """
-    assert row.costs is not None
-    prompt = synthetic.random_prompt(draft, 1, SOURCE)
-    job = prepare(draft, prompt, temperature=row.temperature, max_new_tokens=row.new_tokens, key=jax.random.key(0))
-    reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
-    target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
-    return profile.advice(profile.passes(job, folder), reading, target_us, c)
-
-
-def load_in_a_fresh_process(shape: str, dtype: str, folder: Path) -> str:
-    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
-
-    Raises:
-        OSError: the disk is too small.
-    """
-    written, found = (_apart(function, *arguments) for function, arguments in _loading(shape, dtype, folder))
-    same = "the same parameters" if written["bits"] == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
-    within = "within one file" if found["extra_over_largest_file"] <= 1 else "MORE THAN ONE FILE"
-    return (
-        f"Loading {found['parameters_bytes'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s "
-        f"and {found['extra_bytes'] / 1e9:.2f} GB of host memory: {found['extra_over_largest_file']:.2f} of the "
-        f"largest file ({found['largest_file_bytes'] / 1e9:.2f} GB; {found['measured_by']}), {within}; {same}."
-    )
-
-
-def _loading(shape: str, dtype: str, folder: Path) -> Sequence[tuple[Any, tuple[Any, ...]]]:
-    return (loading.write, (shape, dtype, folder)), (loading.load, (dtype, folder))
-
-
-def _apart(function: Any, *arguments: Any) -> dict[str, Any]:
-    """What a function returns in a new process, which ends with it and lets go of the device."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+def explained(rows: Sequence[Row], draft: Model, least: Floor) -> list[str]:
+    """Plain decoding beside the floor; and, where the drafter's pass is dear, why, from a profile of it."""
+    lines = [least.sentence(row) for row in rows if row.is_plain]
+    for row in [row for row in rows if row.costs and row.costs.c.median > CHEAP][:1]:
+        assert row.costs is not None
+        options: dict[str, Any] = {"max_new_tokens": row.new_tokens, "key": jax.random.key(0)}
+        prompt = synthetic.random_prompt(draft, 1, SOURCE)
+        job = prepare(draft, prompt, temperature=row.temperature, **options)
+        reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
+        target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
+        lines.append(profile.advice(profile.passes(job), reading, target_us, c))
+    return lines

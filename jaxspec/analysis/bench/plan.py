@@ -1,22 +1,20 @@
-"""Which gamma to take, what it promises, and when not to speculate: theory with a pair's own numbers in it.
+"""Whether to speculate, with which gamma, and what it promises: theory with a pair's own numbers in it.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.5.
 """
 
 from __future__ import annotations
 
-import tempfile
+import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec import accept
 from jaxspec.analysis.measure import cost, jobs, replay
-from jaxspec.analysis.measure.statistics import median_min_max
-from jaxspec.analysis.theory import formulas, text_rounds
-from jaxspec.analysis.theory.roofline import load_of
+from jaxspec.analysis.measure.statistics import Spread
+from jaxspec.analysis.theory import formulas, roofline, text_rounds
 from jaxspec.base import Model
 from jaxspec.decode.request import Job
 from jaxspec.drafters.ngram_model import NGramConfig
@@ -29,7 +27,6 @@ from jaxspec.weights import int8
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
 TOLERANCE = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
-CLUSTERED_OR_SHORT = "clustered draft tokens or short texts"
 
 
 class Plan(NamedTuple):
@@ -44,12 +41,12 @@ class Plan(NamedTuple):
         tokens_per_round: expected, of a row; 1 at gamma 0.
         improvement: speed over plain decoding.
         operations: arithmetic operations over those of plain decoding.
-        alpha, c: as in `theory`.
-        v: the verify pass, at gamma or, if that is 0, at gamma = 1.
+        v: the verify pass, at gamma or, if that is 0, at `best`.
         break_even: the alpha above which speculation would pay.
         obstacles: why not, if gamma is 0: as in `formulas.obstacles`; or, where measured tokens per round are fewer
-            than in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, "clustered
-            draft tokens", if not, and "clustered draft tokens or short texts", if that is not known.
+            than in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, else
+            "clustered draft tokens".
+        best, best_improvement: the best gamma above 0, and its speed: what speculation comes to where it does not pay.
         near: the other gammas whose speed is within 3% of this one's.
         measured: of a pair, what alpha, c and v rest on: "alpha" as value, stderr, low and high (95%), "c" and, by the
             gammas that were timed, "v" as median, min and max over the repeats; None of given numbers.
@@ -65,6 +62,8 @@ class Plan(NamedTuple):
     v: float
     break_even: float
     obstacles: tuple[str, ...]
+    best: int
+    best_improvement: float
     near: tuple[int, ...] = ()
     measured: dict[str, Any] | None = None
 
@@ -82,13 +81,12 @@ def plan(
     """The best gamma and what it promises.
 
     Args:
-        alpha, c: as in `theory`.
         v: v(gamma) at index gamma; the gammas that are tried end with it.
         c_hat: operations of the drafter over the target's; c by default.
         batch: rows, for the record.
         tokens: measured tokens per round at index gamma, which need no independence; by default Equation 1.
         independent: those of independent draft tokens in texts of the same lengths (`text_rounds.independent_tokens`),
-            which tell short texts from clustered draft tokens.
+            which tell short texts from clustered draft tokens; by default `tokens`.
 
     Raises:
         ValueError: a number out of range, or `tokens`, `independent` and `v` of different lengths.
@@ -97,8 +95,9 @@ def plan(
         >>> found = plan(0.75, 0.02, [1.0] * 17)
         >>> found.gamma, round(found.improvement, 2), round(found.operations, 2), found.near
         (9, 3.2, 2.7, (7, 8, 10, 11, 12, 13))
-        >>> plan(0.75, 0.02, [1 + gamma for gamma in range(17)]).obstacles
-        ('no spare compute',)
+        >>> found = plan(0.75, 0.02, [1 + gamma for gamma in range(17)])
+        >>> found.gamma, found.obstacles, found.best, round(found.best_improvement, 2)
+        (0, ('no spare compute',), 1, 0.87)
     """
     costs, gammas = np.array(v, np.float64), np.arange(len(v))
     for given in (tokens, independent):
@@ -106,27 +105,64 @@ def plan(
             raise ValueError(f"got tokens per round for {len(given)} gammas and v for {len(costs)}: expected as many")
     expected = formulas.expected_tokens(alpha, gammas) if tokens is None else np.array(tokens, np.float64)
     costs[0] = expected[0] = 1.0
+    times = gammas * c + costs
+    speed = expected / times
+    gamma, best = (
+        first + int(np.argmax(speed[first:] >= speed[first:].max() * (1 - formulas.TIE)))
+        for first in (0, min(1, len(costs) - 1))
+    )
     obstacles: tuple[str, ...] = ()
-    speed = expected / (gammas * c + costs)
-    gamma = int(np.argmax(speed >= speed.max() * (1 - formulas.TIE)))
-    if gamma == 0:
-        obstacles = formulas.obstacles(alpha, c, costs) or (_shortfall(independent, gammas * c + costs),)
-    work = (gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]
-    numbers = (float(expected[gamma]), float(speed[gamma]), float(work), float(alpha), float(c))
-    verify = float(costs[gamma or min(1, len(costs) - 1)])
-    near = tuple(int(other) for other in gammas[speed >= speed[gamma] * (1 - TOLERANCE)] if other != gamma)
-    return Plan(batch, gamma, *numbers, verify, formulas.break_even(c, costs), obstacles, near)
+    if gamma == 0:  # by Equation 1 some gamma may pay all the same
+        alone = expected if independent is None else np.array(independent)
+        shortfall = "clustered draft tokens" if bool((alone > times)[1:].any()) else "short texts"
+        obstacles = formulas.obstacles(alpha, c, costs) or (shortfall,)
+    return Plan(
+        batch,
+        gamma,
+        tokens_per_round=float(expected[gamma]),
+        improvement=float(speed[gamma]),
+        operations=float((gamma * (c if c_hat is None else c_hat) + gamma + 1) / expected[gamma]),
+        alpha=float(alpha),
+        c=float(c),
+        v=float(costs[best if gamma == 0 else gamma]),
+        break_even=formulas.break_even(c, costs),
+        obstacles=obstacles,
+        best=best,
+        best_improvement=float(speed[best]),
+        near=tuple(int(g) for g in gammas[speed >= speed[gamma] * (1 - TOLERANCE)] if g != gamma),
+    )
 
 
-def _shortfall(independent: Sequence[float] | np.ndarray | None, cost: np.ndarray) -> str:
-    """Why no gamma pays though by Equation 1 one would: in texts as short, would independent draft tokens pay?
+def of_sizes(
+    alpha: float,
+    target: str,
+    draft: str,
+    device: str,
+    *,
+    dtype: str = "bfloat16",
+    row_tokens: int = 256,
+    batch: int = 1,
+    most: int = 16,
+    c: float | None = None,
+    c_hat: float | None = None,
+) -> Plan:
+    """A plan for a machine that is not here, by its bandwidth and peak; real passes are slower.
 
-    >>> _shortfall([1.0, 1.3], np.array([1.0, 1.2])), _shortfall([1.0, 1.1], np.array([1.0, 1.2]))
-    ('clustered draft tokens', 'short texts')
+    Args:
+        alpha: acceptance rate.
+        target, draft: published shapes, or parameters that decode, as "11B".
+        device, dtype, row_tokens: as `roofline.machine` and `roofline.load_of_size` take them.
+        batch, most: rows, and the largest gamma to consider.
+        c, c_hat: if they are known; else by bytes, and by parameters.
+
+    >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
+    14
     """
-    if independent is None:
-        return CLUSTERED_OR_SHORT
-    return "clustered draft tokens" if bool((np.array(independent) > cost)[1:].any()) else "short texts"
+    chip = roofline.machine(device)
+    big, small = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
+    each = float(roofline.draft_cost(chip, small, big, batch)) if c is None else c
+    ratio = small.parameters / big.parameters if c_hat is None else c_hat
+    return plan(alpha, each, roofline.verify_cost(chip, big, range(most + 1), batch), c_hat=ratio, batch=batch)
 
 
 def of_pair(
@@ -150,27 +186,18 @@ def of_pair(
         repeats: of each timing.
         advance: called with what was done, `steps` times.
 
-    Raises:
-        TypeError, ValueError: as `cost.measure`; or most < 1.
-
     Example:
-        >>> import jax
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jax.numpy.array([[3, 1], [2, 0]]), jax.numpy.array([2, 1]))
-        >>> job = prepare(model, prompt, drafter=model, max_new_tokens=8)
-        >>> [found.alpha for found in of_pair(job, most=1, repeats=1)]
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(max_new_tokens=8)
+        >>> [found.alpha for found in of_pair(job.replace(drafter=job.target), most=1, repeats=1)]
         [1.0]
     """
     if most < 1:
         raise ValueError(f"most is {most}: expected at least 1 draft token a round")
-    with tempfile.TemporaryDirectory() as folder:
-        trace = replay.collect(Path(folder) / "trace", job)
-        rate, tokens = replay.evaluate(trace, accept.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
-        alpha, counts = min(rate.value, 1.0), np.asarray(trace.counts)
-    independent = [1.0, *(text_rounds.independent_tokens(alpha, counts, gamma) for gamma in range(1, most + 1))]
+    trace = replay.collect(job)
+    rate, tokens = replay.evaluate(trace, accept.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
+    alpha = min(rate.value, 1.0)
+    independent = [1.0, *(text_rounds.independent_tokens(alpha, trace.counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
     ratio = operations_ratio(job.target, jobs.drafting_model(job))
     for batch in batches:
@@ -181,17 +208,10 @@ def of_pair(
 
         found = cost.measure_all(group, timed_gammas(most), repeats=repeats, advance=compiled)
         advance(f"batch {batch}")
-        made = plan(
-            alpha,
-            *interpolate_costs(found, most),
-            c_hat=ratio,
-            batch=batch,
-            tokens=tokens,
-            independent=independent,
-        )
-        v = {str(one.gamma): median_min_max(one.v_each) for one in found}
-        measured = {"alpha": rate.to_dict(), "c": median_min_max(found[0].c_each), "v": v}
-        yield made._replace(measured=measured)
+        known = {"tokens": tokens, "independent": independent}
+        made = plan(alpha, *interpolate_costs(found, most), c_hat=ratio, batch=batch, **known)
+        v = {str(one.gamma): Spread.of(one.v_each)._asdict() for one in found}
+        yield made._replace(measured={"alpha": rate.to_dict(), "c": Spread.of(found[0].c_each)._asdict(), "v": v})
 
 
 def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
@@ -206,18 +226,15 @@ def costs(job: Job, most: int, *, repeats: int = cost.REPEATS) -> tuple[float, n
 
 
 def interpolate_costs(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:
-    """c, and v by gamma."""
-    return found[0].c, interpolate({one.gamma: one.v for one in found}, most)
+    """c, and v by gamma.
 
-
-def interpolate(v: dict[int, float], most: int) -> np.ndarray:
-    """v(gamma) at index gamma = 0, 1, ..., most: as it was timed at some gammas, linear between them.
-
-    >>> interpolate({1: 1.5, 3: 2.0}, 4).tolist()
+    >>> passes = np.ones(1)
+    >>> found = [cost.Cost(gamma, 1, passes, v * passes, 0.1 * passes) for gamma, v in ((1, 1.5), (3, 2.0))]
+    >>> interpolate_costs(found, 4)[1].tolist()
     [1.0, 1.5, 1.75, 2.0, 2.0]
     """
-    timed = sorted(v)
-    return np.interp(np.arange(most + 1), [0, *timed], [1.0, *(v[gamma] for gamma in timed)])
+    gammas, v = zip(*sorted((one.gamma, one.v) for one in found), strict=True)
+    return found[0].c, np.interp(np.arange(most + 1), [0, *gammas], [1.0, *v])
 
 
 def timed_gammas(most: int) -> tuple[int, ...]:
@@ -235,46 +252,42 @@ def steps(batches: Sequence[int], most: int) -> int:
 
 
 def sentence(found: Plan) -> str:
-    """A plan in words.
+    """Whether to speculate, and why.
 
-    >>> for part in sentence(plan(0.9, 0.1, [1.0] * 17)).split(". "):
-    ...     print(part)
-    Take γ = 10: a round yields 6.86 tokens in the time of 2.00 passes, 3.43 times the speed of plain decoding
-    Within 3% of that: γ = 7..9, 11..13.
-    >>> print(sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])))
-    Do not speculate: no compute is idle (to check one draft token, a pass takes 2.00 times as long). No α pays.
+    >>> sentence(plan(0.9, 0.1, [1.0] * 17))[:85]
+    'Speculate with γ = 10: 6.86 tokens a round, in the time of 2.00 passes over one token'
+    >>> sentence(plan(0.75, 0.02, [1 + gamma for gamma in range(17)])).partition(", because ")[0]
+    'Do not speculate: the best γ, 1, would have 0.87 times the speed of plain decoding'
     """
     if found.gamma:
-        cost = found.gamma * found.c + found.v
-        rows = " for each row; the batch waits for its slowest" if found.batch > 1 else ""
+        rows = " (for each row; the batch waits for its slowest)" if found.batch > 1 else ""
+        near = [f"γ = {_runs([gamma for gamma in found.near if gamma])}"] if any(found.near) else []
+        near = ", ".join([*["plain decoding"] * (0 in found.near), *near])
         return (
-            f"Take γ = {found.gamma}: a round yields {found.tokens_per_round:.2f} tokens in the time of {cost:.2f} "
-            f"passes, {found.improvement:.2f} times the speed of plain decoding{rows}.{_near(found, 'that')}"
+            f"Speculate with γ = {found.gamma}: {found.tokens_per_round:.2f} tokens a round, in the time of "
+            f"{found.gamma * found.c + found.v:.2f} passes over one token, are {found.improvement:.2f} times the speed "
+            f"of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
         )
-    words = {
-        "low alpha": f"draft tokens are accepted too rarely (α = {found.alpha:.2f})",
-        "expensive draft": f"the drafter takes too long (c = {found.c:.2f})",
-        "no spare compute": f"no compute is idle (to check one draft token, a pass takes {found.v:.2f} times as long)",
+    enough = math.ceil(100 * found.break_even - 1e-4) / 100 if found.break_even < 1 else None
+    pays = f"it would pay from α = {enough:.2f} on" if enough else "not even α = 1 would pay"
+    fewer = f"rounds yield fewer tokens than α = {found.alpha:.2f} promises"
+    why = {
+        "low alpha": f"draft tokens are accepted too rarely (α = {found.alpha:.2f}; {pays})",
+        "expensive draft": f"the drafter takes too long (c = {found.c:.2f} passes of the target for each draft token)",
+        "no spare compute": f"checking {found.best + 1} tokens takes the time of {found.v:.2f} passes over one (v)",
+        "clustered draft tokens": f"right draft tokens cluster, so that {fewer}",
+        "short texts": f"texts are short, so that {fewer}",
     }
-    less = f"so that rounds yield less than α = {found.alpha:.2f} promises"
-    fallen = {
-        "clustered draft tokens": f"right draft tokens cluster, {less}",
-        "short texts": f"texts are short, {less}",
-        CLUSTERED_OR_SHORT: f"right draft tokens cluster, or texts are short, {less}",
-    }
-    text = f"Do not speculate: {'; '.join((words | fallen)[name] for name in found.obstacles)}."
-    if not fallen.keys() & set(found.obstacles):
-        text += f" It would pay from α = {found.break_even:.2f} on." if found.break_even < 1 else " No α pays."
-    return text + _near(found, "plain decoding's speed")
+    return (
+        f"Do not speculate: the best γ, {found.best}, would have {found.best_improvement:.2f} times the speed of plain "
+        f"decoding, because {', and '.join(why[name] for name in found.obstacles)}."
+    )
 
 
-def _near(found: Plan, what: str) -> str:
-    """Which other gammas are as good, nearly."""
-    if not found.near:
-        return ""
-    names = ["plain decoding"] if 0 in found.near else []
-    names += [f"γ = {_runs([gamma for gamma in found.near if gamma])}"] if any(found.near) else []
-    return f" Within {TOLERANCE:.0%} of {what}: {', '.join(names)}."
+def to_dict(found: Plan) -> dict[str, Any]:
+    """For JSON, which has no infinity."""
+    pays = found.break_even if found.break_even < 1 else None
+    return found._asdict() | {"break_even": pays, "advice": sentence(found)}
 
 
 def _runs(numbers: Sequence[int]) -> str:
@@ -300,5 +313,5 @@ def _weights(model: Model) -> float:
     if isinstance(model.config, NGramConfig):
         return 0.0  # look-ups
     if isinstance(model.config, T5Config | GPTConfig | DecoderConfig):
-        return load_of(model.config).parameters
+        return roofline.load_of(model.config).parameters
     return int8.count(model.params)

@@ -9,26 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
-from jaxspec.analysis.measure.statistics import Ratio, median_min_max
-
-
-class Spread(NamedTuple):
-    """Median, least and largest of what was measured several times.
-
-    >>> Spread.of(np.array([1.0, 4.0, 2.0]))
-    Spread(median=2.0, min=1.0, max=4.0)
-    """
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Float[np.ndarray, " repeats"]) -> Spread:
-        """Of an array."""
-        return cls(**median_min_max(values))
+from jaxspec.analysis.measure.memory import Memory
+from jaxspec.analysis.measure.statistics import Ratio, Spread
 
 
 class Rate(NamedTuple):
@@ -94,21 +77,6 @@ class Latency(NamedTuple):
     p95: Spread | None
 
 
-class Memory(NamedTuple):
-    """Bytes: of the program (None where the compiler does not tell) and its temporaries, and of what it needs."""
-
-    program: int | None
-    temporaries: int | None
-    weights: int
-    caches: int
-    logits: int
-
-    @property
-    def needed(self) -> int:
-        """Weights, caches and a block of logits of each model."""
-        return self.weights + self.caches + self.logits
-
-
 class Difference(NamedTuple):
     """Where a text first differs from plain decoding's: its number, the token's, and the texts' tokens from there."""
 
@@ -125,7 +93,8 @@ class Row(NamedTuple):
         target, drafter, policy, rule, backend, task: names; of plain decoding the drafter, policy and rule are empty.
         exact: whether the rule is.
         gamma: draft tokens a round, at most; 0 where nothing is drafted.
-        planned: whether gamma is the plan's choice; 0 is then its advice not to speculate, and nothing was timed.
+        planned, pays: whether gamma is the plan's choice, and whether its advice is to speculate; if not, gamma is the
+            best all the same.
         temperature, sampling: the latter are the other options, in words.
         dtype, mesh, batch, new_tokens: of the setting.
         texts, tokens, passes: what a run decodes, and passes of the target, prefill's included.
@@ -162,6 +131,7 @@ class Row(NamedTuple):
     exact: bool = True
     gamma: int = 0
     planned: bool = False
+    pays: bool = True
     temperature: float = 0.0
     sampling: str = ""
     dtype: str = "float32"
@@ -201,7 +171,7 @@ class Row(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain decoding, and no plan's advice."""
+        """Whether it is plain decoding."""
         return not self.drafter
 
     def best_speed(self) -> Spread | None:

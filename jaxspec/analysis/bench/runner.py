@@ -8,6 +8,7 @@ whatever else the machine does falls on all of them alike, and speeds and predic
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,6 @@ from jaxspec.analysis.bench.expected import Expected, Passes
 from jaxspec.analysis.bench.row import (
     Difference,
     Latency,
-    Memory,
     Predicted,
     Rate,
     Row,
@@ -63,9 +63,9 @@ QUANTITIES = {
     "overlap": "of a target and the first one",
 }
 CANDIDATES = 4
-TOGETHER = 64  # most settings that are interleaved: each is a program, and these take memory maps, of which a process
-# has so many
-SCHEMA = 10  # of a row: changes when what it means does, so that a store's older rows are measured again
+TOGETHER = 64  # most programs at a time: they take memory maps, and a process that runs out of these crashes
+PLANNING = 9  # timings, at least, of each pass that a plan or a policy is made of
+SCHEMA = 11  # of a row: changes when what it means does, so that a store's older rows are measured again
 MACHINE = ("device", "devices", "cpu", "cpus", "jax", "jaxlib", "jaxspec", "cuda_plugin", "xla_flags")
 LONGEST = 16  # tokens of a text that are kept from where it differs
 
@@ -95,7 +95,7 @@ def run(
     store: Store | None = None,
     config: Config = USUAL,
     *,
-    doing: Callable[[str], object] = lambda what: None,
+    doing: Callable[[str, float], object] = lambda what, share: None,
 ) -> Iterator[Row]:
     """A row for each setting, group by group, after one for plain decoding by each target and backend of a group.
 
@@ -108,17 +108,14 @@ def run(
         settings: any; `setting.product` makes combinations.
         store: of finished rows; None stores none.
         config: what is measured.
-        doing: called with what is being done.
-
-    Raises:
-        ValueError: as `jaxspec.generate`; or an unknown quantity.
+        doing: called with what is being done, and the share of everything that is done before.
 
     Example:
-        >>> from jaxspec import Prompt, drafters
+        >>> from jaxspec import drafters
         >>> from jaxspec.analysis.bench.setting import Task, product
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> task = Task("ids", Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1])), new_tokens=9)
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job()
+        >>> task, model = Task("ids", job.prompt, new_tokens=9), job.target
         >>> settings = product(task=task, drafter={"itself": model, "copy": drafters.prompt_lookup()}, gamma=3)
         >>> for row in run(model, settings, config=Config(rows=2, repeats=1)):
         ...     print(row.drafter or "plain", row.gamma, row.tokens, row.same_text)
@@ -128,24 +125,34 @@ def run(
     """
     if odd := set(config.quantities) - set(QUANTITIES):
         raise ValueError(f"no quantity {min(odd)!r}: expected some of {', '.join(QUANTITIES)}")
-    about = environment.current()
+    about, programs, every = environment.current(), 0, groups(settings)
     shared = {"schema": SCHEMA, **to_json(config)} | {name: about.get(name) for name in MACHINE}
-    for number, group in enumerate(groups(settings)):
-        if number:
-            jax.clear_caches()  # each program takes memory maps, and a process that runs out of these crashes
+    for number, group in enumerate(every):
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
-        every = plain + [one for one in group if not one.is_plain]
-        keys = [shared | describe(one, target) if store else {} for one in every]
+        some = plain + [one for one in group if not one.is_plain]
+        keys = [shared | describe(one, target) if store else {} for one in some]
         stored = [store.get(key) if store else None for key in keys]
         rows = [None if found is None else from_json(found) for found in stored]
         todo = [i for i, found in enumerate(rows) if found is None or (i < len(plain) and None in rows)]
+        if programs + len(todo) > TOGETHER:
+            jax.clear_caches()
+            programs = 0
+        programs += len(todo)
         if todo:
-            doing(_title(every[0]))
-            for i, row in zip(todo, _measure_or_fail(target, [every[i] for i in todo], config), strict=True):
+            steps = 2 * len(todo) + config.repeats * ("speed" in config.quantities)
+            step = functools.partial(_step, doing, _title(some[0]), itertools.count(number * steps), len(every) * steps)
+            for i, row in zip(todo, _measure_or_fail(target, [some[i] for i in todo], config, step), strict=True):
                 rows[i] = row
                 if store and row.error is None:
                     store.put(keys[i], to_json(row), dict(row.environment))
         yield from (row for row in rows if row is not None)
+
+
+Step = Callable[[str], object]
+
+
+def _step(doing: Callable[[str, float], object], title: str, count: Iterator[int], steps: int, what: str) -> None:
+    doing(f"{title}: {what}", next(count) / steps)
 
 
 def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
@@ -179,49 +186,40 @@ class Variant(NamedTuple):
     job: Job
     parts: list[Job]
     real: list[int]
-    planned: bool
+    pays: bool  # what the plan says, where gamma is its choice
 
 
-def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config) -> list[Row]:
+def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[Row]:
     try:
-        return _measure(target, settings, config)
+        return _measure(target, settings, config, step)
     except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
         about, why = environment.current(), f"{type(error).__name__}: {error}"
         return [_about(one, one.target or target)._replace(environment=about, error=why) for one in settings]
 
 
-def _measure(target: Model, settings: Sequence[Setting], config: Config) -> list[Row]:
+def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[Row]:
     """Rows of a group, plain decoding first."""
     asked = set(config.quantities)
     about, group, timed = environment.current(), uuid.uuid4().hex[:12], "speed" in asked
     with tempfile.TemporaryDirectory() as folder:
-        hopes = Expected(Path(folder), bool(asked & {"replay", "candidates"}), config.repeats)
-        variants = [_variant(target, one, config, hopes) for one in settings]
-        live = [one for one in variants if one.parts]
-        places = {id(one): i for i, one in enumerate(live)}
-        peer = Path(folder) / "transformers"
-        decoded = [_decode(one, peer) for one in live]  # compiles
-        costs = _passes(live, asked) if timed else {}
-        seconds, first = _times(live, decoded, list(costs.values()), config.repeats if timed else 0)
-        latencies = _latencies(live, config.repeats) if "latency" in asked else {}
+        hopes = Expected(bool(asked & {"replay", "candidates"}), max(config.repeats, PLANNING))
+        variants = [_variant(target, one, config, hopes, step) for one in settings]
+        decoded = [_decode(one, Path(folder) / "transformers", step) for one in variants]
+        costs = _passes(variants, asked) if timed else {}
+        seconds, first = _times(variants, decoded, list(costs.values()), config.repeats if timed else 0, step)
+        latencies = _latencies(variants, config.repeats) if "latency" in asked else {}
         rows = []
-        for one in variants:
-            row = _about(one.setting, one.job.target)._replace(planned=one.planned, group=group, environment=about)
-            if one.parts:
-                i = places[id(one)]
-                row = _decoding(row._replace(gamma=one.job.decoder.gamma), one, decoded[i])
-                row = row._replace(latency=latencies.get(i))
-                if timed:
-                    speed = Spread.of(row.tokens / seconds[i])
-                    row = row._replace(seconds=tuple(seconds[i].tolist()), tokens_per_second=speed)
-                    after = 1e3 * (seconds[i] - first[i]) / max(row.tokens - row.texts, 1)
-                    row = row._replace(token_ms=Spread.of(after) if (after > 0).all() else None)
-                if "memory" in asked and one.setting.backend == JAXSPEC:
-                    row = row._replace(memory=_memory(one.parts[0]))
-                row = _against_plain(row, i, live, decoded, seconds, first)
-            if not one.setting.is_plain and asked & {"alpha", "replay", "costs"}:
-                passes = costs.get(_pair(one)) if one.setting.backend == JAXSPEC else None
-                row = _expectations(row, one, places.get(id(one)), hopes, passes, live, decoded, asked)
+        for i, one in enumerate(variants):
+            setting, ours = one.setting, one.setting.backend == JAXSPEC
+            row = _about(setting, one.job.target)._replace(pays=one.pays, group=group, environment=about)
+            row = _decoding(row, one, decoded[i])._replace(latency=latencies.get(i))
+            if timed:
+                row = _timed(row, seconds[i], first[i])
+            if "memory" in asked and ours:
+                row = row._replace(memory=memory.account(one.parts[0]))
+            row = _against_plain(row, i, variants, decoded, seconds, first)
+            if not setting.is_plain and asked & {"alpha", "replay", "costs"}:
+                row = _expectations(row, i, hopes, costs.get(_pair(one)) if ours else None, variants, decoded, asked)
             if "overlap" in asked and one.job.target is not target:
                 row = row._replace(overlap=expected.overlap(one.job, target))
             rows.append(row)
@@ -233,30 +231,30 @@ def _is_own(row: Row, rows: Sequence[Row]) -> bool:
     return (row.dtype, row.mesh, row.backend) == (rows[0].dtype, rows[0].mesh, rows[0].backend)
 
 
-def _variant(target: Model, setting: Setting, config: Config, hopes: Expected) -> Variant:
-    task = setting.task
+def _variant(target: Model, setting: Setting, config: Config, hopes: Expected, step: Step) -> Variant:
+    task, pays = setting.task, True
+    step(f"preparing {setting.drafter_name or 'plain decoding'}")
     ends, key = None if task.ends else (), jax.random.key(config.seed)
     own = setting.target or target
     job = prepare(own, task.prompts, max_new_tokens=task.new_tokens, key=key, eos_ids=ends, **setting.sampling)
-    planned = setting.gamma == PLANNED
     if not setting.is_plain:
-        gamma = 1 if planned else setting.gamma
+        gamma = 1 if setting.gamma == PLANNED else setting.gamma
         job = job.replace(drafter=setting.drafter, gamma=gamma, accept=setting.rule)
         example = jobs.whole_batches(job, setting.batch, setting.batch)[0]
-        chosen = hopes.gamma(setting, job, example)
-        if not chosen:
-            return Variant(setting, job, [], [], planned)
-        job = job.replace(gamma=chosen, policy=hopes.policy(setting, example.replace(gamma=chosen)))
+        if setting.gamma == PLANNED:
+            gamma, pays = hopes.plan(setting, job, example)
+        job = job.replace(gamma=gamma, policy=hopes.policy(setting, example.replace(gamma=gamma)))
     if "speed" in config.quantities:
         parts = jobs.whole_batches(job, setting.batch, config.rows)
-        return Variant(setting, job, parts, [setting.batch] * len(parts), planned)
+        return Variant(setting, job, parts, [setting.batch] * len(parts), pays)
     batches = list(jobs.in_batches(job, acceptance.BATCH))
-    return Variant(setting, job, [part.job for part in batches], [part.real for part in batches], planned)
+    return Variant(setting, job, [part.job for part in batches], [part.real for part in batches], pays)
 
 
-def _decode(variant: Variant, folder: Path) -> Decoded:
+def _decode(variant: Variant, folder: Path, step: Step) -> Decoded:
     """Compiles and runs a variant once."""
     setting = variant.setting
+    step(f"compiling {setting.drafter_name or 'plain decoding'}")
     if setting.backend == TRANSFORMERS:
         from jaxspec.analysis.bench import transformers
 
@@ -289,10 +287,10 @@ def _pair(variant: Variant) -> tuple[int, int]:
     return id(variant.setting.target), id(variant.setting.drafter)
 
 
-def _passes(live: Sequence[Variant], asked: set[str]) -> dict[tuple[int, int], Passes]:
+def _passes(variants: Sequence[Variant], asked: set[str]) -> dict[tuple[int, int], Passes]:
     """What times the passes of every drafter."""
     found: dict[tuple[int, int], tuple[Job, set[int]]] = {}
-    for one in live:
+    for one in variants:
         if "costs" in asked and not one.setting.is_plain and one.setting.backend == JAXSPEC:
             _, drafts = found.setdefault(_pair(one), (one.parts[0], set()))
             drafts |= set(expected.drafts_of(one.parts[0], one.setting.policy is not None))
@@ -300,17 +298,18 @@ def _passes(live: Sequence[Variant], asked: set[str]) -> dict[tuple[int, int], P
 
 
 def _times(
-    live: Sequence[Variant], decoded: Sequence[Decoded], passes: Sequence[Passes], repeats: int
+    variants: Sequence[Variant], decoded: Sequence[Decoded], passes: Sequence[Passes], repeats: int, step: Step
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of every variant [variants, repeats], and of its prefill, all batches' (NaN of other backends)."""
     calls = [call for group in zip(*(one.calls for one in decoded), strict=True) for call in group]
-    ours = [i for i, one in enumerate(live) if one.setting.backend == JAXSPEC]
-    starts = [functools.partial(timing.run_all, (only_first(live[i].parts[0]),)) for i in ours]
-    seconds, first = np.zeros((len(live), repeats)), np.full((len(live), repeats), np.nan)
+    ours = [i for i, one in enumerate(variants) if one.setting.backend == JAXSPEC]
+    starts = [functools.partial(timing.run_all, (only_first(variants[i].parts[0]),)) for i in ours]
+    seconds, first = np.zeros((len(variants), repeats)), np.full((len(variants), repeats), np.nan)
     if repeats:
         timing.interleave(starts, 1)
     for repeat in range(repeats):
-        each = timing.interleave(calls, 1).reshape(-1, len(live))
+        step(f"run {repeat + 1} of {repeats}")
+        each = timing.interleave(calls, 1).reshape(-1, len(variants))
         seconds[:, repeat] = each.sum(axis=0)
         first[ours, repeat] = timing.interleave(starts, 1)[:, 0] * len(each)
         for one in passes:
@@ -323,19 +322,20 @@ def only_first(job: Job) -> Job:
     return job._replace(request=job.request._replace(limit=jnp.ones_like(job.request.limit)))
 
 
-def _latencies(live: Sequence[Variant], repeats: int) -> dict[int, Latency]:
-    ours = [i for i, one in enumerate(live) if one.setting.backend == JAXSPEC]
-    first = timing.interleave([functools.partial(timing.start_all, live[i].parts[:1]) for i in ours], repeats + 1)
+def _latencies(variants: Sequence[Variant], repeats: int) -> dict[int, Latency]:
+    ours = [i for i, one in enumerate(variants) if one.setting.backend == JAXSPEC]
+    first = timing.interleave([functools.partial(timing.start_all, variants[i].parts[:1]) for i in ours], repeats + 1)
     found = {}
-    for i, start, each in zip(ours, first, timing.latency([live[i].parts for i in ours], repeats), strict=True):
-        shares = {name: Spread(**value) for name, value in (each or {"p50": None, "p95": None}).items() if value}
-        found[i] = Latency(Spread.of(1e3 * start[1:]), shares.get("p50"), shares.get("p95"))
+    for i, start, each in zip(ours, first, timing.latency([variants[i].parts for i in ours], repeats), strict=True):
+        found[i] = Latency(Spread.of(1e3 * start[1:]), *(each or (None, None)))
     return found
 
 
-def _memory(job: Job) -> Memory:
-    found: dict[str, Any] = memory.account(job)
-    return Memory(**found)
+def _timed(row: Row, seconds: np.ndarray, first: np.ndarray) -> Row:
+    """Speeds by themselves."""
+    after = 1e3 * (seconds - first) / max(row.tokens - row.texts, 1)
+    row = row._replace(token_ms=Spread.of(after) if (after > 0).all() else None)
+    return row._replace(seconds=tuple(seconds.tolist()), tokens_per_second=Spread.of(row.tokens / seconds))
 
 
 def _about(setting: Setting, target: Model) -> Row:
@@ -349,6 +349,7 @@ def _about(setting: Setting, target: Model) -> Row:
         policy=setting.policy_label,
         rule="" if setting.is_plain else setting.rule.name,
         exact=setting.is_plain or setting.rule.exact,
+        planned=setting.gamma == PLANNED,
         temperature=heat,
         sampling=", ".join(f"{name}={value}" for name, value in sampling.items()),
         dtype=dtype_of(target),
@@ -362,8 +363,11 @@ def _about(setting: Setting, target: Model) -> Row:
 def _decoding(row: Row, variant: Variant, decoded: Decoded) -> Row:
     """Texts, and what became of the draft tokens."""
     row = row._replace(texts=len(decoded.texts), tokens=sum(map(len, decoded.texts)), passes=decoded.passes)
-    if variant.setting.is_plain or not decoded.outcomes:
-        return row._replace(gamma=0 if variant.setting.is_plain else row.gamma)
+    if variant.setting.is_plain:
+        return row
+    row = row._replace(gamma=variant.job.decoder.gamma)
+    if not decoded.outcomes:
+        return row
     own = len(variant.job.prompt.length)  # beyond, the prompts are the same, and intervals want independent texts
     rounds, emitted = (
         np.concatenate([getattr(o.stats, name) for o in decoded.outcomes])[:own] for name in ("rounds", "emitted")
@@ -388,65 +392,61 @@ def _decoding(row: Row, variant: Variant, decoded: Decoded) -> Row:
 def _against_plain(
     row: Row,
     i: int,
-    live: Sequence[Variant],
+    variants: Sequence[Variant],
     decoded: Sequence[Decoded],
     seconds: np.ndarray,
     first: np.ndarray,
 ) -> Row:
     """Speeds over plain decoding by the same target and backend, and texts beside those of the same target."""
-    setting = live[i].setting
-    alike = [j for j, one in enumerate(live) if one.setting.is_plain and one.setting.target is setting.target]
+    setting, j = variants[i].setting, _plain_of(i, variants)
     if not expected.is_sampled(setting) and row.exact:
-        pairs = list(zip(decoded[i].texts, decoded[alike[0]].texts, strict=True))
+        pairs = list(zip(decoded[i].texts, decoded[j].texts, strict=True))
         differ = [(at, numerics.first_difference(*pair)) for at, pair in enumerate(pairs)]
-        found = next(((text, at) for text, at in differ if at is not None), None)
         row = row._replace(same_text=sum(at is None for _, at in differ))
-        if found is not None:
-            (text, at), (own, plain) = found, pairs[found[0]]
-            ends = tuple(tuple(tokens[max(0, at - LONGEST) : at + 1]) for tokens in (own, plain))
+        for text, at in [(text, at) for text, at in differ if at is not None][:1]:
+            ends = tuple(tuple(tokens[max(0, at - LONGEST) : at + 1]) for tokens in pairs[text])
             row = row._replace(difference=Difference(text, at, *ends))
-    j = next(j for j in alike if live[j].setting.backend == setting.backend)
     if not seconds.shape[1] or setting.is_plain:
         return row
+    j = _plain_of(i, variants, setting.backend)
     before, ours = sum(map(len, decoded[j].texts)), row.tokens
-    whole = ratio(seconds[j], seconds[i], ours / max(before, 1))
     # Without the first tokens, which prefill yields.
     later, plain_later = ours - row.texts, before - row.texts
     after = ratio(seconds[j] - first[j], seconds[i] - first[i], later / max(plain_later, 1))
-    return row._replace(speed=whole, speed_after_prefill=after)
+    return row._replace(speed=ratio(seconds[j], seconds[i], ours / max(before, 1)), speed_after_prefill=after)
+
+
+def _plain_of(i: int, variants: Sequence[Variant], backend: str = "") -> int:
+    """Plain decoding by a variant's target: the first, or that on a backend."""
+    target, settings = variants[i].setting.target, [one.setting for one in variants]
+    alike = (j for j, one in enumerate(settings) if one.is_plain and one.target is target)
+    return next(j for j in alike if backend in ("", settings[j].backend))
 
 
 def _expectations(
     row: Row,
-    variant: Variant,
-    i: int | None,
+    i: int,
     hopes: Expected,
     passes: Passes | None,
-    live: Sequence[Variant],
+    variants: Sequence[Variant],
     decoded: Sequence[Decoded],
     asked: set[str],
 ) -> Row:
     """Alpha, costs, predictions, and the speed on average."""
-    setting, job = variant.setting, variant.job
-    if asked & {"alpha", "replay"}:
-        alpha = hopes.alpha(setting, job)
-        row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
-        trace = hopes.trace(setting, job)
-        if trace is not None and "candidates" in asked and setting.rule.name == "rejection":
-            row = row._replace(candidates=expected.candidates(trace, CANDIDATES))
-    if i is None:
-        return row
-    gamma, policy = job.decoder.gamma, setting.policy is not None
-    j = next(j for j, one in enumerate(live) if one.setting.is_plain and one.setting.target is setting.target)
-    lengths = np.array([len(text) for text in decoded[j].texts])
+    setting, job, j = variants[i].setting, variants[i].job, _plain_of(i, variants)
+    lengths, policy = np.array([len(text) for text in decoded[j].texts]), setting.policy is not None
     costs = passes and passes.costs(expected.drafts_of(job, policy)[-1])
     found, replayed = Predicted(), None
     if asked & {"alpha", "replay"}:
-        found, replayed = hopes.predicted(setting, job, gamma, lengths, costs)
+        alpha, trace = hopes.alpha(setting, job), hopes.trace(setting, job)
+        row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
+        if trace is not None and "candidates" in asked and setting.rule.name == "rejection":
+            row = row._replace(candidates=expected.candidates(trace, CANDIDATES))
+        found, replayed = hopes.predicted(setting, job, job.decoder.gamma, lengths, costs)
     taken = passes and passes.passes(job, decoded[i].outcomes, policy)
     if taken and decoded[j].outcomes:
         later, plain_later = row.tokens - row.texts, int(lengths.sum()) - len(lengths)
-        plain_passes = decoded[j].passes - len(live[j].parts)
+        plain_passes = decoded[j].passes - len(variants[j].parts)
         found = found._replace(rounds=later / max(plain_later, 1) * plain_passes / taken)
     row = row._replace(costs=costs or None, predicted=found if any(x is not None for x in found) else None)
     row = row._replace(replayed_tokens=None if replayed is None else Rate.of(replayed))

@@ -90,13 +90,8 @@ class Setting(NamedTuple):
 
     def plain(self) -> Setting:
         """Plain decoding of the same task, by the same target and backend."""
-        return Setting(self.task, None, 0, sampling=self.sampling, batch=self.batch, target=self.target).on(
-            self.backend
-        )
-
-    def on(self, backend: str) -> Setting:
-        """The same on another backend."""
-        return self._replace(backend=backend)
+        alike = {"sampling": self.sampling, "batch": self.batch, "target": self.target, "backend": self.backend}
+        return Setting(self.task, None, 0, **alike)
 
 
 def product(**axes: Any) -> list[Setting]:

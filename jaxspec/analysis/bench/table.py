@@ -69,7 +69,7 @@ def around(spread: Spread | None, digits: int = 2) -> str:
 
 
 def _gamma(row: Row) -> str:
-    return (str(row.gamma) if row.gamma else "plain") + ("*" if row.planned else "")
+    return (str(row.gamma) if row.gamma else "plain") + ("*" if row.planned else "") + ("" if row.pays else "!")
 
 
 def _mb(name: str) -> Callable[[Row], float | None]:
@@ -157,6 +157,9 @@ MEMORY = (
     Column("what it\nneeds", _mb("needed"), 1),
     Column("times\nthat", _times_needed),
 )
+BENCH = tuple(
+    {(column.head, str(column.of)): column for column in (*SPEED, *THEORY, *DRAFTS, *LATENCY, *MEMORY)}.values()
+)
 
 
 def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = None, title: str = "") -> list[Table]:
@@ -189,26 +192,23 @@ def stacked(rows: Sequence[Row], columns: Sequence[Column], width: int | None, t
     keys.append(GAMMA)
     left = [column for column in columns if any(column.cell(row) not in ("", NOTHING) for row in rows)]
     made, unlimited = [], Console(width=1000)
-    while left or not made:
+    while left:
         count = len(left)
-        while True:
-            view = _table(rows, keys, left[:count], title if not made else "")
-            view.title = None
-            if width is None or count <= 1 or unlimited.measure(view).maximum <= width:
+        while width is not None and count > 1:
+            if unlimited.measure(_table(rows, keys, left[:count])).maximum <= width:
                 break
             count -= 1
             while count > 1 and left[count].head == "min..max":  # stays beside what it is of
                 count -= 1
-        view.title = title if not made else None
-        made.append(view)
+        made.append(_table(rows, keys, left[:count]))
         left = left[count:]
-        if not count:
-            break
+    for view in made[:1]:
+        view.title = title
     return made
 
 
-def _table(rows: Sequence[Row], keys: Sequence[Column], columns: Sequence[Column], title: str) -> Table:
-    view = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED)
+def _table(rows: Sequence[Row], keys: Sequence[Column], columns: Sequence[Column]) -> Table:
+    view = Table(title_justify="left", title_style="bold", box=box.ROUNDED)
     for key in keys:
         view.add_column(key.head, no_wrap=True, justify="right" if key is GAMMA else "left", vertical="bottom")
     for column in columns:
@@ -225,7 +225,8 @@ def _shared(rows: Sequence[Row]) -> list[str]:
     if len({row.rule for row in drafting}) == 1 and drafting[0].rule not in ("", "rejection"):
         found.append(drafting[0].rule)
     found += [rows[0].sampling] if len({row.sampling for row in rows}) == 1 else []
-    return found + (["* the plan's γ"] if any(row.planned for row in rows) else [])
+    found += ["* the plan's γ"] if any(row.planned for row in rows) else []
+    return found + (["! its best, but it is not to speculate"] if not all(row.pays for row in rows) else [])
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[tuple[Any, list[Row]]]:
@@ -277,24 +278,32 @@ def _plain_of(row: Row, rows: Sequence[Row]) -> Row | None:
     return next((p for p in rows if p.is_plain and all(getattr(p, n) == getattr(row, n) for n in alike)), None)
 
 
-def beside(rows: Sequence[Row]) -> list[tuple[Row, Row, Spread | None]]:
-    """Rows of the first backend, each with the same setting in another library, and its speed over that."""
-    if not rows:
-        return []
+def of_libraries(rows: Sequence[Row]) -> list[str]:
+    """Our speed over another library's at the same setting, in sentences."""
     names = ("task", "temperature", "batch", "drafter", "gamma", "policy", "rule", "group")
     found = []
     for row, other in itertools.product(rows, rows):
         alike = all(getattr(row, name) == getattr(other, name) for name in names)
-        if row.backend == rows[0].backend != other.backend and alike:
-            found.append((row, other, over(row, other)))
+        if row.backend == rows[0].backend != other.backend and alike and (ratio := over(row, other)):
+            found.append(
+                f"{row.task}, batch {row.batch}, {row.drafter or 'plain'}: {row.backend} has {ratio.median:.2f} times "
+                f"the speed of {other.backend} ({around(ratio)})."
+            )
     return found
 
 
-def of_best_constant(row: Row, rows: Sequence[Row]) -> float | None:
-    """A row's speed over that of its drafter's best gamma without a policy, in the same group."""
-    fixed = [other for other in rows if other.group == row.group and other.drafter == row.drafter and not other.policy]
-    speeds = [other.speed.median for other in fixed if other.speed is not None]
-    return row.speed.median / max(speeds) if row.speed is not None and speeds and not row.is_plain else None
+def of_policies(rows: Sequence[Row]) -> list[str]:
+    """The speed of each policy over its drafter's best gamma without one, in the same group, in sentences."""
+    found = []
+    for row in rows:
+        same = (r for r in rows if (r.group, r.drafter, r.policy) == (row.group, row.drafter, "") and r.speed)
+        best = max((r.speed.median for r in same if r.speed), default=None)
+        if row.policy and row.speed and best:
+            found.append(
+                f"{row.task}, T = {row.temperature:g}, {row.drafter}: {row.policy} has {row.speed.median / best:.2f} "
+                "of the speed of the best γ."
+            )
+    return found
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -310,10 +319,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
             around_all = f"{min(shares):.2f} to {max(shares):.2f}"
             lines.append(f"Measured over {what}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
     shares = plan_shares(rows)
-    advice = sum(row.planned and not row.gamma for row in rows)
     if shares:
         lines.append(f"The plan's γ has {min(shares):.2f} of the best speed in the worst of {len(shares)} sweeps.")
-    lines += [f"In {advice} the plan is not to speculate."] if advice else []
+    for row in rows:
+        if not row.pays and row.speed:
+            lines.append(
+                f"{row.task}, T = {row.temperature:g}, {row.drafter}: the plan is not to speculate; its best γ, "
+                f"{row.gamma}, has {row.speed.median:.2f} times the speed of plain decoding."
+            )
     differ = [row for row in rows if row.same_text is not None and row.same_text < row.texts]
     for row in differ:
         lines.append(
@@ -343,7 +356,7 @@ def plan_shares(rows: Sequence[Row]) -> list[float]:
         for row in sweep:
             if not row.is_plain:
                 best = row.best_speed()
-                speeds[row.planned].append(best.median if best else 1.0 if not row.gamma else 0.0)
+                speeds[row.planned].append(1.0 if not row.pays else best.median if best else 0.0)
         if len(speeds) == 2:
             found.append(speeds[True][0] / max(1.0, *speeds[True], *speeds[False]))
     return found

@@ -5,9 +5,7 @@ Shapes: M tokens of a pass at most, K children of a node at most, L levels.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,26 +88,18 @@ def of_job(job: Job, *, nodes: int = 32, children: int = 8, batch: int = 1, repe
         batch: rows of the passes that are timed.
         repeats: of each timing.
 
-    Raises:
-        TypeError, ValueError: as `replay.collect` and `cost.measure`; a vocabulary of fewer tokens than `children`.
-
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.testing import table_model
-        >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> found = of_job(prepare(model, prompt, drafter=model, max_new_tokens=8), nodes=3, children=2, repeats=1)
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(max_new_tokens=8)
+        >>> found = of_job(job.replace(drafter=job.target), nodes=3, children=2, repeats=1)
         >>> found.acceptance["top"].tolist()  # its own argmax is always right
         [[1.0, 0.0], [1.0, 0.0]]
     """
     (group,) = jobs.whole_batches(job, batch, batch)
     c, v = costs(group, nodes, repeats)
-    with tempfile.TemporaryDirectory() as folder:
-        trace = replay.collect(Path(folder) / "trace", job)
-        draws = SAMPLED if trace.temperature else GREEDY
-        ratios: dict[DrawName, np.ndarray] = {draw: ratios_of(trace, draw, children) for draw in draws}
-        counts = np.asarray(trace.counts)
+    trace = replay.collect(job)
+    draws, counts = SAMPLED if trace.temperature else GREEDY, trace.counts
+    ratios: dict[DrawName, np.ndarray] = {draw: ratios_of(trace, draw, children) for draw in draws}
     acceptance: dict[DrawName, np.ndarray] = {draw: found.mean(axis=0) for draw, found in ratios.items()}
     tried: list[Prediction] = []
     for draw, found in ratios.items():

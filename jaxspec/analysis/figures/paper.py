@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -69,9 +67,8 @@ def speedup_after_prefill(job: Job, repeats: int) -> float | None:
 def distributions(job: Job) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Both distributions at a typical position of the target's text at temperature 1, and the names of its tokens."""
     tokenizer = job.target.tokenizer
-    with tempfile.TemporaryDirectory() as folder:
-        trace = replay.collect(Path(folder) / "trace", job.replace(temperature=1.0, key=jax.random.key(0)))
-        p, q = (np.asarray(jax.nn.softmax(side.astype(np.float64), axis=-1)) for side in (trace.target, trace.draft))
+    trace = replay.collect(job.replace(temperature=1.0, key=jax.random.key(0)))
+    p, q = (np.asarray(jax.nn.softmax(side.astype(np.float64), axis=-1)) for side in (trace.target, trace.draft))
     at = int(np.argmin(np.abs(divergence.beta(p, q) - TYPICAL)))
     names = tokenizer.convert_ids_to_tokens(range(p.shape[1])) if tokenizer else [str(i) for i in range(p.shape[1])]
     return p[at], q[at], names

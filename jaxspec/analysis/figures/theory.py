@@ -105,7 +105,6 @@ def landscape(
     """Speed-up over plain decoding for every alpha and gamma at one c: levels, the best gamma, and measured pairs.
 
     Args:
-        c: as in `formulas.improvement`.
         v: the verify pass as a function of gamma, or a number.
         marks: pairs to show.
         most: the largest gamma shown.

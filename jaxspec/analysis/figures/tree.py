@@ -21,7 +21,6 @@ def tree_diagram(
     """A static tree, from the last committed token down; a node's area is the probability that it is accepted.
 
     Args:
-        shape: as in `drafters.tree`.
         acceptance: by number of children and rank [K, K] (`analysis.bench.tree_plan`); without it all nodes are alike.
         title: above it.
 

@@ -69,15 +69,6 @@ class Acceptance(NamedTuple):
         """Positions measured, over all rows."""
         return int(self.counts.sum())
 
-    def to_dict(self) -> dict[str, float | None]:
-        """For JSON: alpha, its error and interval (None for a single row), and how many positions.
-
-        >>> Acceptance(np.array([[1.0, 0.5]]), np.array([2])).to_dict()
-        {'alpha': 0.75, 'stderr': None, 'low': None, 'high': None, 'positions': 2}
-        """
-        rate = self.rate.to_dict()
-        return {"alpha": rate.pop("value"), **rate, "positions": self.positions}
-
 
 class ConditionalAcceptance(NamedTuple):
     """How often draft tokens were accepted that had a trial: those before them were, and the text had not ended.
@@ -152,12 +143,9 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
         ValueError: batch < 1.
 
     Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> job = prepare(target, prompt, drafter=draft, temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
-        >>> round(measure(job.replace(drafter=target)).alpha, 5), measure(job).positions
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
+        >>> round(measure(job.replace(drafter=job.target)).alpha, 5), measure(job).positions
         (1.0, 16)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
@@ -173,11 +161,7 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
 
 
 def texts(job: Job, batch: int = BATCH) -> Iterator[Text]:
-    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape.
-
-    Raises:
-        TypeError, ValueError: as `measure`.
-    """
+    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape."""
     jobs.drafting_model(job)
     for part in jobs.in_batches(job, batch):
         out = complete(part.job.plain())
@@ -226,12 +210,8 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
             the other.
 
     Example:
-        >>> import jaxspec
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> options = dict(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0))
-        >>> out = jaxspec.generate(target, prompt, drafter=draft, **options)
+        >>> from jaxspec.testing import table_job
+        >>> out = complete(table_job(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
         >>> found = conditional(out.trace)
         >>> int(found.accepted.sum()) == int(out.stats.accepted.sum()), len(found.by_draft_token)
         (True, 3)
@@ -270,11 +250,10 @@ def accepted_after(job: Job, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
         batch: rows at a time.
 
     Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> accepted_after(prepare(model, prompt, drafter=model, max_new_tokens=5)).tolist()
-        [[4, 3, 2, 1, 0]]
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(max_new_tokens=5)
+        >>> accepted_after(job.replace(drafter=job.target)).tolist()
+        [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
     """
     return run_lengths(measure(job, batch=batch).overlaps > 0)
 

@@ -82,12 +82,10 @@ def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Co
         ValueError: repeats or inner < 1.
 
     Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> cost = measure(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
+        >>> from jaxspec.testing import table_job
+        >>> cost = measure(table_job(gamma=4), repeats=2, inner=3)
         >>> cost.batch, cost.c > 0, len(cost.verify)
-        (1, True, 2)
+        (2, True, 2)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
@@ -106,15 +104,11 @@ def measure_all(
     """As `measure`, for several gammas, whose passes are all interleaved: they are compared with each other.
 
     Args:
-        job, repeats, inner: as in `measure`; there is one cache, for the largest gamma, and the job's own is not read.
         gammas: draft tokens a round.
         advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
 
     Returns:
         A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
-
-    Raises:
-        TypeError, ValueError: as `measure`.
     """
     if repeats < 1 or (inner is not None and inner < 1):
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
@@ -135,26 +129,6 @@ def measure_all(
     return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
 
 
-def verify_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> np.ndarray:
-    """What judging 0, 1, .. gamma draft tokens costs, in one-token passes [gamma + 1]: v of `policies.adaptive`.
-
-    Measured at the widths that a policy's passes have (`decode.speculative.bucket_widths`), and never falling.
-
-    Args:
-        job: with any drafter, whose passes are not timed; its gamma is the most draft tokens.
-        repeats, inner: as in `measure`.
-
-    Example:
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> v = verify_costs(prepare(model, prompt, drafter=model, gamma=4), repeats=2, inner=3)
-        >>> v.shape, float(v[0]), bool(v[2] == v[3])
-        ((5,), 1.0, True)
-    """
-    return _policy_costs(job, job.target, repeats, inner)[1]
-
-
 def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
     """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
 
@@ -162,24 +136,19 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
 
     Args:
         job: with the drafter, and the most draft tokens as its gamma.
-        repeats, inner: as in `measure`.
+
+    Example:
+        >>> from jaxspec.testing import table_job
+        >>> found = policy_costs(table_job(gamma=4), repeats=2, inner=3)
+        >>> found["c"] > 0, found["v"].shape, float(found["v"][0]), bool(found["v"][2] == found["v"][3])
+        (True, (5,), 1.0, True)
     """
-    model = paid_model(job)
-    c, v = _policy_costs(job, model or job.target, repeats, inner)
-    v[1:] += search_cost(job, repeats=repeats, inner=inner)
-    return {"c": c if model else 0.0, "v": v}
-
-
-def _policy_costs(job: Job, model: Model, repeats: int, inner: int | None) -> tuple[float, np.ndarray]:
-    gamma, own = job.decoder.gamma, job.replace(drafter=model, policy=None)
+    model, gamma = paid_model(job), job.decoder.gamma
+    own = job.replace(drafter=model or job.target, policy=None)
     found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
-    return found[0].c, monotone_costs(gamma, {one.gamma: one.v for one in found})
-
-
-def draft_token_cost(job: Job, *, repeats: int = REPEATS) -> float:
-    """c: a pass of the model that drafts, in passes of the target; 0 for a drafter that looks its tokens up."""
-    model = paid_model(job)
-    return 0.0 if model is None else measure(job.replace(drafter=model, gamma=1, policy=None), repeats=repeats).c
+    v = monotone_costs(gamma, {one.gamma: one.v for one in found})
+    v[1:] += search_cost(job, repeats=repeats, inner=inner)
+    return {"c": found[0].c if model else 0.0, "v": v}
 
 
 def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:

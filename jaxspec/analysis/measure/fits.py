@@ -18,7 +18,7 @@ from jaxspec import accept
 from jaxspec.accept import catalogue
 from jaxspec.analysis.measure import jobs, samples
 from jaxspec.analysis.measure.samples import EXPECTED, Context
-from jaxspec.analysis.measure.statistics import binomial_interval, holm_adjust
+from jaxspec.analysis.measure.statistics import holm_adjust
 from jaxspec.decode.request import Job
 
 UNLIKELY = 1e-3  # a corrected p-value below this is hardly chance
@@ -196,7 +196,8 @@ def of_rules(job: Job, draws: Draws, doing: Callable[[str], object] = lambda wha
     error = UNSURE / max(sum(len(test["frequent"]) for test in tests), 1)
     for test in tests:
         for token in test["frequent"]:
-            token["low"], token["high"] = binomial_interval(token["drawn"], test["draws"], error)
+            exact = stats.binomtest(token["drawn"], test["draws"]).proportion_ci(1 - error, "exact")
+            token["low"], token["high"] = float(exact.low), float(exact.high)
     about = {"draws": tests[0]["draws"], "prompts": len(shortest.prompt.length), "temperatures": list(TEMPERATURES)}
     return about | {"false_alarm": UNLIKELY, "confidence": 1 - UNSURE, "tests": tests}
 

@@ -28,11 +28,8 @@ class Batch(NamedTuple):
 def take(job: Job, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Job:
     """Some rows of a job, in the given order, with their own keys and options: a row's text is the same in any batch.
 
-    >>> from jaxspec.base import Prompt
-    >>> from jaxspec.decode.request import prepare
-    >>> from jaxspec.testing import table_model
-    >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-    >>> job = prepare(table_model(jax.random.key(1), vocab=5), prompt, max_new_tokens=[4, 7])
+    >>> from jaxspec.testing import table_job
+    >>> job = table_job(max_new_tokens=[4, 7])
     >>> take(job, [1]).prompt.length.tolist(), take(job, [1]).plain().request.limit.tolist()
     ([1], [7])
     """
@@ -60,11 +57,8 @@ def in_batches(job: Job, batch: int) -> Iterator[Batch]:
     Raises:
         ValueError: batch < 1.
 
-    >>> from jaxspec.base import Prompt
-    >>> from jaxspec.decode.request import prepare
-    >>> from jaxspec.testing import table_model
-    >>> job = prepare(table_model(jax.random.key(1), vocab=5), Prompt(jnp.ones((5, 3), int), jnp.ones(5, int)))
-    >>> [part.rows.tolist() for part in in_batches(job, 2)]
+    >>> from jaxspec.testing import table_job
+    >>> [part.rows.tolist() for part in in_batches(take(table_job(), [0, 0, 1, 0, 1]), 2)]
     [[0, 1], [2, 3], [4, 4]]
     """
     if batch < 1:

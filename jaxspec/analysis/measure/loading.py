@@ -7,8 +7,10 @@ Both sum up the bits of every parameter as it is stored, on the device, so that 
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +26,71 @@ from jaxspec.weights import huggingface
 SPARE = 2 * 10**9  # bytes of the disk to leave
 
 
-def write(shape: str, dtype: str, folder: Path) -> dict[str, Any]:
-    """Saves a model of random weights, unless the folder is there.
+def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
+    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
+
+    Raises:
+        OSError: the disk is too small.
+    """
+    written, found = apart(write, shape, dtype, folder), apart(load, dtype, folder)
+    same = "the same parameters" if written == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
+    share = found["extra"] / found["largest"]
+    return (
+        f"Loading {found['size'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s and "
+        f"{found['extra'] / 1e9:.2f} GB of host memory: {share:.2f} of the largest file ({found['largest'] / 1e9:.2f} "
+        f"GB; {found['how']}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; {same}."
+    )
+
+
+def apart(function: Any, *arguments: Any) -> Any:
+    """What a function returns in a new process, which ends with it and lets go of the device."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def write(shape: str, dtype: str, folder: Path) -> int:
+    """Saves a model of random weights, unless the folder is there; the sum of its bits.
 
     Raises:
         OSError: the disk is too small.
     """
     model = synthetic.random_model(shape, dtype, seed=0)
     size = sum(x.nbytes for x in jax.tree.leaves(model.params))
-    start = time.perf_counter()
     if not huggingface.is_folder(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
         if free < size + SPARE:
             raise OSError(
-                f"{folder.parent} has {free / 1e9:.0f} GB left, but {shape} takes {size / 1e9:.0f}: give another --work"
+                f"{folder.parent} has {free / 1e9:.0f} GB left, but {shape} takes {size / 1e9:.0f}: give another folder"
             )
         huggingface.save(model, folder)
-    files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
-    return {
-        "parameters_bytes": size,
-        "files": files,
-        "seconds": time.perf_counter() - start,
-        "bits": bits(model.params, model.config.dtype),
-    }
+    return bits(model.params, model.config.dtype)
 
 
 def load(dtype: str, folder: Path) -> dict[str, Any]:
     """Loads such a folder, and measures. To be called in a process that has done nothing else.
 
+    Returns:
+        "files", "largest" (bytes of the largest), "size" of the parameters, "extra" bytes of host memory at the peak
+        and "how" that is known, "seconds", "bits".
+
     Raises:
         FileNotFoundError: there is no folder.
     """
     if not huggingface.is_folder(folder):
-        raise FileNotFoundError(f"no folder at {folder}: run the stage write before")
+        raise FileNotFoundError(f"no folder at {folder}: write it first")
     bits(jax.random.normal(jax.random.key(0), (4,)), "float32")  # the device's libraries are not to be measured
-    files = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+    files = [path.stat().st_size for path in folder.glob("*.safetensors")]
     with Peak() as peak:
         start = time.perf_counter()
         model = jaxspec.load(folder, dtype=dtype)
         jax.block_until_ready(model.params)
         seconds = time.perf_counter() - start
-    on_host = jax.devices()[0].platform == "cpu"
-    size, largest = sum(x.nbytes for x in jax.tree.leaves(model.params)), max(files.values())
-    extra = peak.bytes - peak.before - (size if on_host else 0)  # a CPU's memory holds the model, too
-    return {
-        "files": len(files),
-        "largest_file_bytes": largest,
-        "parameters_bytes": size,
-        "before_bytes": peak.before,
-        "peak_bytes": peak.bytes,
-        "measured_by": peak.how,
-        "extra_bytes": extra,
-        "extra_over_largest_file": extra / largest,
-        "seconds": seconds,
-        "bits": bits(model.params, model.config.dtype),
-    }
+    size = sum(x.nbytes for x in jax.tree.leaves(model.params))
+    on_host = jax.devices()[0].platform == "cpu"  # whose memory holds the model, too
+    found = {"files": len(files), "largest": max(files), "size": size, "how": peak.how, "seconds": seconds}
+    extra = peak.bytes - peak.before - (size if on_host else 0)
+    return found | {"extra": extra, "bits": bits(model.params, model.config.dtype)}
 
 
 def bits(params: Any, dtype: str) -> int:

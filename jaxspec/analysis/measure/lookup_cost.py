@@ -41,16 +41,6 @@ def lookup_as_model(job: Job) -> Model:
 
     Returns:
         A model that is good for being measured alone.
-
-    Example:
-        >>> from jaxspec.analysis.measure import cost
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.drafters import prompt_lookup
-        >>> from jaxspec.testing import table_model
-        >>> target, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-        >>> job = prepare(target, prompt, drafter=prompt_lookup(), gamma=4)
-        >>> cost.measure(job.replace(drafter=lookup_as_model(job)), repeats=2, inner=3).c > 0
-        True
     """
     assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
     lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,33 +22,40 @@ from jaxspec.recipes import net_of
 from jaxspec.weights.int8 import is_matrix
 
 
-def account(job: Job) -> dict[str, int | None]:
+class Memory(NamedTuple):
     """Bytes of the program of one generation, and of what it cannot do without.
 
-    Returns:
-        "program": arguments, results and temporaries by the compiler's own account, and "temporaries" alone (None if
-        it gives none);
-        "weights"; "caches", the drafter's too; "logits", one block [batch, nodes + 1, vocab] of each model.
+    Attributes:
+        program, temporaries: arguments, results and temporaries by the compiler's own account, and the latter alone;
+            None where it gives none.
+        weights, caches, logits: of both models; of logits one block [batch, nodes + 1, vocab] of each.
     """
+
+    program: int | None
+    temporaries: int | None
+    weights: int
+    caches: int
+    logits: int
+
+    needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
+
+
+def account(job: Job) -> Memory:
+    """The memory of a job."""
 
     def begin():
         headroom = buffers.headroom(job.max_new_tokens, job.decoder.nodes)
         return job.decoder.init(job.weights, job.prompt, job.request, headroom).caches
 
-    stats = program_stats(job)
-    program = None
+    compiled = loop.generation.lower(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens).compile()
+    stats, program = compiled.memory_analysis(), None
     if stats is not None:
         program = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
         program -= stats.alias_size_in_bytes
     lms = [job.target.lm] + ([] if job.drafter is None else list(dict.fromkeys(drafter_lms(job.drafter))))
     positions = len(job.prompt.length) * (job.decoder.nodes + 1)
-    return {
-        "program": program,
-        "temporaries": None if stats is None else stats.temp_size_in_bytes,
-        "weights": _bytes(job.weights),
-        "caches": _bytes(jax.eval_shape(begin)),
-        "logits": 4 * positions * sum(lm.vocab_size for lm in lms),
-    }
+    caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
+    return Memory(program, stats and stats.temp_size_in_bytes, _bytes(job.weights), caches, logits)
 
 
 def of_config(name: str, config: Any) -> dict[str, Any]:
@@ -91,12 +98,6 @@ def of_config(name: str, config: Any) -> dict[str, Any]:
 
 def _sizes(memory: dict[str, int], cache: dict[str, int], config: Any) -> dict[str, Any]:
     return {"memory_bytes": memory, "cache_bytes_per_token": cache, "config": dataclasses.asdict(config)}
-
-
-def program_stats(job: Job) -> Any:
-    """The compiler's account of the memory of a job's program; None where it gives none."""
-    program = loop.generation.lower(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
-    return program.compile().memory_analysis()
 
 
 def process_bytes() -> int | None:

@@ -47,11 +47,8 @@ def mismatches(job: Job) -> list[Mismatch]:
         job: greedy, with a drafter; its prompts are decoded as one batch.
 
     Example:
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> mismatches(prepare(target, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=draft, max_new_tokens=12))
+        >>> from jaxspec.testing import table_job
+        >>> mismatches(table_job(max_new_tokens=12))
         []
     """
     outs = [complete(one) for one in (job.plain(), job)]

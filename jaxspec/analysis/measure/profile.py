@@ -2,8 +2,7 @@
 
 A pass of a small model over one token is a few hundred kernels of some microseconds. Its time is that of its weights,
 read once, plus what the kernels take beyond that, plus the gaps between them in which the device waits for the host.
-Each calls for another remedy, so the three are separated. Where no trace can be had (containers may refuse it), the
-instructions of the compiled loop are still counted.
+Each calls for another remedy, so the three are separated.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from jaxspec import buffers, noise
+from jaxspec import buffers
 from jaxspec.analysis.measure import cost, jobs
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
@@ -27,7 +25,6 @@ from jaxspec.decode.request import Job
 INNER = 20  # passes of a profile
 STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
 LARGEST = 8  # kernels that are listed
-FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")  # instructions that no kernel runs
 WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
 NEAR = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
 
@@ -48,17 +45,14 @@ def passes(job: Job, folder: Path | None = None) -> dict[str, Any]:
         folder: where the profiler's files go, for a viewer; by default nowhere.
 
     Returns:
-        As `summary`, of the kernels that ran; {"refused": why} where the profiler would not start, or saw nothing. And
-        "instructions" of the compiled loop.
+        As `summary`, of the kernels that ran; {"refused": why} where the profiler would not start, or saw nothing.
     """
     headroom = buffers.headroom(job.max_new_tokens, 1)
-    found: dict[str, Any] = {}
     try:
         timed = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
-        found = summary(profiled(timed.call, folder), INNER)
+        return summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
-        found = {"refused": f"{type(error).__name__}: {error}"}
-    return found | {"instructions": instructions(_program(job, headroom))}
+        return {"refused": f"{type(error).__name__}: {error}"}
 
 
 def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
@@ -80,7 +74,7 @@ def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
         nonlocal state
         for _ in range(rounds):
             state, _ = loop.advance(job.decoder, job.weights, state)
-        if bool(jnp.any(jax.block_until_ready(state).done)):
+        if bool(jax.block_until_ready(state).done.any()):
             raise ValueError(
                 f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
             )
@@ -185,59 +179,6 @@ def summary(ran: Iterable[Kernel], count: int) -> dict[str, Any]:
     }
 
 
-def instructions(program: str) -> int:
-    """Instructions of a compiled program's longest loop body that a kernel (or a copy) runs, about.
-
-    Args:
-        program: the text that `compiled.as_text()` gives.
-
-    >>> instructions('''
-    ... %body (p: (f32[2])) -> (f32[2]) {
-    ...   %p = (f32[2]{0}) parameter(0)
-    ...   %x = f32[2]{0} get-tuple-element(%p), index=0
-    ...   %y = f32[2]{0} fusion(%x), kind=kLoop, calls=%add
-    ...   ROOT %t = (f32[2]{0}) tuple(%y)
-    ... }
-    ... ENTRY %main (a: f32[2]) -> (f32[2]) {
-    ...   ROOT %w = (f32[2]{0}) while(%t), condition=%cond, body=%body
-    ... }''')
-    1
-    """
-    lines: dict[str, list[str]] = {}
-    name = ""
-    for line in program.splitlines():
-        if begins := re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line):
-            name = begins[1]
-            lines[name] = []
-        elif name and " = " in line:
-            lines[name].append(line.split(" = ", 1)[1])
-
-    def count(name: str) -> int:
-        """A call's computation in its place: XLA puts what one launch of a CUDA graph runs into one."""
-        total = 0
-        for line in lines.get(name, ()):
-            code = re.search(r"(?:^|[\s})\]])([a-z][\w-]*)\(", line)
-            if code is None or code[1] in FREE:
-                continue
-            called = re.search(r"to_apply=%?([\w.-]+)", line) if code[1] == "call" else None
-            total += count(called[1]) if called else 1
-        return total
-
-    return max(map(count, set(re.findall(r"body=%?([\w.-]+)", program))), default=0)
-
-
-def _program(job: Job, headroom: int) -> str:
-    """The loop over one-token passes, compiled."""
-    model, prompt, lm = job.target, job.prompt, job.target.lm
-    width = buffers.prefill_length(lm, prompt) + headroom
-    _, cache = jax.eval_shape(lambda params: lm.prefill(params, prompt, width), model.params)
-    rows = len(prompt.length)
-    keys = noise.row_keys(jax.random.key(0), rows) if jobs.is_sampled(job) else None
-    length, tokens = jnp.ones_like(prompt.length), jnp.zeros((rows, 1), jnp.int32)
-    loop = cost.passes.lower(lm, model.params, cache, length, tokens, jnp.asarray(INNER, jnp.int32), keys)
-    return loop.compile().as_text() or ""
-
-
 def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -> str:
     """What a drafter's profile shows, and what would help.
 
@@ -247,15 +188,15 @@ def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -
         target_us: a one-token pass of the target.
         c: as it was timed.
 
-    >>> found = {"kernels_per_pass": 200.0, "pass_us": 800.0, "busy_us": 320.0, "busy": 0.4, "instructions": 190}
+    >>> found = {"kernels_per_pass": 200.0, "pass_us": 800.0, "busy_us": 320.0, "busy": 0.4}
     >>> text = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
     >>> "busy for 40%" in text, "0.10 of the target's" in text, "XLA_FLAGS" in text
     (True, True, True)
     """
     if "refused" in found:
         return (
-            f"No profile could be had ({found['refused']}). The compiled loop has some {found['instructions']} kernels "
-            f"a pass, which takes {c * target_us:.0f} µs; reading its weights would take {floor_us:.0f} µs."
+            f"No profile could be had ({found['refused']}). A drafter's pass takes {c * target_us:.0f} µs; reading its "
+            f"weights would take {floor_us:.0f} µs."
         )
     made_of = (
         f"A drafter's pass is {found['kernels_per_pass']:.0f} kernels in {found['pass_us']:.0f} µs, and the device is "

@@ -1,4 +1,4 @@
-"""Offline replay: p and q along the target's texts, stored once; then any rule, gamma and temperature, without models.
+"""Offline replay: p and q along the target's texts; then any rule, gamma and temperature, without models.
 
 Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have known distributions,
 and for an exact rule that is enough:
@@ -24,31 +24,25 @@ Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
-import json
 import math
-import os
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers, noise
+from jaxspec import noise
 from jaxspec import warp as warps
-from jaxspec.analysis.measure import acceptance, environment, jobs
+from jaxspec.analysis.measure import acceptance, jobs
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import divergence, text_rounds
 from jaxspec.base import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule
 from jaxspec.decode.request import Job
 
-MANIFEST = "manifest.json"
 CHUNK = 256  # positions at a time
 
 
@@ -56,32 +50,26 @@ class LogitTrace(NamedTuple):
     """The logits of a pair along texts of the target's, one text after the other.
 
     Attributes:
-        manifest: what it was made from: names, temperature, digest of the prompts, environment.
+        temperature: of the texts.
         counts: how many tokens each text has [rows].
         tokens: the texts.
         target, draft: float32 logits of each of their tokens, given those before it, memory-mapped.
     """
 
-    manifest: dict[str, Any]
+    temperature: float
     counts: Int[np.ndarray, " rows"]
     tokens: Int[np.ndarray, " N"]
     target: Float[np.ndarray, "N V"]
     draft: Float[np.ndarray, "N V"]
 
-    @property
-    def temperature(self) -> float:
-        """Of the texts."""
-        return float(self.manifest["temperature"])
-
     def first(self, rows: int) -> LogitTrace:
         """The first texts, or all if there are no more than `rows`."""
         counts = self.counts[:rows]
         here = slice(int(counts.sum()))
-        return LogitTrace(self.manifest, counts, self.tokens[here], self.target[here], self.draft[here])
+        return LogitTrace(self.temperature, counts, self.tokens[here], self.target[here], self.draft[here])
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What decoding with a rule would yield along the texts.
 
     Attributes:
@@ -107,16 +95,11 @@ class Evaluation:
 
 
 def collect(
-    folder: str | Path,
-    job: Job,
-    *,
-    batch: int = acceptance.BATCH,
-    advance: Callable[[int], object] = lambda rows: None,
+    job: Job, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None
 ) -> LogitTrace:
-    """Generates plainly from the target, feeds the texts to both models, and stores the logits: 8 V bytes a position.
+    """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
 
     Args:
-        folder: where to; written whole or not at all.
         job: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
             temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
             matters.
@@ -124,71 +107,39 @@ def collect(
         advance: called with the number of rows done, for a progress bar.
 
     Raises:
-        FileExistsError: there is something at `folder`.
         TypeError: the drafter is no Model.
         ValueError: other sampling options than one temperature; batch < 1.
 
     Example:
-        >>> import tempfile
         >>> from jaxspec import accept
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target = table_model(jax.random.key(1), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-        >>> job = prepare(target, prompt, drafter=target, temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     trace = collect(f"{folder}/trace", job)
-        ...     evaluate(trace, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
+        >>> from jaxspec.testing import table_job
+        >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
+        >>> trace = collect(job.replace(drafter=job.target))
+        >>> evaluate(trace, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
         3.8
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f"{folder} is there already: give the name of a new folder")
-    temperature, draft = _temperature(job), jobs.drafting_model(job)
+    temperature, models = _temperature(job), (job.target, jobs.drafting_model(job))
     texts = list(acceptance.texts(job, batch))
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
-    target = job.target
-    vocab = target.lm.vocab_size if target.tokenizer is None else len(target.tokenizer)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        shape, made = (int(counts.sum()), vocab), np.lib.format.open_memmap
-        sides = [made(unfinished / f"{side}.npy", "w+", np.float32, shape) for side in ("target", "draft")]
-        tokens, at = np.zeros(shape[0], np.int32), 0
-        for text in texts:
-            real, prompt = text.real, text.part.job.prompt
-            real[text.part.real :] = False
-            rows = slice(at, at := at + int(real.sum()))
-            tokens[rows] = np.asarray(text.tokens)[real]
-            for side, model in zip(sides, (target, draft), strict=True):
-                side[rows] = np.asarray(_logits(model.lm, vocab, model.params, prompt, text.tokens))[real]
-            advance(text.part.real)
-        for side in sides:
-            side.flush()
-        np.save(unfinished / "counts.npy", counts)
-        np.save(unfinished / "tokens.npy", tokens)
-        about = {"target": target.name, "draft": draft.name, "temperature": temperature}
-        about |= {"max_new_tokens": int(np.max(job.request.limit)), "rows": len(counts), "positions": shape[0]}
-        about |= {"vocab": vocab, "prompts_sha256": _digest(job.prompt), "environment": environment.current()}
-        (unfinished / MANIFEST).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return open_trace(folder)
+    words = job.target.tokenizer
+    shape = (int(counts.sum()), job.target.lm.vocab_size if words is None else len(words))
+    sides = [_scratch(shape) for _ in models]
+    tokens, at = np.zeros(shape[0], np.int32), 0
+    for text in texts:
+        real, prompt = text.real, text.part.job.prompt
+        real[text.part.real :] = False
+        rows = slice(at, at := at + int(real.sum()))
+        tokens[rows] = np.asarray(text.tokens)[real]
+        for side, model in zip(sides, models, strict=True):
+            side[rows] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
+        advance(text.part.real)
+    return LogitTrace(temperature, counts, tokens, *sides)
 
 
-def open_trace(folder: str | Path) -> LogitTrace:
-    """A trace that `collect` has written; its logits stay on disk until they are read.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    folder = Path(folder)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    counts, tokens = (np.load(folder / f"{name}.npy") for name in ("counts", "tokens"))
-    return LogitTrace(
-        manifest, counts, tokens, *(np.load(folder / f"{s}.npy", mmap_mode="r") for s in ("target", "draft"))
-    )
+def _scratch(shape: tuple[int, ...]) -> Float[np.ndarray, "N V"]:
+    """On disk, in a file that is gone with the array."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
 
 
 def evaluate(trace: LogitTrace, rule: Rule, *, gamma: int, temperature: float | None = None) -> Evaluation:
@@ -276,18 +227,6 @@ def lenient_alpha(trace: LogitTrace, lenience: float) -> Ratio:
 
     Raises:
         ValueError: a lenience outside (0, 1].
-
-    Example:
-        >>> import tempfile
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> job = prepare(target, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=draft, max_new_tokens=20)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     trace = collect(f"{folder}/trace", job)
-        ...     rates = [lenient_alpha(trace, l).value for l in (1.0, 0.5, 1e-9)]
-        >>> rates == sorted(rates), rates[-1]
-        (True, 1.0)
     """
     if not 0 < lenience <= 1:
         raise ValueError(f"lenience is {lenience}: expected a number in (0, 1], 1 being none")
@@ -373,7 +312,3 @@ def _logits(
 ) -> Float[Array, "B T V"]:
     """Teacher-forced logits over the target's real ids."""
     return warps.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)
-
-
-def _digest(prompt: Prompt) -> str:
-    return hashlib.sha256(json.dumps(buffers.to_lists(*prompt)).encode()).hexdigest()

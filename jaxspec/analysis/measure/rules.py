@@ -18,7 +18,7 @@ from jaxspec import accept, noise
 from jaxspec import warp as warps
 from jaxspec.accept import catalogue
 from jaxspec.analysis.measure import cost, synthetic
-from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.statistics import Spread
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Distribution, Draft, Draw, Keys, Rule
 from jaxspec.decode.request import prepare
@@ -110,8 +110,8 @@ def beside_passes(
             for name in usual:
                 worst = 1e3 * max(float(np.median(seconds[name])) for seconds in (usual, alike))
                 share = worst / taken.verify_ms if vocab == model.lm.vocab_size else None
-                lines[name] = {"share": share, "usual_us": median_min_max(1e6 * usual[name])}
-                lines[name]["all_accepted_us"] = median_min_max(1e6 * alike[name])
+                lines[name] = {"share": share, "usual_us": Spread.of(1e6 * usual[name])._asdict()}
+                lines[name]["all_accepted_us"] = Spread.of(1e6 * alike[name])._asdict()
             about = {"batch": batch, "vocab": vocab, "rules": lines}
             found.append(about | {"one_token_ms": taken.target_ms, "verify_ms": taken.verify_ms})
     return found

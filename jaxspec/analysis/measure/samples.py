@@ -89,7 +89,6 @@ def draw(job: Job, first: int, key: Key[Array, ""], draws: int) -> Samples:
     """Runs a job's decoder from its prompt and a first token, many times.
 
     Args:
-        job: as in `context`, with a drafter and a rule.
         first: the first token, that of a `Context`.
         key: of all draws.
         draws: how many, rounded up to whole batches of 256.
@@ -99,12 +98,9 @@ def draw(job: Job, first: int, key: Key[Array, ""], draws: int) -> Samples:
         FloatingPointError: the target's logits are not finite.
 
     Example:
-        >>> from jaxspec.base import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt, key = Prompt(jnp.array([[3, 1]]), jnp.array([2])), jax.random.key(0)
-        >>> job = prepare(target, prompt, drafter=draft, gamma=2, temperature=1.0, key=key)
+        >>> from jaxspec.analysis.measure import jobs
+        >>> from jaxspec.testing import table_job
+        >>> job = jobs.take(table_job(gamma=2, temperature=1.0, key=jax.random.key(0)), [0])
         >>> found = draw(job, 4, jax.random.key(1), draws=200)
         >>> found.tokens.shape, 0 < found.acceptance_rate < 1
         ((256, 2), True)

@@ -1,9 +1,10 @@
-"""Numbers with their errors: ratios over independent texts, medians of repeats, binomials, many tests at once."""
+"""Numbers with their errors: ratios over independent texts, medians of repeats, many tests at once."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -68,36 +69,21 @@ class Ratio:
         return {name: None if np.isnan(number) else number for name, number in numbers.items()}
 
 
-def with_error(value: float, stderr: float | None) -> str:
-    """A value and its standard error, if that is known.
+class Spread(NamedTuple):
+    """Median, least and largest of what was measured several times.
 
-    >>> with_error(0.8125, 0.02), with_error(0.8125, None)
-    ('0.812 ± 0.020', '0.812')
+    >>> Spread.of(np.array([1.0, 4.0, 2.0]))
+    Spread(median=2.0, min=1.0, max=4.0)
     """
-    return f"{value:.3f}" if stderr is None else f"{value:.3f} ± {stderr:.3f}"
 
+    median: float
+    min: float
+    max: float
 
-def median_min_max(values: np.ndarray) -> dict[str, float]:
-    """Median, least and largest.
-
-    >>> median_min_max(np.array([1.0, 4.0, 2.0]))
-    {'median': 2.0, 'min': 1.0, 'max': 4.0}
-    """
-    return {"median": float(np.median(values)), "min": float(np.min(values)), "max": float(np.max(values))}
-
-
-def binomial_interval(successes: int, trials: int, error: float) -> tuple[float, float]:
-    """The exact interval of Clopper and Pearson (1934): it misses the probability in at most `error` of all cases.
-
-    >>> [round(end, 3) for end in binomial_interval(8, 10, 0.05)]
-    [0.444, 0.975]
-    >>> binomial_interval(0, 10, 0.05)[0], binomial_interval(10, 10, 0.05)[1]
-    (0.0, 1.0)
-    """
-    from scipy import stats  # takes longer to import than jax
-
-    found = stats.binomtest(successes, trials).proportion_ci(1 - error, "exact")
-    return float(found.low), float(found.high)
+    @classmethod
+    def of(cls, values: Float[np.ndarray, " repeats"]) -> Spread:
+        """Of an array."""
+        return cls(float(np.median(values)), float(np.min(values)), float(np.max(values)))
 
 
 def holm_adjust(pvalues: Sequence[float]) -> list[float]:

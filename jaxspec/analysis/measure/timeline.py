@@ -36,12 +36,10 @@ def record(job: Job, *, repeats: int = 5) -> list[Span]:
         TypeError: as `cost.measure`.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jaxspec import Prompt
-        >>> from jaxspec.decode.request import prepare
-        >>> from jaxspec.testing import table_model
-        >>> model, prompt = table_model(jax.random.key(1), vocab=5), Prompt(jnp.array([[3]]), jnp.array([1]))
-        >>> spans = record(prepare(model, prompt, drafter=model, gamma=2, max_new_tokens=7), repeats=1)
+        >>> from jaxspec.analysis.measure import jobs
+        >>> from jaxspec.testing import table_job
+        >>> job = jobs.take(table_job(gamma=2, max_new_tokens=7), [0])
+        >>> spans = record(job.replace(drafter=job.target), repeats=1)
         >>> [span.kind for span in spans][2:]  # six tokens after the first, in two rounds
         ['draft', 'draft', 'target', 'draft', 'draft', 'target']
     """
@@ -51,8 +49,9 @@ def record(job: Job, *, repeats: int = 5) -> list[Span]:
         raise ValueError(f"got {len(job.prompt.length)} prompts: expected one")
     plain = job.plain()
     only_first = plain._replace(request=plain.request._replace(limit=np.ones(1, np.int32)))
-    first = np.median([timing.round_ms(only_first)[0] for _ in range(repeats + 1)][1:])
-    runs = np.median([timing.round_ms(job) for _ in range(repeats + 1)][1:], axis=0)  # the first one compiles
+    first = np.median([next(timing.timed_rounds(only_first))[0] for _ in range(repeats + 1)][1:])
+    every = [[took for took, _ in timing.timed_rounds(job)] for _ in range(repeats + 1)]
+    runs = np.median(every[1:], axis=0)  # the first one compiles
     spans = [Span("target prefill", 0.0, float(first))]
     if job.drafter is None:
         return spans + _after(spans[-1], [[("target", float(taken))] for taken in runs[1:]])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
-from jaxspec.analysis.measure.statistics import median_min_max
+from jaxspec.analysis.measure.statistics import Spread
+from jaxspec.base import RoundInfo
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
@@ -36,7 +37,7 @@ def start_all(jobs: Iterable[Job]) -> None:
         next(loop.rounds(job))[0].tokens.block_until_ready()
 
 
-def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, dict[str, float]] | None]:
+def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[tuple[Spread, Spread] | None]:
     """Milliseconds per token to a reader of the stream: each round's time over the tokens it brought.
 
     Args:
@@ -44,8 +45,8 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, d
         repeats: of all of them.
 
     Returns:
-        For each variant the 50th and 95th percentile ("p50", "p95") over all of its tokens, as median, min and max over
-        the repeats; None if no row goes beyond its first token.
+        For each variant the 50th and 95th percentile over all of its tokens, over the repeats; None if no row goes
+        beyond its first token.
     """
     taken: list[list[list[float]]] = [[[] for _ in range(repeats)] for _ in variants]
     for some in variants:
@@ -54,34 +55,20 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[dict[str, d
         for group in zip(*variants, strict=True):
             for index, job in enumerate(group):
                 taken[index][repeat] += token_ms(job)
-    return [_percentiles(some) if some[0] else None for some in taken]
+    shares = [np.array([np.percentile(each, (50, 95)) for each in some]).T if some[0] else None for some in taken]
+    return [None if found is None else (Spread.of(found[0]), Spread.of(found[1])) for found in shares]
 
 
 def token_ms(job: Job) -> list[float]:
     """Milliseconds of every token of a generation but each row's first, which is prefill's."""
-    taken: list[float] = []
+    counts = [(took, np.asarray(info.num_committed).tolist()) for took, info in timed_rounds(job) if info is not None]
+    return [took / n for took, committed in counts for n in committed for _ in range(n)]
+
+
+def timed_rounds(job: Job) -> Iterator[tuple[float, RoundInfo | None]]:
+    """Milliseconds of prefill (with None) and of each round, and what happened in it."""
     began = time.perf_counter()
-    for _, info in loop.rounds(job):
-        if info is not None:
-            committed = np.asarray(info.num_committed)
-            took = 1e3 * (time.perf_counter() - began)
-            taken += [took / n for n in committed.tolist() for _ in range(n)]
+    for state, info in loop.rounds(job):
+        jax.block_until_ready((state, info))
+        yield 1e3 * (time.perf_counter() - began), info
         began = time.perf_counter()
-    return taken
-
-
-def round_ms(job: Job) -> list[float]:
-    """Milliseconds of prefill, and of each round."""
-    taken: list[float] = []
-    began = time.perf_counter()
-    for state, _ in loop.rounds(job):
-        jax.block_until_ready(state)
-        taken.append(1e3 * (time.perf_counter() - began))
-        began = time.perf_counter()
-    return taken
-
-
-def _percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
-    return {
-        f"p{share}": median_min_max(np.array([np.percentile(each, share) for each in repeats])) for share in (50, 95)
-    }

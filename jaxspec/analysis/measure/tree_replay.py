@@ -36,7 +36,6 @@ def ratios_of(trace: replay.LogitTrace, draw: DrawName, children: int) -> Float[
 
     Args:
         trace: of `replay.collect`.
-        draw: as in `drafters.tree`.
         children: K.
 
     Raises:
@@ -136,9 +135,6 @@ def by_depth(
 
     Rounds begin after a token that was not drafted, go on where those before were accepted, and are cut where the text
     ends, so that the mean over all positions promises too much.
-
-    Args:
-        choices, ratios, counts: as in `tokens_per_round`.
 
     >>> always = np.zeros((9, 2, 2))
     >>> always[1::2, :, 0] = 1  # every second token is right: a chain of 2 always begins with a right one

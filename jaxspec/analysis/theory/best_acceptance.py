@@ -71,10 +71,6 @@ def rule_acceptance(rule: str, p: ArrayLike, q: ArrayLike, count: int, draw: Dra
     Args:
         rule: "rejection" ("traversal" is the same on one level), "k_seq", or "coupled" (and "exact_match"), which
             accepts what plain sampling draws.
-        p, q, count, draw: as of `best_acceptance`.
-
-    Raises:
-        ValueError: as `best_acceptance`; an unknown rule; too many drafts to enumerate (draws without replacement).
 
     Example:
         >>> p, q = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]

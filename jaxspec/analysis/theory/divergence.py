@@ -1,7 +1,8 @@
 """How often a draft token is accepted, from the two distributions alone: the paper's section 3.2, appendices A.2, A.5.
 
 Functions of probabilities [..., vocabulary] that broadcast, computed in float64: p is the target's distribution and q
-the drafter's, both as they are sampled from (after temperature and truncation).
+the drafter's, both as they are sampled from (after temperature and truncation). What is no distribution, or of another
+vocabulary, is a ValueError.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
 """
@@ -18,9 +19,6 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     """The divergence of Definition 3.2: sum_x |p(x) - (p(x) + q(x)) / 2|, 0 for equal and 1 for disjoint distributions.
 
     It is symmetric, and equals 1 - sum_x min(p(x), q(x)) (Lemma 3.3): half of the L1 distance.
-
-    Raises:
-        ValueError: p or q is no distribution, or their vocabularies differ.
 
     Example:
         >>> float(d_lk([0.5, 0.5, 0.0], [0.25, 0.25, 0.5]))
@@ -105,9 +103,6 @@ def classical_rejection(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
     Never more than `beta`, and 0 as soon as the drafter excludes one token that the target may generate.
 
-    Raises:
-        ValueError: p or q is no distribution, or their vocabularies differ.
-
     Example, of which `beta` accepts 0.75 and 0.9:
         >>> classical_rejection([[0.5, 0.5], [0.9, 0.1]], [[0.25, 0.75], [1.0, 0.0]]).tolist()
         [0.5, 0.0]
@@ -118,9 +113,6 @@ def classical_rejection(p: ArrayLike, q: ArrayLike) -> np.ndarray:
 
 def residual(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     """What a rejected draft token is replaced from, section 2.3: norm(max(0, p - q)); p itself where they are equal.
-
-    Raises:
-        ValueError: p or q is no distribution, or their vocabularies differ.
 
     Example:
         >>> residual([0.5, 0.5, 0.0], [0.25, 0.5, 0.25]).tolist()

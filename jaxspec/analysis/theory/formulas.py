@@ -8,7 +8,7 @@ Plain functions of numbers or arrays (they broadcast), computed in float64. The 
     v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
     c_hat   arithmetic operations per token of the drafter over those of the target
 
-What alpha is made of is in `divergence`; what v is made of, in `roofline`.
+An argument out of range is a ValueError. What alpha is made of is in `divergence`; what v is made of, in `roofline`.
 
 Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.
 """
@@ -56,12 +56,8 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike =
     """Speed over plain decoding, Theorem 3.8: expected_tokens / (gamma c + v).
 
     Args:
-        alpha, gamma: as in `expected_tokens`.
         c: one pass of the drafter, in one-token passes of the target.
         v: the verify pass, in one-token passes of the target. 1 (the paper's) assumes compute to spare.
-
-    Raises:
-        ValueError: an argument out of range.
 
     Example, the speeds of Table 1; Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); then
     Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c); and what a drafter that costs nothing could give:
@@ -82,11 +78,7 @@ def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarr
     """Operations over those of plain decoding, Theorem 3.11: (gamma c_hat + gamma + 1) / expected_tokens.
 
     Args:
-        alpha, gamma: as in `expected_tokens`.
         c_hat: operations per token of the drafter over those of the target.
-
-    Raises:
-        ValueError: an argument out of range.
 
     Example, the operations of Table 1:
         >>> operations([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
@@ -99,11 +91,7 @@ def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0
     """Reads of weights and cache over those of plain decoding, section 3.4: (gamma c_bytes + 1) / expected_tokens.
 
     Args:
-        alpha, gamma: as in `expected_tokens`.
         c_bytes: bytes that a pass of the drafter reads, over those of the target's; the paper counts the target's only.
-
-    Raises:
-        ValueError: an argument out of range.
 
     Example, the settings of Table 1, where operations grow by up to 63%; then the bound 1 - alpha:
         >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
@@ -121,11 +109,7 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np
     1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
 
     Args:
-        alpha, c: as in `improvement`; infinite at alpha = 1 if the drafter is free.
         v: the verify pass, whatever its length.
-
-    Raises:
-        ValueError: an argument out of range.
 
     Example, the paper's "up to about 60%" over the best fixed gamma:
         >>> alpha, c = 0.9, np.array([0.02, 0.05, 0.1])
@@ -144,11 +128,7 @@ def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> n
     The corollary takes v = 1: then this is more than 1 if alpha > c.
 
     Args:
-        alpha, c: as in `improvement`.
         v: the verify pass over two tokens, gamma = 1's.
-
-    Raises:
-        ValueError: an argument out of range.
 
     Example:
         >>> assured_improvement([0.75, 0.05], [0.02, 0.11]).round(2).tolist()
@@ -165,7 +145,6 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | N
     """The gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
 
     Args:
-        alpha, c: as in `improvement`; arrays broadcast.
         v: cost of the verify pass: a function of gamma, an array with v(gamma) at index gamma, or a number.
             Its value at gamma = 0 is ignored: that is a one-token pass, which costs 1.
         most: the largest gamma to try; 64, or the last of the array `v`, by default.
@@ -194,13 +173,6 @@ def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
 
     Where v = 1 this is c itself, Corollary 3.9.
 
-    Args:
-        c: as in `improvement`.
-        v, most: as in `optimal_gamma`.
-
-    Raises:
-        ValueError: as `optimal_gamma`.
-
     Example, with compute to spare, with little, and with none:
         >>> [round(break_even(0.05, lambda gamma, s=s: 1 + s * gamma), 3) for s in (0.0, 0.2, 1.0)]
         [0.05, 0.25, inf]
@@ -221,15 +193,8 @@ def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) 
     are rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
     hardware is busy with the tokens it has, as at large batches ("no spare compute"; v = 1).
 
-    Args:
-        alpha, c: as in `improvement`.
-        v, most: as in `optimal_gamma`.
-
     Returns:
         The regimes; all that are not perfect, should no single one be enough.
-
-    Raises:
-        ValueError: as `optimal_gamma`.
 
     Example:
         >>> obstacles(0.75, 0.02), obstacles(0.05, 0.1), obstacles(0.6, 0.1, v=lambda gamma: 1 + gamma)

@@ -203,11 +203,7 @@ def verify_cost(machine: Machine, load: Load, gamma: ArrayLike, batch: ArrayLike
     """v: the pass over gamma + 1 tokens in one-token passes; 1 is the paper's assumption.
 
     Args:
-        machine, load, batch: as in `pass_time`.
         gamma: draft tokens a round.
-
-    Raises:
-        ValueError: as `pass_time`.
 
     Example, free at batch 1 and not at batch 128:
         >>> verify_cost(machine("tpu-v4"), Load(11e9), gamma=7, batch=[1, 16, 128]).round(2).tolist()
@@ -221,11 +217,7 @@ def draft_cost(machine: Machine, draft: Load, target: Load, batch: ArrayLike = 1
     """c: a one-token pass of the drafter in those of the target.
 
     Args:
-        machine, batch: as in `pass_time`.
         draft, target: the two models.
-
-    Raises:
-        ValueError: as `pass_time`.
 
     Example, T5-small against T5-XXL by their sizes (the paper measured 0.02, of which most is overhead):
         >>> round(float(draft_cost(machine("tpu-v4"), Load(77e6), Load(11e9))), 3)

@@ -63,20 +63,20 @@ def test_the_floor_is_what_a_token_reads(tiny, monkeypatch):
     least = paper.Floor(2e9, 1e6, Spread(1e12, 1e12, 1e12))
     assert "the floor is 2.000 ms" in least.sentence(Row("big", "a", token_ms=Spread(4.0, 4.0, 4.0)))
     assert "50% of the floor" in least.sentence(Row("big", "a", token_ms=Spread(4.0, 4.0, 4.0)))
-    monkeypatch.setattr(paper.profile, "passes", lambda job, folder: {"refused": "no", "instructions": 9})
+    monkeypatch.setattr(paper.profile, "passes", lambda job: {"refused": "no"})
     costs = Costs(Spread(0.5, 0.5, 0.5), ONE, None, ONE, ONE, ONE)
-    text = paper.explain(draft, Row("big", "a", "small", new_tokens=16, costs=costs), least)
-    assert "some 9 kernels" in text and "500 µs" in text and "1 µs" in text
+    (text,) = paper.explained([Row("big", "a", "small", new_tokens=16, costs=costs)], draft, least)
+    assert "No profile could be had (no)" in text and "500 µs" in text and "1 µs" in text
 
 
 def test_loading_gives_back_what_was_written(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 5_000)
-    monkeypatch.setattr(paper, "_apart", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(loading, "apart", lambda function, *arguments: function(*arguments))
     with pytest.raises(FileNotFoundError, match="no folder at"):
         loading.load("float32", tmp_path / "folder")
-    said = paper.load_in_a_fresh_process("tiny-t5", "float32", tmp_path / "folder")
+    said = loading.in_fresh_processes("tiny-t5", "float32", tmp_path / "folder")
     assert "the same parameters" in said and len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
     monkeypatch.setattr(loading, "SPARE", 10**18)
-    with pytest.raises(OSError, match="give another --work"):
+    with pytest.raises(OSError, match="give another folder"):
         loading.write("tiny-t5", "float32", tmp_path / "other")
     assert not (tmp_path / "other").exists()

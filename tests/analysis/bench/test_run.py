@@ -84,7 +84,7 @@ def test_predictions_follow_theorem_3_8(found, tmp_path):
     taken = 2 * small.costs.c.median + small.costs.v.median
     assert small.predicted.theorem == pytest.approx(sum(alpha.value**n for n in range(3)) / taken)
     assert small.predicted.independent < small.predicted.theorem  # last rounds are cut short
-    trace = replay.collect(tmp_path / "trace", job)
+    trace = replay.collect(job)
     again = replay.evaluate(trace, accept.rejection(), gamma=2).tokens_per_round
     assert small.replayed_tokens.value == again.value and small.predicted.replayed == pytest.approx(again.value / taken)
     saved = (plain.passes - 3) / (small.passes - 3)
@@ -141,9 +141,9 @@ def test_a_sampled_speed_on_average(monkeypatch):
 def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     measured, really = [], runner._measure
 
-    def measure(target, settings, config):
+    def measure(target, settings, *more):
         measured.append([one.gamma for one in settings])
-        return really(target, settings, config)
+        return really(target, settings, *more)
 
     monkeypatch.setattr(runner, "_measure", measure)
     few = Config(rows=1, repeats=1)
@@ -186,7 +186,7 @@ def test_the_plan_chooses_gamma(monkeypatch):
     config = Config(rows=1, repeats=1, quantities=("speed", "alpha", "replay"))
     for pays in (True, False):
         _, row = run(TARGET, product(task=TASK, drafter=DRAFT, gamma="plan"), config=config)
-        assert row.planned and (row.gamma > 0) == pays == (row.speed is not None) and row.alpha.value > 0
+        assert row.planned and row.gamma > 0 and row.pays == pays and row.speed and row.alpha.value > 0
     with pytest.raises(ValueError, match="no acceptance rate is known of prompt_lookup"):
         list(run(TARGET, product(task=TASK, drafter=drafters.prompt_lookup(), gamma="plan"), config=config))
 

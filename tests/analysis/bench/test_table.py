@@ -61,13 +61,17 @@ def test_a_document_has_one_table_and_settings_in_the_title():
 
 def test_a_plan_is_marked_and_compared_with_the_sweep():
     planned = SMALL._replace(planned=True, speed_after_prefill=Spread(1.2, 1, 2))
-    advice = COPIED._replace(planned=True, gamma=0, speed=None, speed_after_prefill=None, predicted=None)
+    advice = COPIED._replace(planned=True, pays=False, predicted=None)
     rows = [PLAIN, SMALL, planned, advice]
     (made,) = table.tables(rows, table.SPEED)
-    assert list(made.columns[1].cells) == ["plain", "3", "3*", "plain*"] and "* the plan's γ" in made.title
+    assert list(made.columns[1].cells) == ["plain", "3", "3*", f"{COPIED.gamma}*!"]
+    assert "* the plan's γ" in made.title and "! its best" in made.title
     assert table.plan_shares(rows) == pytest.approx([0.8])
     lines = " ".join(table.notes(rows))
-    assert "has 0.80 of the best speed in the worst of 1 sweeps" in lines and "In 1 the plan is not" in lines
+    assert (
+        "has 0.80 of the best speed in the worst of 1 sweeps" in lines
+        and "the plan is not to speculate; its best γ" in lines
+    )
 
 
 def test_notes_own_up():
@@ -86,9 +90,9 @@ def test_notes_own_up():
 
 def test_policies_and_libraries_are_compared_within_a_group():
     adaptive = SMALL._replace(policy="adaptive", speed=Spread(1.2, 1.0, 1.3))
-    assert table.of_best_constant(adaptive, [PLAIN, SMALL, adaptive]) == pytest.approx(0.8)
-    assert table.of_best_constant(PLAIN, [PLAIN, SMALL]) is None
+    (said,) = table.of_policies([PLAIN, SMALL, adaptive])
+    assert said.endswith("adaptive has 0.80 of the speed of the best γ.") and table.of_policies([PLAIN, SMALL]) == []
     theirs = SMALL._replace(backend="transformers", seconds=(8.0, 20.0))
-    ((ours, other, ratio),) = table.beside([SMALL, theirs])
-    assert (ours, other) == (SMALL, theirs) and ratio == Spread(3.0, 2.0, 4.0)
-    assert table.beside([SMALL, theirs._replace(group="2")]) == []
+    (said,) = table.of_libraries([SMALL, theirs])
+    assert said.endswith("jaxspec has 3.00 times the speed of transformers (2.00..4.00).")
+    assert table.of_libraries([SMALL, theirs._replace(group="2")]) == []

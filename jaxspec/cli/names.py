@@ -1,0 +1,201 @@
+"""What the names on a command line mean: models, drafters, policies, acceptance rules; pairs on prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxspec.base import Bound, Model, Rule
+    from jaxspec.decode.request import Job
+
+RANDOM, UNROUNDED = "random:", "unrounded:"
+COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}  # tables of held-out references
+MADE = {  # how drafters are written that are no model; numbers may be left out, but for that of trim
+    "prompt_lookup": "prompt_lookup=NUMBER, the fewest tokens to match",
+    "online_ngram": "online_ngram",
+    "token_recycling": "token_recycling",
+    "retrieval": "retrieval:FOLDER",
+    "greedy": "greedy:NAME",
+    "share": "share:NAME",
+    "trim": "trim=NUMBER:NAME, the number of tokens to draft",
+    "without_backoff": "without_backoff:NAME or without_backoff=NUMBER:NAME",
+    "tree": "tree:NAME or tree=4x2x1:NAME",
+    "dynamic_tree": "dynamic_tree:NAME or dynamic_tree=32:NAME",
+    "sequences": "sequences:NAME or sequences=4:NAME",
+}
+POLICIES = {  # with the parameter that NAME=NUMBER sets
+    "constant": "draft_tokens",
+    "heuristic": "start",
+    "confidence": "threshold",
+    "entropy": "most",
+    "adaptive": "c",
+}
+
+
+def model(name: str, dtype: str = "float32", mesh: Any = None, *, widen: int = 0, seed: int = 0) -> Model:
+    """A model by its name; after random: a published shape, after unrounded: what int8 weights may have been before.
+
+    Args:
+        name, dtype, mesh: as `jaxspec.load` takes them.
+        widen: hidden units of the feed-forward blocks: the same text at more cost; 0 leaves them.
+        seed: of random weights.
+    """
+    import jax
+
+    from jaxspec import model
+    from jaxspec.analysis.measure import synthetic
+    from jaxspec.weights import orbax
+
+    if name.startswith(RANDOM):
+        made = synthetic.random_model(name.removeprefix(RANDOM), dtype, seed)
+    elif name.startswith(UNROUNDED):
+        stored, made = (model.load(name.removeprefix(UNROUNDED), dtype=kind, mesh=mesh) for kind in ("int8", dtype))
+        made = made._replace(params=orbax.cast(synthetic.unrounded(stored.params, jax.random.key(seed)), dtype))
+    else:
+        made = model.load(name, dtype=dtype, mesh=mesh)
+    return synthetic.widen(made, widen) if widen else made
+
+
+def drafter(
+    name: str,
+    load: Callable[[str], Model],
+    target: Model | None = None,
+    references: Callable[[], Sequence[str]] = tuple,
+) -> Model | Bound:
+    """A drafter by its name, as `MADE` and `COUNTED` have them; several with + between: the first that has a draft.
+
+    Args:
+        name: a model's, or one of a drafter. A + in a path that exists belongs to the path.
+        load: of the models among them.
+        target: the model to draft for; if given, a datastore must have been built with its vocabulary.
+        references: texts that n-grams are counted on, and a datastore without a folder is built of.
+
+    Raises:
+        ValueError: no such drafter, or a datastore that was built with another vocabulary.
+    """
+    from jaxspec import drafters, shared_vocabulary, trim
+    from jaxspec.base import Model
+
+    if len(parts := drafter_names(name)) > 1:
+        return drafters.fallback(*[drafter(part, load, target, references) for part in parts])
+    head, colon, rest = name.partition(":")
+    kind, _, given = head.partition("=")
+    if name in (*COUNTED, "retrieval") and target is not None:
+        return _counted(name, target, references())
+    if kind not in MADE:
+        return load(name)
+    sizes = tuple(int(size) if size.isdecimal() else 0 for size in given.split("x")) if given else ()
+    most = (9 if kind == "tree" else 1) if "=" in MADE[kind] else 0
+    fits = 0 not in sizes and (kind == "trim") <= len(sizes) <= most
+    if not fits or bool(colon) != (":" in MADE[kind]):
+        raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
+    if kind == "retrieval":
+        return drafters.retrieval(rest, target)
+    if kind == "prompt_lookup":
+        return drafters.prompt_lookup(max(3, *sizes), *sizes) if sizes else drafters.prompt_lookup()
+    if not colon:
+        return getattr(drafters, kind)()
+    if kind == "greedy":
+        return drafters.greedy(drafter(rest, load, target))
+    made = drafter(rest, load, target)
+    if not isinstance(made, Model):
+        raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
+    if kind == "trim":
+        return trim.trim_vocabulary(made, size=sizes[0])
+    if kind == "share":
+        return made if target is None else shared_vocabulary.share_vocabulary(made, target)
+    return getattr(drafters, kind)(made, *([sizes] if sizes and kind == "tree" else sizes))
+
+
+def drafter_names(name: str) -> list[str]:
+    """The drafters of a name, which + separates; but no + of a path that exists does.
+
+    >>> drafter_names("prompt_lookup+greedy:debian-t5-small")
+    ['prompt_lookup', 'greedy:debian-t5-small']
+    """
+    found, pieces = [], name.split("+")
+    while pieces:
+        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
+        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        end = next(ends, 1)
+        found.append("+".join(pieces[:end]))
+        pieces = pieces[end:]
+    return found
+
+
+def _counted(name: str, target: Model, texts: Sequence[str]) -> Bound | Model:
+    """N-gram tables, or a datastore, of texts."""
+    from jaxspec import corpus, datastore, drafters
+
+    if not texts:
+        raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
+    if name in COUNTED:
+        return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
+    about = {"vocab_size": target.lm.vocab_size, "start_token": target.lm.start_token}
+    rows, words = corpus.token_rows(texts, target.tokenizer), datastore.vocabulary_of(target.tokenizer)
+    return drafters.retrieval(datastore.build(rows, vocabulary=words, **about), target)
+
+
+def policy(text: str, **costs: Any) -> Bound:
+    """A policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
+
+    Args:
+        text: name, or name=number.
+        **costs: c and v, for `adaptive`.
+
+    >>> float(policy("confidence=0.5").params)
+    0.5
+    """
+    from jaxspec import policies
+
+    name, _, number = text.partition("=")
+    if name not in POLICIES:
+        raise ValueError(f"--policy is {text!r}: expected one of {', '.join(POLICIES)}, as NAME or NAME=NUMBER")
+    if name == "constant" and not number:
+        raise ValueError("--policy constant needs a number of draft tokens: constant=3")
+    try:
+        value = {POLICIES[name]: int(number) if name == "constant" else float(number)} if number else {}
+    except ValueError:
+        raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
+    return getattr(policies, name)(**(costs if name == "adaptive" else {}) | value)
+
+
+def rule(text: str) -> Rule:
+    """An acceptance rule by its name, or by its name and first number: "block", "lenient=0.3"; of a lenience 1 none.
+
+    >>> rule("lenient=0.3").name, rule("lenient=1").name
+    ('lenient(0.3)', 'rejection')
+    """
+    from jaxspec import accept
+    from jaxspec.accept import catalogue
+
+    name, _, number = text.partition("=")
+    try:
+        value = [float(number)] if number else []
+    except ValueError:
+        name, value = "", []
+    if name not in catalogue.RULES:
+        raise ValueError(f"--rule has {text!r}: expected one of {', '.join(catalogue.RULES)}, or NAME=NUMBER")
+    if (name, value) == ("lenient", [1.0]):
+        return accept.rejection()
+    return getattr(accept, name)(*value) if value else catalogue.RULES[name].rule
+
+
+def pair_job(target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **more: Any) -> Job:
+    """A pair of models on the first prompts of a file, or on held-out ones.
+
+    Args:
+        target, draft, dtype: of the models.
+        prompts, count: a file or None, and how many of its prompts.
+        seed, **more: as `jaxspec.generate` takes them.
+    """
+    import jax
+
+    from jaxspec.cli.prompts import from_file, heldout_for
+    from jaxspec.decode.request import prepare
+
+    big, small = (model(name, dtype) for name in (target, draft))
+    texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
+    return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)

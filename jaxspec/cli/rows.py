@@ -1,0 +1,110 @@
+"""Running the settings of `bench` and `measure`, and printing what is found: tables as groups end, JSON, CSV."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from jaxspec.cli import console
+from jaxspec.cli.workload import Workload
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.bench import Config, Row, Setting
+    from jaxspec.analysis.bench.table import Column
+    from jaxspec.base import Model
+
+
+def config_of(work: Workload, quantities: Sequence[str]) -> Config:
+    """What is measured of each setting."""
+    from jaxspec.analysis.bench import Config
+
+    return Config(work.rows, work.repeats, work.seed, tuple(quantities))
+
+
+def run(
+    target: Model,
+    settings: Sequence[Setting],
+    work: Workload,
+    config: Config,
+    columns: Sequence[Column],
+    *,
+    plain: bool = True,
+    more: Callable[[list[Row]], Sequence[str]] = lambda rows: (),
+) -> list[Row]:
+    """Measures settings and prints their rows, group by group; exits with 1 if any failed.
+
+    Args:
+        target, settings, config: as `bench.run` takes them.
+        work: how to print.
+        columns: of the tables.
+        plain: whether they show plain decoding, too.
+        more: sentences about all rows.
+    """
+    from jaxspec.analysis import bench
+    from jaxspec.analysis.bench import table
+    from jaxspec.analysis.measure import environment
+
+    store = None if work.resume is None else bench.Store(work.resume)
+    until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
+    out, rows, group = printer(work.markdown), [], []
+
+    def show(some: list[Row]) -> None:
+        some = [row for row in some if plain or not row.is_plain]
+        for made in table.tables(some, columns, None if work.markdown else out.width):
+            console.show(out, made, work.markdown)
+
+    if not work.as_json:
+        about = environment.current()
+        out.print(Text(f"{environment.line(about)}, load {about['load']}, {about['date'][:10]}", "bold"))
+    with console.progress(remaining=True) as bar:
+        shown = bar.add_task("starting", total=100)
+        advance = lambda what, share: bar.update(shown, description=what, completed=round(100 * share))  # noqa: E731
+        for row in bench.run(target, settings, store, config, doing=advance):
+            if group and _group_of(row) != _group_of(group[-1]):
+                with console.paused(bar):
+                    show([] if work.as_json else group)
+                group = []
+                if time.monotonic() > until:
+                    print("Time is over: the same command goes on where this ended.", file=bar.console.file)
+                    break
+            rows.append(row)
+            group.append(row)
+    show([] if work.as_json else [*group, *table.together(rows)])
+    if work.csv is not None:
+        from jaxspec.files import write_text
+
+        write_text(work.csv, [table.as_csv(rows)])
+    if work.as_json:
+        print_json(rows=[bench.to_json(row) for row in rows])
+    else:
+        for line in [*more(rows), *table.notes(rows)]:
+            out.print(*[""] * work.markdown, Text(line), sep="\n", soft_wrap=work.markdown)
+    if any(row.error for row in rows):
+        raise typer.Exit(1)
+    return rows
+
+
+def _group_of(row: Row) -> tuple[Any, ...]:
+    return row.task, row.temperature, row.sampling, row.batch
+
+
+def print_json(**report: Any) -> None:
+    """One object, with the environment."""
+    from jaxspec.analysis.measure import environment
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
+
+    print(json.dumps({"environment": environment.current()} | report, ensure_ascii=False, default=plain))
+
+
+def printer(markdown: bool) -> Console:
+    """Standard output, wide enough for the tables of a document."""
+    return Console(highlight=False, width=400 if markdown else None)
