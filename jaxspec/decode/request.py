@@ -21,15 +21,6 @@ from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, s
 OWN = (  # those that are no sampling options
     *("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
 )
-    "drafter",
-    "gamma",
-    "accept",
-    "policy",
-    "max_new_tokens",
-    "key",
-    "eos_ids",
-    "num_samples",
-)  # those that are no sampling options
 Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 

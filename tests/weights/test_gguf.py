@@ -14,7 +14,8 @@ from jaxspec.weights.orbax import CheckpointError
 
 gguf = pytest.importorskip("gguf")
 
-TOKENS = [
+WORDS = [f"w{i}" for i in range(53)]
+TOKENS = ["<pad>", "</s>", "<s>", "<unk>", "▁", "a", "b", "ab", "▁ab", "<tool>", "<mark>", *WORDS]
     "<pad>",
     "</s>",
     "<s>",
