@@ -16,19 +16,6 @@ gguf = pytest.importorskip("gguf")
 
 WORDS = [f"w{i}" for i in range(53)]
 TOKENS = ["<pad>", "</s>", "<s>", "<unk>", "▁", "a", "b", "ab", "▁ab", "<tool>", "<mark>", *WORDS]
-    "<pad>",
-    "</s>",
-    "<s>",
-    "<unk>",
-    "▁",
-    "a",
-    "b",
-    "ab",
-    "▁ab",
-    "<tool>",
-    "<mark>",
-    *map("w{}".format, range(53)),
-]
 TYPES = [3, 3, 3, 2, 1, 1, 1, 1, 1, 3, 4, *[1] * 53]
 SHAPE = {"embedding_length": 64, "feed_forward_length": 96, "block_count": 2, "context_length": 128}
 HEADS = {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
