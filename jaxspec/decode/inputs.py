@@ -36,6 +36,21 @@ MOST = 2**29  # new tokens: what a row holds is counted in int32
 LONG = 2**16  # new tokens from which on it is asked whether memory can hold them
 
 
+def check_untraced(*trees: Any) -> None:
+    """Refuses to prepare a generation where arrays have no values yet.
+
+    Raises:
+        TypeError: it is called under `jit`, `vmap`, `grad` or another transformation of JAX's.
+    """
+    leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        raise TypeError(
+            "generate was called inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
+            "text, on the host. Prepare outside, job = jaxspec.prepare(target, prompts, ...), and inside call "
+            'jaxspec.rollout(job, prompt=..., key=...): the page "Inside your own jit" shows both'
+        )
+
+
 def check_names(given: Iterable[str], known: Sequence[str]) -> None:
     """Refuses keywords that are no options, with the one that was probably meant.
 

@@ -79,7 +79,10 @@ def prepare(
     num_samples: int = 1,
     **sampling: Unpack[SamplingOptions],
 ) -> Job:
-    """Checks and converts, once; see `generate` for the arguments, their defaults and the errors."""
+    """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
+
+    See `generate` for the arguments, their defaults and the errors.
+    """
     if not isinstance(target, Model):
         raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
     named = dict(
@@ -92,6 +95,7 @@ def prepare(
         eos_ids=eos_ids,
         num_samples=num_samples,
     )
+    inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
     return _job(target, encode(target, prompts), named | sampling)
 
 
