@@ -213,10 +213,12 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         overwrite: whether a Hugging Face folder that is there already may be replaced.
 
     Raises:
-        CheckpointError: there is something at `folder` already, or transformers has no such model.
+        CheckpointError: there is something at `folder` already, no room, or transformers has no such model.
     """
     folder = Path(folder).expanduser().resolve()
-    if complaint := folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG):
+    needed = int8.count(model.params) * jnp.dtype(getattr(model.config, "dtype", "float32")).itemsize
+    complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
+    if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     try:
         family, table = families.describe(model.config)

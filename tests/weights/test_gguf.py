@@ -24,6 +24,7 @@ HEADS = {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.lay
 WIDTH = {"attention.key_length": 16, "attention.value_length": 16}
 DECODER = SHAPE | HEADS | {"rope.freq_base": 5e5}
 GEMMA = DECODER | WIDTH | {"attention.sliding_window": 4}
+LAYER_NORM = {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5}
 T5 = SHAPE | {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_epsilon": 1e-6}
 CASES = {  # name: architecture, metadata, and whether it has biases on queries, keys and values, and a head
     "gpt2": (
