@@ -28,7 +28,7 @@ from jaxspec.folders import some
 from jaxspec.weights.orbax import CheckpointError
 
 SAFE_TORCH = "2.6"
-CHUNK_BYTES = 2**24  # of a tensor that are in memory twice
+CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache
 SAFETENSORS_DTYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16},
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_},
@@ -60,7 +60,7 @@ class Stored:
 def chunks(x: np.ndarray | Stored) -> Iterator[slice]:
     """Slices of the first axis, of about `CHUNK_BYTES` each.
 
-    >>> [(part.start, part.stop) for part in chunks(np.zeros((5, 2**21), np.float32))]
+    >>> [(part.start, part.stop) for part in chunks(np.zeros((5, 2**19), np.float32))]
     [(0, 2), (2, 4), (4, 5)]
     """
     rows = x.shape[0]
