@@ -12,7 +12,7 @@ import pytest
 import jaxspec
 from jaxspec.nets.t5 import T5Config
 
-COUNT, SEED, STEPS, FED = 32, 21, 12, 4  # FED of the STEPS tokens are read from a cache
+COUNT, SEED, STEPS, FED = 24, 21, 12, 4  # FED of the STEPS tokens are read from a cache
 LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
