@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jaxspec import folders, sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
-from jaxspec.weights import gguf, gguf_tokenizer, huggingface, orbax, t5x
+from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -21,6 +23,8 @@ IN_FULL = (  # models that the hub also finds by the last part of their names, w
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
 )
+SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
+SLOWER = "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size float32 is faster"
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
 
@@ -87,6 +91,8 @@ def load(
                 f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
+    if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
+        logging.getLogger(__name__).warning(SLOWER, name, dtype)
     return Model(net_of(config).language_model(config), params, tokenizer, config, name)
 
 

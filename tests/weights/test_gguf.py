@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import families
+from jaxspec import families, model
 from jaxspec.families import llama_cpp
 from jaxspec.nets import rotary
 from jaxspec.weights import gguf as reader
@@ -183,3 +183,14 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
             jaxspec.load(path)
     with pytest.raises(CheckpointError, match=r"no checkpoint at .*none\.gguf"):
         jaxspec.load("owner/none.gguf")
+
+
+def test_dtypes_that_are_slower_on_a_cpu_are_told_from_a_size_on(tmp_path, monkeypatch, caplog):
+    write(tmp_path / "model.gguf", "qwen2")
+    jaxspec.load(tmp_path / "model.gguf", dtype="bfloat16")
+    assert not caplog.records
+    monkeypatch.setattr(model, "SLOW_FROM", 1000)
+    jaxspec.load(tmp_path / "model.gguf")
+    assert not caplog.records
+    jaxspec.load(tmp_path / "model.gguf", dtype="int8")
+    assert "model is loaded as int8, which on a CPU saves memory, but not time" in caplog.text
