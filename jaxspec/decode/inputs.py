@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxspec import buffers
 from jaxspec.base import Prompt
@@ -43,7 +44,7 @@ def check_untraced(*trees: Any) -> None:
         TypeError: it is called under `jit`, `vmap`, `grad` or another transformation of JAX's.
     """
     leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
             "generate was called inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
             "text, on the host. Prepare outside, job = jaxspec.prepare(target, prompts, ...), and inside call "

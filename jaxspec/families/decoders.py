@@ -68,12 +68,12 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
 def _yarn(found: dict, table: dict) -> dict[str, Any]:
     original = found.get("original_max_position_embeddings") or need(table, "max_position_embeddings")
     factor = float(found.get("factor") or need(table, "max_position_embeddings") / original)
-    weights = found.get("mscale"), found.get("mscale_all_dim")
+    weight, overall = found.get("mscale"), found.get("mscale_all_dim")
     magnitude = found.get("attention_factor")
     if magnitude is None:
         magnitude = yarn_magnitude(factor)
-        if all(weights):
-            magnitude = yarn_magnitude(factor, weights[0]) / yarn_magnitude(factor, weights[1])
+        if weight and overall:
+            magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
     return {
         "rope_scaling": "yarn",
         "rope_factor": factor,

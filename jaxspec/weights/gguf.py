@@ -78,7 +78,7 @@ def _header(content: mmap.mmap) -> Header:
 
     def take(form: str) -> Any:
         nonlocal at
-        found = struct.unpack_from(f"<{form}", content, at)
+        found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
         at += struct.calcsize(f"<{form}")
         return found if len(found) > 1 else found[0]
 

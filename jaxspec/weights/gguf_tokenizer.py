@@ -86,7 +86,8 @@ def _sentencepiece(metadata: Mapping[str, Any], options: dict[str, Any]) -> Any:
     else:
         rank, made = [-score for score in metadata["tokenizer.ggml.scores"]], LlamaTokenizer
         options = options | {"add_prefix_space": metadata.get("tokenizer.ggml.add_space_prefix")}
-    merges = [tuple(pair.split(" ")) for pair in metadata.get("tokenizer.ggml.merges", ())] or merges_of(tokens, rank)
+    merges: Any = [tuple(pair.split(" ")) for pair in metadata.get("tokenizer.ggml.merges", ())]
+    merges = merges or merges_of(tokens, rank)
     return made(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, **options)
 
 
@@ -116,7 +117,7 @@ def _bytes(metadata: Mapping[str, Any], options: dict[str, Any]) -> Any:
     if name not in SPLITS:
         raise CheckpointError(f"its tokenizer cuts text as {name!r}, expected one of {', '.join(SPLITS)}")
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [tuple(pair.split(" ")) for pair in metadata["tokenizer.ggml.merges"]]
+    merges: Any = [tuple(pair.split(" ")) for pair in metadata["tokenizer.ggml.merges"]]
     made = GPT2Tokenizer(vocab=vocab, merges=merges, **options)
     if (pattern := SPLITS[name]) is not None:
         made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
