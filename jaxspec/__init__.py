@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxspec import accept, drafters, policies, sharding
     from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
-    from jaxspec.decode import Generation, autoregressive, generate, speculative, stream
+    from jaxspec.decode import Generation, autoregressive, generate, prepare, rollout, speculative, stream
     from jaxspec.execution import speculate
     from jaxspec.heads import load_drafter
     from jaxspec.model import load, with_taps
@@ -39,6 +39,8 @@ __all__ = [
     "load_drafter",
     "map_vocabulary",
     "policies",
+    "prepare",
+    "rollout",
     "sharding",
     "share_vocabulary",
     "speculate",
@@ -64,6 +66,8 @@ _HOMES = {
     "load_drafter": "jaxspec.heads",
     "map_vocabulary": "jaxspec.vocabulary_map",
     "policies": "",
+    "prepare": "jaxspec.decode",
+    "rollout": "jaxspec.decode",
     "share_vocabulary": "jaxspec.shared_vocabulary",
     "sharding": "",
     "speculate": "jaxspec.execution",

@@ -6,8 +6,10 @@ Checkpoints and datastores are such folders. The manifest holds size and SHA-256
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
+import os
 import shutil
 import time
 import uuid
@@ -17,7 +19,14 @@ from typing import Any
 
 import tomli_w
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
 MANIFEST = "manifest.toml"
+LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 STALE = 24 * 3600  # seconds after which an unfinished folder that nobody has touched is a killed process's
 LISTED = 8  # of many similar complaints, as many are printed
 
@@ -25,6 +34,9 @@ LISTED = 8  # of many similar complaints, as many are printed
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which becomes `folder` when the block ends; a failure leaves what was there.
+
+    Raises:
+        OSError: the disk is full, by whatever error the block ended.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "new"
@@ -42,8 +54,54 @@ def whole(folder: Path) -> Iterator[Path]:
     try:
         yield beside
         put_in_place(beside, folder)
+    except Exception as error:
+        if getattr(error, "errno", None) in FULL or "No space left" in str(error):  # libraries have their own errors
+            raise OSError(errno.ENOSPC, "the disk is full, and nothing was written", str(folder)) from error
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Holds a folder for this process. The lock is the operating system's, which ends it with the process.
+
+    Args:
+        folder: is made if it is not there; its file `LOCK` stays.
+        what: uses the folder, in words.
+
+    Raises:
+        OSError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:  # Windows has no such locks
+        yield
+        return
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise OSError(
+                errno.EBUSY, f"{what} is using this folder (process {file.read().strip() or 'unknown'})", str(folder)
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def no_room(folder: Path, needed: int) -> str:
+    """Why so many bytes cannot be written to a folder; empty if there is room.
+
+    >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
+    ('', '/ would take 1180591620717.4 GB')
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed <= free:
+        return ""
+    return f"{folder} would take {needed / 1e9:.1f} GB of disk, and {there} has {free / 1e9:.1f} GB left"
 
 
 def put_in_place(new: Path, folder: Path) -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jaxspec import folders, sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
-from jaxspec.weights import huggingface, orbax, t5x
+from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
-OURS, HUGGING_FACE, T5X = "jaxspec", "huggingface", "t5x"  # formats
+OURS, HUGGING_FACE, T5X, GGUF = "jaxspec", "huggingface", "t5x", "gguf"  # formats
 IN_FULL = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
 )
+SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
+SLOWER = "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size float32 is faster"
 _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
 
@@ -28,17 +32,18 @@ SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  
 def load(
     source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None, revision: str | None = None
 ) -> Model:
-    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a model of the Hugging Face hub.
+    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
 
         target = jaxspec.load("checkpoints/debian-t5-base")
         draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
         llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
         large = jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8")
         flan = jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16")  # of T5X, or the folder of a run
+        gemma = jaxspec.load("gemma-3-270m-q4_k_m.gguf")  # of llama.cpp, with the tokenizer that it holds
 
     Args:
-        source: a folder, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a hub id,
-            owner/name. A folder that exists goes before a shipped checkpoint of the same name, and this before the
+        source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
+            hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.families` lists what can be loaded from there).
         dtype: of the matrices in memory, "float32", "bfloat16" or "int8"; norm scales, biases and logits are float32
             always. The computation is of the same dtype, and float32 around int8 matrices, which have a scale per
@@ -71,6 +76,10 @@ def load(
         folder = t5x.find(folder)  # once: a run may add a newer one at any time
         (params, config), tokenizer = t5x.restore(folder, dtype, mesh), t5x.tokenizer(folder)
         name = t5x.name_of(folder)
+    elif form == GGUF:
+        header = gguf.read(folder)
+        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), folder.stem
+        params, config = gguf.restore(folder, header, dtype, mesh)
     elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
         name = str(source) if is_hub_id(source) else folder.resolve().name
@@ -82,6 +91,8 @@ def load(
                 f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
+    if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
+        logging.getLogger(__name__).warning(SLOWER, name, dtype)
     return Model(net_of(config).language_model(config), params, tokenizer, config, name)
 
 
@@ -111,7 +122,9 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
 
 
 def format_of(folder: Path) -> str:
-    """What wrote a folder: `OURS`, `T5X` or `HUGGING_FACE`; the first, whose reader says what it lacks, if neither."""
+    """What wrote a folder or file: one of the four; `OURS`, whose reader says what it lacks, if none of them did."""
+    if gguf.is_file(folder):
+        return GGUF
     if (folder / MANIFEST).is_file():
         return OURS
     if t5x.is_folder(folder):
@@ -166,14 +179,14 @@ def is_hub_id(source: str | Path) -> bool:
     """
     owner = str(source).partition("/")[0]
     looks = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)) is not None
-    return looks and owner != "checkpoints" and not Path(owner).is_dir()
+    return looks and owner != "checkpoints" and not str(source).endswith(".gguf") and not Path(owner).is_dir()
 
 
 def _choices() -> str:
     names = ", ".join(sorted(shipped())) or "none in this installation"
     return (
-        f"Expected a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, the name of a shipped "
-        f"checkpoint ({names}), "
+        f"Expected a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file, "
+        f"the name of a shipped checkpoint ({names}), "
         "or the id of a model of the Hugging Face hub (owner/name)"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxspec.model as models
-from jaxspec.weights import huggingface, orbax, t5x
+from jaxspec.weights import gguf, gguf_tokenizer, huggingface, orbax, t5x
 from jaxspec.weights.orbax import CheckpointError
 
 
@@ -51,6 +51,10 @@ def load(source: str | Path) -> Vocabulary:
     elif form == models.T5X:
         folder = t5x.find(folder)
         config, tokenizer = t5x.read_config(folder), t5x.tokenizer(folder)
+    elif form == models.GGUF:
+        header = gguf.read(folder)
+        _, config, _ = gguf.open_file(folder, header)
+        tokenizer = gguf_tokenizer.tokenizer(folder, header.metadata)
     else:
         _, config = huggingface.read_config(folder)
         tokenizer = huggingface.tokenizer(folder)

@@ -1,14 +1,20 @@
 """Folders are written whole or not at all; checkpoints' tests cover what reading them refuses."""
 
+import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import jaxspec
 from jaxspec import datastore, folders
+from jaxspec.weights import huggingface
+from jaxspec.weights.orbax import CheckpointError
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
@@ -20,6 +26,43 @@ def test_a_failure_leaves_what_was_there(tmp_path):
         raise RuntimeError("half of it")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (folder / "file").read_text() == "old"
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    for error in (OSError(errno.ENOSPC, "of some library"), ValueError("RESOURCE_EXHAUSTED: No space left on device")):
+        with pytest.raises(OSError, match="the disk is full, and nothing was written"), folders.whole(tmp_path / "new"):
+            raise error
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    model = jaxspec.load("debian-t5-small")
+    with pytest.raises(CheckpointError, match=r"new would take 0\.0 GB of disk, and .* has 0\.0 GB left"):
+        huggingface.save(model, tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+LOCKED = """
+import os, sys
+from pathlib import Path
+from jaxspec import folders
+
+with folders.locked(Path(sys.argv[1]), "another training run"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    command = [sys.executable, "-c", LOCKED, str(tmp_path)]
+    environment = {"PYTHONPATH": str(Path(folders.__file__).parents[1])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        words = f"another training run is using this folder .process {other.pid}."
+        with pytest.raises(OSError, match=words), folders.locked(tmp_path, "another training run"):
+            pass
+        other.kill()
+    with folders.locked(tmp_path, "another training run"):
+        pass
 
 
 KILLED = """

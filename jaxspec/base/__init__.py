@@ -24,7 +24,18 @@ committed; caches hold the first `length - 1` of them ("one token behind"), so t
 one fed in the next pass. Positions and lengths always count within the row.
 """
 
-from jaxspec.base.decoder import Caches, Decoder, DecoderInit, DecoderStep, Request, RoundInfo, State, Stats, Weights
+from jaxspec.base.decoder import (
+    Caches,
+    Decoder,
+    DecoderInit,
+    DecoderStep,
+    Failure,
+    Request,
+    RoundInfo,
+    State,
+    Stats,
+    Weights,
+)
 from jaxspec.base.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
 from jaxspec.base.draft import Draft, Draw, Verdict
 from jaxspec.base.draft_head import (
@@ -89,6 +100,7 @@ __all__ = [
     "EmptyCache",
     "Extend",
     "ExtendHidden",
+    "Failure",
     "Forward",
     "Head",
     "HeadLogits",

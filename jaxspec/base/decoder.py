@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -74,6 +75,13 @@ class Stats(NamedTuple):
         return (self.emitted - 1) / jnp.maximum(self.rounds, 1)
 
 
+class Failure(enum.IntEnum):
+    """Why a row ended early; a row that did not has 0."""
+
+    LOGITS = 1  # the target's logits were not finite, or the sampler allowed no token
+    RULE = 2  # the acceptance rule accepted more than was drafted, or chose what is no token
+
+
 class State(NamedTuple):
     """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
 
@@ -90,7 +98,7 @@ class State(NamedTuple):
     request: Request
     # outcome
     done: Bool[Array, " batch"]
-    failed: Bool[Array, " batch"]  # the target's logits were not finite, or the sampler allowed no token
+    failed: Int[Array, " batch"]  # a `Failure`; 0 for none
     stats: Stats
 
 

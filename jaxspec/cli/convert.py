@@ -76,7 +76,7 @@ def convert(
 def stored(folder: Path) -> dict[str, Any]:
     """A folder's format, its own description, and its matrices' dtype (float32 where it is none that we write)."""
     from jaxspec import model as front
-    from jaxspec.weights import huggingface, orbax, t5x
+    from jaxspec.weights import gguf, huggingface, orbax, t5x
 
     form = front.format_of(folder)
     if form == front.T5X:
@@ -84,6 +84,9 @@ def stored(folder: Path) -> dict[str, Any]:
     if form == front.OURS:
         manifest = orbax.read_manifest(folder)
         return {"format": form, "dtype": manifest.dtype, "about": manifest.about}
+    if form == front.GGUF:
+        gguf.read(folder)
+        return {"format": form, "dtype": "float32", "about": {}}
     huggingface.read_config(folder)
     table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")

@@ -1,7 +1,9 @@
-"""Decoders, and the two ways to run them."""
+"""Decoders, and the ways to run them."""
 
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.generate import Generation, Piece, generate, stream
+from jaxspec.decode.request import prepare
+from jaxspec.decode.rollout import rollout
 from jaxspec.decode.speculative import speculative
 
-__all__ = ["Generation", "Piece", "autoregressive", "generate", "speculative", "stream"]
+__all__ = ["Generation", "Piece", "autoregressive", "generate", "prepare", "rollout", "speculative", "stream"]

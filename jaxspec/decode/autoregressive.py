@@ -23,6 +23,7 @@ def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
         with jax.named_scope("prefill"):
             capacity = buffers.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
+        prompt, prefilled = buffers.repeat_rows((prompt, prefilled), rounds.samples(prompt, request))
         return rounds.init_state(target, prompt, request, headroom, prefilled, sampler)
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:

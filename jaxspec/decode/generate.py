@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import sharding, tree
-from jaxspec.base import Bound, Drafter, Model, Policy, RoundInfo, Rule, Stats
+from jaxspec.base import Bound, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats
 from jaxspec.decode import display, loop, stopping
 from jaxspec.decode.request import Job, Prompts, prepare
 from jaxspec.warp import SamplingOptions
@@ -23,7 +23,7 @@ class Generation:
     """What `generate` returns; a notebook shows its texts, counts and rounds.
 
     Attributes:
-        texts: one per prompt, without the prompt, cut before a stop string; empty if the target has no tokenizer.
+        texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
         stats: counts per row; see `base.Stats`.
@@ -113,6 +113,7 @@ def generate(
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     stop: Sequence[str] = (),
+    num_samples: int = 1,
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """Generates from `target`, faster with a `drafter`, with the same distribution of the output.
@@ -134,6 +135,9 @@ def generate(
         eos_ids: tokens that end a row (part of the output), by id or by name; by default the model's or the
             tokenizer's.
         stop: strings that end a row (cut from its text).
+        num_samples: texts of each prompt, which share its prefill: rows 0 to n - 1 are the first prompt's, the next n
+            the second's. What is given "one per row" is then of so many. The texts are those of a prompt that is
+            given n times.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
             logit_bias, banned, draft_temperature: a number for all rows or one per row; `warp.SamplingOptions`
             describes them. Greedy by default.
@@ -164,6 +168,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         key=key,
         eos_ids=eos_ids,
+        num_samples=num_samples,
         **sampling,
     )
     return complete(job, stop)
@@ -174,7 +179,7 @@ def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
     strings = _stop_strings(stop, job.target)
     outcome = sharding.fetch(stopping.run(job, strings) if strings else loop.run(job))
     if outcome.failed.any():
-        raise FloatingPointError(_not_finite(np.flatnonzero(outcome.failed).tolist()))
+        raise _failure(outcome.failed, job)
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
@@ -201,8 +206,8 @@ def stream(target: Model, prompt: Prompts, *, stop: Sequence[str] = (), **option
         [1, 4, 4]
     """
     job = prepare(target, prompt, **options)
-    if job.prompt.tokens.shape[0] != 1:
-        raise ValueError(f"stream takes one prompt, got {job.prompt.tokens.shape[0]}: use generate for a batch")
+    if (rows := len(job.request.limit)) != 1:
+        raise ValueError(f"stream takes one prompt and one sample of it, got {rows}: use generate for a batch")
     return pieces(job, stop)
 
 
@@ -218,7 +223,7 @@ def _pieces(job: Job, stop: Sequence[str], tokenizer: Any) -> Iterator[Piece]:
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
         tokens, length, start, done, failed, stats, info = sharding.fetch(row)
         if failed[0]:
-            raise FloatingPointError(_not_finite([0]))
+            raise _failure(failed, job)
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         committed += new
         full_text = "" if tokenizer is None else stopping.decode(tokenizer, committed)
@@ -240,9 +245,16 @@ def _piece(new_text: str, new: list[int], info: RoundInfo | None, stats: Stats, 
     return Piece(new_text, new, info.draft[0][real].tolist(), accepted, stats, ended, parent, path)
 
 
-def _not_finite(rows: Sequence[int]) -> str:
-    return (
-        f"the target's logits were not finite for prompts {list(rows)}, or all that they allow is banned: check its "
+def _failure(failed: np.ndarray, job: Job) -> Exception:
+    rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(job.prompt.length))).tolist()
+    if failed.max() == Failure.RULE:
+        return ValueError(
+            f"the rule {getattr(job.options['accept'], 'name', 'of acceptance')} accepted more draft tokens than there "
+            f"were, or chose a token that the target lacks, for prompts {rows}: expected num_accepted from 0 to "
+            f"draft.length, and next_token from 0 to {job.target.lm.vocab_size - 1}"
+        )
+    return FloatingPointError(
+        f"the target's logits were not finite for prompts {rows}, or all that they allow is banned: check its "
         "parameters (a bfloat16 overflow, a damaged checkpoint) with jaxspec.generate(target, prompts, "
         "max_new_tokens=1)"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxspec import buffers
 from jaxspec.base import Prompt
@@ -23,9 +24,9 @@ THEIR_NAMES = {  # of other libraries: ours
     "generator": "key",
     "max_length": "max_new_tokens, which does not count the prompt",
     "max_tokens": "max_new_tokens",
-    "n": "a prompt for each sample: prompts * n",
+    "n": "num_samples",
     "num_assistant_tokens": "gamma",
-    "num_return_sequences": "a prompt for each sample: prompts * n",
+    "num_return_sequences": "num_samples",
     "num_speculative_tokens": "gamma",
     "prompt_lookup_num_tokens": "drafter=jaxspec.drafters.prompt_lookup(), and gamma",
     "rng": "key",
@@ -34,6 +35,21 @@ THEIR_NAMES = {  # of other libraries: ours
 }
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 LONG = 2**16  # new tokens from which on it is asked whether memory can hold them
+
+
+def check_untraced(*trees: Any) -> None:
+    """Refuses to prepare a generation where arrays have no values yet.
+
+    Raises:
+        TypeError: it is called under `jit`, `vmap`, `grad` or another transformation of JAX's.
+    """
+    leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
+    if any(isinstance(x, Tracer) for x in leaves):
+        raise TypeError(
+            "generate was called inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
+            "text, on the host. Prepare outside, job = jaxspec.prepare(target, prompts, ...), and inside call "
+            'jaxspec.rollout(job, prompt=..., key=...): the page "Inside your own jit" shows both'
+        )
 
 
 def check_names(given: Iterable[str], known: Sequence[str]) -> None:

@@ -35,13 +35,13 @@ class Outcome(NamedTuple):
 
     Attributes:
         tokens, length: the new tokens of each row, padded, and how many are real.
-        failed: rows that ended because the target's logits were not finite, or no token was allowed.
+        failed: why a row ended early, a `base.Failure`; 0 for none.
         stats, trace: counts, and the rounds they are of.
     """
 
     tokens: Int[Array, "batch new"]
     length: Int[Array, " batch"]
-    failed: Bool[Array, " batch"]
+    failed: Int[Array, " batch"]
     stats: Stats
     trace: Trace
 
@@ -80,7 +80,7 @@ def rounds(job: Job, edit: Edit | None = None) -> Iterator[tuple[State, RoundInf
 def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
-    batch = prompt.tokens.shape[0]
+    batch = request.limit.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
     history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))

@@ -18,7 +18,9 @@ from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
-OWN = ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")  # those that are no sampling options
+OWN = (  # those that are no sampling options
+    *("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
+)
 Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 
@@ -30,7 +32,8 @@ class Job(NamedTuple):
         drafter: None for plain decoding.
         decoder: how to generate.
         sampler: what makes distributions of the target's logits, with `request.sampling_params`.
-        weights, prompt, request: what the decoder takes.
+        weights, prompt, request: what the decoder takes; several rows of the request continue each prompt if several
+            samples of it are asked for.
         max_new_tokens: size of the output: a bucket at least as large as any row's limit.
         options: the arguments it was prepared with, but target and prompts.
     """
@@ -73,9 +76,13 @@ def prepare(
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
+    num_samples: int = 1,
     **sampling: Unpack[SamplingOptions],
 ) -> Job:
-    """Checks and converts, once; see `generate` for the arguments, their defaults and the errors."""
+    """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
+
+    See `generate` for the arguments, their defaults and the errors.
+    """
     if not isinstance(target, Model):
         raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
     named = dict(
@@ -86,13 +93,15 @@ def prepare(
         max_new_tokens=max_new_tokens,
         key=key,
         eos_ids=eos_ids,
+        num_samples=num_samples,
     )
+    inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
     return _job(target, encode(target, prompts), named | sampling)
 
 
 def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     sampling = dict(options)
-    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids = (sampling.pop(name) for name in OWN)
+    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
     inputs.check_names(sampling, [*OWN, "stop", *OPTIONS])
     expected = "an integer, 0 (plain decoding) or more"
     gamma = inputs.integer(gamma, "gamma", expected)
@@ -106,11 +115,16 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     if accept is not None and not isinstance(accept, Rule):
         what = inputs.uncalled(accept, "accept", "jaxspec.accept")
         raise TypeError(f"{what}: expected a rule, such as jaxspec.accept.rejection()")
-    batch = prompt.tokens.shape[0]
+    samples = inputs.integer(samples, "num_samples", "an integer, 1 or more")
+    if samples < 1:
+        raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
+    batch = prompt.tokens.shape[0] * samples
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
     sampler, params, draft_params = sampling_of(target, batch, sampling)
+    if samples > 1 and not np.any(np.asarray(params.temperature) > 0):
+        raise ValueError(f"num_samples is {samples} at temperature 0: the texts would be the same. Set a temperature")
     if key is None:
         if np.any(np.asarray(params.temperature) > 0):
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
@@ -140,7 +154,7 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     )
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
-        prompt, request = sharding.place((prompt, request), batch, mesh)
+        prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = buffers.bucket(int(limit.max()))
     if size > inputs.LONG:
         headroom = buffers.headroom(size, decoder.nodes)

@@ -19,6 +19,7 @@ from jaxspec.base import (
     Distribution,
     Draft,
     Drafter,
+    Failure,
     Forward,
     LanguageModel,
     Policy,
@@ -104,11 +105,12 @@ def speculative(
         with jax.named_scope("prefill"):
             capacity = buffers.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
+        with jax.named_scope("draft"):
+            draft = drafter.init(weights, prompt, headroom, prefilled[0])
+        prompt, prefilled, draft = buffers.repeat_rows((prompt, prefilled, draft), rounds.samples(prompt, request))
         state = rounds.init_state(target, prompt, request, headroom, prefilled, sampler)
         if policy is not None:
             state = state._replace(memory=policy.init(request.policy, prompt))
-        with jax.named_scope("draft"):
-            draft = drafter.init(weights, prompt, headroom, prefilled[0])
         return state._replace(caches=state.caches._replace(draft=draft))
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
@@ -153,7 +155,9 @@ def speculative(
             _check_verdict(verdict, rule, start.shape)
         with jax.named_scope("commit"):
             new = rounds.committed_tokens(draft, verdict, depth)
-            bad = rounds.is_invalid(forward, distribution, rounds.visited(verdict, fed.shape[1]))
+            invalid = rounds.is_invalid(forward, distribution, rounds.visited(verdict, fed.shape[1]))
+            impossible = rounds.is_impossible(draft, verdict, target.vocab_size)
+            bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = rounds.commit(state, new, verdict.num_accepted + 1, bad)
             if verdict.path is not None and target.select is not None:
                 cache = target.select(cache, start, verdict.path[:, :depth])

@@ -52,12 +52,17 @@ def init_state(
         start=row.length,
         request=request,
         done=zero > 0,
-        failed=zero > 0,
+        failed=jnp.zeros_like(zero, jnp.int32),
         stats=Stats(zero, zero, zero, zero),
     )
     distribution = sampler(request.sampling_params, forward.logits, prefix(state))
     bad = is_invalid(forward, distribution, (zero == 0)[:, None])
     return commit(state, sample(state, distribution)[:, None], zero + 1, bad)[0]
+
+
+def samples(prompt: Prompt, request: Request) -> int:
+    """How many rows of a request continue each prompt: they lie one after the other, and share its prefill."""
+    return request.limit.shape[0] // prompt.length.shape[0]
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
@@ -97,6 +102,18 @@ def is_invalid(forward: Forward, distribution: Distribution, read: Bool[Array, "
         none_allowed = jnp.isnan(distribution.log_probs[..., 0])  # normalising nothing makes every entry NaN
     not_finite = jnp.logical_not(jnp.isfinite(jnp.max(forward.logits, axis=-1)))
     return jnp.any(jnp.logical_and(jnp.logical_or(not_finite, none_allowed), read), axis=-1)
+
+
+def is_impossible(draft: Draft, verdict: Verdict, vocab: int) -> Bool[Array, " B"]:
+    """Rows in which a rule accepted more tokens than were drafted, or fewer than none, or chose what is no token.
+
+    >>> draft, one = Draft(jnp.array([[3, 4]]), jnp.array([1])), jnp.array([1])
+    >>> [is_impossible(draft, Verdict(jnp.array([n]), one, one), vocab=5).tolist() for n in (0, 1, 2)]
+    [[False], [False], [True]]
+    """
+    accepted, token = verdict.num_accepted, verdict.next_token
+    count = jnp.logical_or(accepted < 0, accepted > draft.length)
+    return jnp.logical_or(count, jnp.logical_or(token < 0, token >= vocab))
 
 
 def draft_context(policy: Policy | None, state: State, gamma: int, to_distribution: ToDistribution) -> DraftContext:
@@ -180,21 +197,23 @@ def visited(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
 
 
 def commit(
-    state: State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"]
+    state: State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"] | Int[Array, " B"]
 ) -> tuple[State, Int[Array, " B"]]:
     """Appends up to `count` of the new tokens of each live row, ends rows, and counts the tokens committed.
 
-    A row ends after its first end token or at its limit; a `bad` row ends with nothing and is marked as failed.
+    A row ends after its first end token or at its limit; a `bad` row (a `Failure`, or True for its first kind) ends
+    with nothing and is marked as failed.
     """
     request, live = state.request, jnp.logical_not(state.done)
+    new_failure = jnp.where(live, bad.astype(state.failed.dtype), 0)
     left = request.limit - (state.length - state.start)
     committed, ended = buffers.num_to_commit(new, count, left, request.eos)
-    committed = jnp.where(jnp.logical_and(live, jnp.logical_not(bad)), committed, 0)
-    failed = jnp.logical_or(state.failed, jnp.logical_and(live, bad))
+    committed = jnp.where(jnp.logical_and(live, new_failure == 0), committed, 0)
+    failed = jnp.maximum(state.failed, new_failure)
     state = state._replace(
         tokens=buffers.append(state.tokens, state.length, new),
         length=state.length + committed,
-        done=jnp.logical_or(jnp.logical_or(state.done, ended), failed),
+        done=jnp.logical_or(jnp.logical_or(state.done, ended), failed > 0),
         failed=failed,
         stats=state.stats._replace(emitted=state.stats.emitted + committed),
     )

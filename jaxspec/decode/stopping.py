@@ -27,7 +27,7 @@ def run(job: Job, stop: Sequence[str]) -> loop.Outcome:
         if info is not None:
             infos.append(info)
         last = state
-    return loop.outcome(last, _trace(infos, len(job.prompt.length), job.decoder.nodes), job.max_new_tokens)
+    return loop.outcome(last, _trace(infos, len(job.request.limit), job.decoder.nodes), job.max_new_tokens)
 
 
 def edit(tokenizer: Any, stop: Sequence[str]) -> loop.Edit:

@@ -54,8 +54,12 @@ class Family(NamedTuple):
     copies: Mapping[str, str] = MappingProxyType({})
 
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
-THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
+ACTIVATIONS = {
+    **{"silu": "silu", "swish": "silu", "relu": "relu"},
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+}
+THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu"}
 
 
 def activation(name: str) -> str:
@@ -79,7 +83,7 @@ COUNTS = {  # keys of config.json whose values are positive integers, in any fam
 NUMBERS = {  # positive and finite
     *("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
     *("attn_logit_softcapping", "final_logit_softcapping"),
-    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
 }
 TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 LARGEST = 2**31 - 1  # of a count: sizes are int32

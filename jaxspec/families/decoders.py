@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxspec.families.common import EMBEDDING, HEAD, THEIRS, FamilyError, Tensor, activation, need, only
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.rotary import SCALINGS
+from jaxspec.nets.rotary import SCALINGS, yarn_magnitude
 
 
 def read(table: dict, **options: Any) -> DecoderConfig:
@@ -46,9 +46,14 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
     }
     only(found, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
     kind = found.get("rope_type") or found.get("type") or "default"
-    if kind not in SCALINGS:
-        raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}")
+    if kind not in (*SCALINGS, "dynamic"):
+        raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}, dynamic")
     options: dict[str, Any] = {"rope_base": float(found["rope_theta"])}
+    if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
+        need(table, "max_position_embeddings")
+        return options
+    if kind == "yarn":
+        return options | _yarn(found, table)
     if kind != "default":
         options |= {"rope_scaling": kind, "rope_factor": float(need(found, "factor"))}
     if kind == "llama3":
@@ -58,6 +63,26 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
             "rope_original": int(need(found, "original_max_position_embeddings")),
         }
     return options
+
+
+def _yarn(found: dict, table: dict) -> dict[str, Any]:
+    original = found.get("original_max_position_embeddings") or need(table, "max_position_embeddings")
+    factor = float(found.get("factor") or need(table, "max_position_embeddings") / original)
+    weight, overall = found.get("mscale"), found.get("mscale_all_dim")
+    magnitude = found.get("attention_factor")
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor)
+        if weight and overall:
+            magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
+    return {
+        "rope_scaling": "yarn",
+        "rope_factor": factor,
+        "rope_low": float(found.get("beta_slow") or 1),
+        "rope_high": float(found.get("beta_fast") or 32),
+        "rope_original": int(original),
+        "rope_whole": found.get("truncate", True) is not False,
+        "rope_magnitude": float(magnitude),
+    }
 
 
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
@@ -115,6 +140,14 @@ def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str
             "low_freq_factor": config.rope_low,
             "high_freq_factor": config.rope_high,
             "original_max_position_embeddings": config.rope_original,
+        }
+    if config.rope_scaling == "yarn":
+        table["rope_scaling"] |= {
+            "beta_slow": config.rope_low,
+            "beta_fast": config.rope_high,
+            "original_max_position_embeddings": config.rope_original,
+            "truncate": config.rope_whole,
+            "attention_factor": config.rope_magnitude,
         }
     return table
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.families.common import EMBEDDING, HEAD, Family, Tensor, activation, need, only
+from jaxspec.families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor, activation, need, only
 from jaxspec.nets.gpt import SIZES as PAPER
 from jaxspec.nets.gpt import GPTConfig
 
 
 def read(table: dict) -> GPTConfig:
     """The network of a config.json."""
-    only(
-        table,
-        layer_norm_epsilon=1e-5,
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False,
-    )
-    only({"activation_function": activation(table.get("activation_function", "gelu_new"))}, activation_function="gelu")
+    only(table, add_cross_attention=False)
     return GPTConfig(
         need(table, "vocab_size"),
         need(table, "n_embd"),
@@ -27,6 +20,10 @@ def read(table: dict) -> GPTConfig:
         need(table, "n_head"),
         need(table, "n_positions"),
         tied_head=bool(table.get("tie_word_embeddings", True)),
+        activation=activation(table.get("activation_function", "gelu_new")),
+        epsilon=float(table.get("layer_norm_epsilon", 1e-5)),
+        scale_scores=table.get("scale_attn_weights", True) is not False,
+        scale_by_layer=bool(table.get("scale_attn_by_inverse_layer_idx", False)),
     )
 
 
@@ -41,8 +38,10 @@ def write(config: GPTConfig) -> dict[str, Any]:
         "n_layer": config.layers,
         "n_head": config.heads,
         "n_positions": config.max_positions,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new" if config.activation == "gelu" else THEIRS[config.activation],
+        "layer_norm_epsilon": config.epsilon,
+        "scale_attn_weights": config.scale_scores,
+        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
         "tie_word_embeddings": config.tied_head,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, need, only
+from jaxspec.families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, need
 from jaxspec.nets.t5 import SIZES as PAPER
 from jaxspec.nets.t5 import T5Config
 
@@ -14,6 +14,7 @@ FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether
     "gated-relu": ("relu", True),
     "gated-silu": ("silu", True),
     "silu": ("silu", False),
+    "gelu": ("gelu_erf", False),
 }
 
 
@@ -24,7 +25,6 @@ def read(table: dict) -> T5Config:
     tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
     always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`).
     """
-    only(table, layer_norm_epsilon=1e-6)
     kind = table.get("feed_forward_proj", "relu")
     if kind not in FEED_FORWARD:
         raise FamilyError(f"feed_forward_proj is {kind!r}, expected one of {', '.join(FEED_FORWARD)}")
@@ -49,7 +49,7 @@ def read(table: dict) -> T5Config:
         need({"pad_token_id": 0, **table}, "pad_token_id") if start is None else start,
     )
     try:
-        return T5Config(*shape, scaled_head=scaled)
+        return T5Config(*shape, scaled_head=scaled, epsilon=float(table.get("layer_norm_epsilon", 1e-6)))
     except ValueError as error:
         raise FamilyError(str(error)) from error
 
@@ -78,7 +78,7 @@ def write(config: T5Config) -> dict[str, Any]:
         "scale_decoder_outputs": config.scaled_head,
         "relative_attention_num_buckets": config.buckets,
         "relative_attention_max_distance": config.max_distance,
-        "layer_norm_epsilon": 1e-6,
+        "layer_norm_epsilon": config.epsilon,
         "decoder_start_token_id": config.start_token,
     }
 

@@ -150,6 +150,69 @@ def _apply_of(module: nn.Module) -> Callable[..., Any]:
     return lambda params, *arguments, **named: module.apply({"params": params}, *arguments, **named)
 
 
+def from_linen_cache(
+    module: nn.Module,
+    vocab_size: int,
+    *,
+    index: str = "cache_index",
+    one_by_one: bool = False,
+    max_positions: int | None = None,
+) -> LanguageModel:
+    """A language model from a Linen module that keeps its cache in a "cache" collection, as T5X's and MaxText's do.
+
+    Its `__call__` takes tokens [batch, step]. `module.init` of as many tokens as a row may hold makes the cache, zeros
+    but for its shapes; each call writes entries from the index on, a scalar in the collection, and attends to what
+    lies before. Here every row has its own index, so that rows accept their own number of draft tokens.
+
+    Args:
+        module: in decoding mode.
+        vocab_size: the width of its logits.
+        index: the name of the index in the collection; there may be several, one per layer.
+        one_by_one: whether it takes one token at a time only, as `nn.MultiHeadDotProductAttention(decode=True)`: passes
+            over several are then loops, exact, but no faster than plain decoding.
+        max_positions: longest row it can hold, None for no limit.
+    """
+
+    def is_index(path: tuple[Any, ...]) -> bool:
+        return jax.tree_util.keystr(path[-1:], simple=True) == index
+
+    def empty(batch: int, capacity: int) -> Any:
+        tokens = jax.ShapeDtypeStruct((1, capacity), jnp.int32)
+        shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)["cache"]
+        return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), shapes)
+
+    def step(params: Params, cache: Any, tokens: Int[Array, "1 T"], at: Int[Array, ""]) -> tuple[Array, Any]:
+        cache = jax.tree_util.tree_map_with_path(lambda path, x: at.astype(x.dtype) if is_index(path) else x, cache)
+        logits, changed = module.apply({"params": params, "cache": cache}, tokens, mutable=["cache"])
+        return logits, changed["cache"]
+
+    return from_function(by_row(step, one_by_one), vocab_size, empty_cache=empty, max_positions=max_positions)
+
+
+def by_row(step: Callable[..., Any], one_by_one: bool = False) -> Callable[..., Any]:
+    """What `from_function` takes, of a function of one row whose place in its cache is one number.
+
+    Args:
+        step: (params, cache, tokens [1, T], index) -> (logits [1, T, vocab], cache): writes entries from `index` on.
+            The cache that it takes is one row of what `empty_cache` makes, without the batch.
+        one_by_one: whether it takes one token at a time only.
+    """
+
+    def row(params: Params, cache: Any, tokens: Int[Array, " T"], positions: Int[Array, " T"]):
+        if not one_by_one:
+            logits, cache = step(params, cache, tokens[None], positions[0])
+            return logits[0], cache
+
+        def one(cache: Any, fed: tuple[Array, Array]):
+            logits, cache = step(params, cache, fed[0][None, None], fed[1])
+            return cache, logits[0, 0]
+
+        cache, logits = jax.lax.scan(one, cache, (tokens, positions))
+        return logits, cache
+
+    return jax.vmap(row, in_axes=(None, 0, 0, 0))
+
+
 def from_nnx(
     module: nnx.Module,
     vocab_size: int,

@@ -16,7 +16,12 @@ from jaxtyping import Array, Bool, Float
 from jaxspec.nets.dense import Dense, parameter, precision
 from jaxspec.nets.rotary import Rotation, rotate
 
-ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+}
 MASKED = -1e30  # finite: a fully masked row (a padded prompt position) averages garbage instead of becoming NaN
 
 

@@ -36,7 +36,7 @@ class DecoderConfig:
     Attributes:
         vocab_size, dim, ff_dim, layers: as they say.
         heads, kv_heads, head_dim: query heads, key-value heads that groups of them share, and their dimension.
-        activation: of the gated feed-forward block: "silu", "gelu" (by tanh) or "relu".
+        activation: of the gated feed-forward block: "silu", "gelu" (by tanh), "gelu_erf" (the exact one) or "relu".
         tied_head: whether the head is the embedding.
         epsilon: added to the mean square in every norm.
         qkv_bias, out_bias, ff_bias: whether these projections have biases.
@@ -50,7 +50,9 @@ class DecoderConfig:
         local: whether layer 0, 1, ... is local; repeated as often as needed. Empty: none is.
         positions: "rotary", or "relative" for T5's biases.
         rope_base, local_rope_base: rotary bases of global layers, and of local ones (None: the same).
-        rope_scaling, rope_factor, rope_low, rope_high, rope_original: of global layers; see `rotary.RopeScaling`.
+        rope_scaling, rope_factor, rope_low, rope_high, rope_original, rope_whole: of global layers; see
+            `rotary.RopeScaling`.
+        rope_magnitude: of global layers: multiplies cosines and sines (YaRN).
         buckets, max_distance: of relative biases.
         max_positions: longest row to accept; None if nothing limits it.
         end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
@@ -87,6 +89,8 @@ class DecoderConfig:
     rope_low: float = 1.0
     rope_high: float = 4.0
     rope_original: int = 8192
+    rope_whole: bool = True
+    rope_magnitude: float = 1.0
     buckets: int = 32
     max_distance: int = 128
     max_positions: int | None = None
@@ -125,8 +129,8 @@ def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation 
     c = config
     if c.positions != "rotary":
         return None
-    scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original)
-    return rotary.rotation(position, rotary.frequencies(c.head_dim, c.rope_base, scaling))
+    scaling = RopeScaling(c.rope_scaling, c.rope_factor, c.rope_low, c.rope_high, c.rope_original, c.rope_whole)
+    return rotary.rotation(position, rotary.frequencies(c.head_dim, c.rope_base, scaling), c.rope_magnitude)
 
 
 class DecoderLayer(nn.Module):

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec import cache as kv
 from jaxspec.base import LanguageModel, Params
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, FeedForward, LayerNorm
+from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 
@@ -33,6 +33,10 @@ class GPTConfig:
         max_positions: rows of the position table: the longest row it can hold.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
         tied_head: whether the head is the embedding.
+        activation: of the feed-forward block: "gelu" (by tanh), "gelu_erf", "relu" or "silu".
+        epsilon: added to the variance in every norm.
+        scale_scores: whether scores are divided by the root of a head's dimension.
+        scale_by_layer: whether they are also divided by the layer's number, counted from 1.
     """
 
     vocab_size: int
@@ -43,6 +47,14 @@ class GPTConfig:
     max_positions: int = 1024
     dtype: str = "float32"
     tied_head: bool = True
+    activation: str = "gelu"
+    epsilon: float = 1e-5
+    scale_scores: bool = True
+    scale_by_layer: bool = False
+
+    def __post_init__(self):
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 
     @property
     def head_dim(self) -> int:
@@ -58,15 +70,16 @@ SIZES = {  # section 4.1 of the paper, trained on lm1b with 8k tokens; its count
 
 class GPTLayer(nn.Module):
     config: GPTConfig
+    index: int = 0
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.attention_norm, self.ff_norm = (LayerNorm(dtype=dtype) for _ in range(2))
-        scale = c.head_dim**-0.5
+        self.attention_norm, self.ff_norm = (LayerNorm(c.epsilon, dtype) for _ in range(2))
+        scale = (c.head_dim**-0.5 if c.scale_scores else 1.0) / (self.index + 1 if c.scale_by_layer else 1)
         self.attention = Attention(
             c.heads, c.heads, c.head_dim, c.dim, scale, qkv_bias=True, out_bias=True, dtype=dtype
         )
-        self.ff = FeedForward(c.dim, c.ff_dim, "gelu", use_bias=True, dtype=dtype)
+        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, use_bias=True, dtype=dtype)
 
     def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, mask: Bool[Array, "#B 1 T S"]):
         """`update_cache` takes this step's keys and values and returns all that may be attended to."""
@@ -87,8 +100,8 @@ class GPT(nn.Module):
         init = nn.initializers.normal(0.02)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
         self.position = Embedding(c.max_positions, c.dim, dtype=dtype, embedding_init=init)
-        self.layers = [GPTLayer(c) for _ in range(c.layers)]
-        self.norm = LayerNorm(dtype=dtype)
+        self.layers = [GPTLayer(c, i) for i in range(c.layers)]
+        self.norm = LayerNorm(c.epsilon, dtype)
         if not c.tied_head:
             self.head = Dense(c.vocab_size, dtype=dtype, weight_init=init)
 

@@ -12,18 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-SCALINGS = ("default", "linear", "llama3")
+SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 class RopeScaling(NamedTuple):
     """How a model trained on short rows was made to read longer ones: its frequencies are lowered.
 
     Attributes:
-        kind: "default" leaves them alone; "linear" divides all by `factor`; "llama3" those whose wavelength is
-            longer than the original context, and passes smoothly to those that are left alone.
+        kind: "default" leaves them alone; "linear" divides all by `factor`; "llama3" and "yarn" those that turn few
+            times within the original context, and pass smoothly to those that are left alone: "llama3" by the number
+            of turns, "yarn" by the number of the frequency (Peng et al., arXiv 2309.00071).
         factor: the divisor.
-        low, high: of llama3: wavelengths above original / low are divided, those below original / high are not.
-        original: of llama3: the context of the training.
+        low, high: of llama3 and yarn: frequencies of fewer turns than low are divided, those of more than high are not.
+        original: of llama3 and yarn: the context of the training.
+        whole: of yarn: whether the numbers of the frequencies where the passage begins and ends are rounded outwards.
     """
 
     kind: str = "default"
@@ -31,6 +33,7 @@ class RopeScaling(NamedTuple):
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+    whole: bool = True
 
 
 class Rotation(NamedTuple):
@@ -57,16 +60,44 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) 
     slow = plain / np.float32(scaling.factor)
     if scaling.kind == "linear":
         return slow
+    if scaling.kind == "yarn":
+        left = 1 - _passage(head_dim, base, scaling)
+        return slow * (1 - left) + plain * left
     wavelength = 2 * math.pi / plain
     blend = (scaling.original / wavelength - scaling.low) / (scaling.high - scaling.low)
     blend = np.clip(blend, 0.0, 1.0).astype(np.float32)
     return (1 - blend) * slow + blend * plain
 
 
-def rotation(position: Int[Array, "B T"], frequency: np.ndarray) -> Rotation:
-    """The rotation of each position, computed in float32."""
+def _passage(head_dim: int, base: float, scaling: RopeScaling) -> np.ndarray:
+    """Of each frequency how far it is divided, from 0 to 1, as YaRN has it."""
+
+    def number(turns: float) -> float:
+        return head_dim * math.log(scaling.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = number(scaling.high), number(scaling.low)
+    if scaling.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first or 0.001
+    return np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(width), 0, 1)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """By what YaRN multiplies cosines and sines, so that attention over longer rows is as sharp.
+
+    >>> round(yarn_magnitude(4.0), 4)
+    1.1386
+    """
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: float = 1.0) -> Rotation:
+    """The rotation of each position, computed in float32; `magnitude` is multiplied in."""
     angle = position.astype(jnp.float32)[:, :, None] * jnp.asarray(frequency)[None, None, :]
-    return Rotation(jnp.cos(angle), jnp.sin(angle))
+    if magnitude == 1.0:
+        return Rotation(jnp.cos(angle), jnp.sin(angle))
+    return Rotation(jnp.cos(angle) * magnitude, jnp.sin(angle) * magnitude)
 
 
 def rotate(x: Float[Array, "B H T D"], rotary: Rotation) -> Float[Array, "B H T D"]:

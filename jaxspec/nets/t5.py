@@ -36,7 +36,7 @@ class T5Config:
         vocab_size: rows of the embedding (and columns of the head).
         dim, ff_dim, heads, head_dim: model, feed-forward, and attention sizes.
         encoder_layers, decoder_layers: depth of either side.
-        activation, gated: "gelu" and True for v1.1, "relu" and False for 1.0.
+        activation, gated: "gelu" (by tanh) and True for v1.1, "relu" and False for 1.0; of `attention.ACTIVATIONS`.
         tied_head: whether the head is the embedding (1.0) or a matrix of its own (v1.1).
         scaled_head: whether the head reads the decoder's output times dim ** -0.5; None for what `tied_head` is, as in
             1.0 and v1.1. After construction True or False.
@@ -44,6 +44,7 @@ class T5Config:
         start_token: what the decoder's row begins with (T5 uses its padding id).
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
+        epsilon: added to the mean square in every norm.
     """
 
     vocab_size: int
@@ -62,6 +63,7 @@ class T5Config:
     max_positions: int | None = None
     dtype: str = "float32"
     scaled_head: bool | None = None
+    epsilon: float = 1e-6
 
     def __post_init__(self):
         if self.scaled_head is None:
@@ -107,7 +109,7 @@ class EncoderLayer(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.attention_norm, self.ff_norm = RMSNorm(dtype=dtype), RMSNorm(dtype=dtype)
+        self.attention_norm, self.ff_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
         self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
 
@@ -124,7 +126,7 @@ class DecoderLayer(nn.Module):
 
     def setup(self):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.attention_norm, self.cross_norm, self.ff_norm = (RMSNorm(dtype=dtype) for _ in range(3))
+        self.attention_norm, self.cross_norm, self.ff_norm = (RMSNorm(c.epsilon, dtype=dtype) for _ in range(3))
         self.attention = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.cross = Attention(c.heads, c.heads, c.head_dim, c.dim, dtype=dtype)
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, c.gated, dtype=dtype)
@@ -168,7 +170,7 @@ class T5(nn.Module):
         self.decoder_bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
         self.encoder = [EncoderLayer(c) for _ in range(c.encoder_layers)]
         self.decoder = [DecoderLayer(c) for _ in range(c.decoder_layers)]
-        self.encoder_norm, self.decoder_norm = RMSNorm(dtype=dtype), RMSNorm(dtype=dtype)
+        self.encoder_norm, self.decoder_norm = RMSNorm(c.epsilon, dtype=dtype), RMSNorm(c.epsilon, dtype=dtype)
         if not c.tied_head:
             self.head = Dense(c.vocab_size, dtype=dtype)
 

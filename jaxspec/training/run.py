@@ -11,7 +11,7 @@ import jax
 import transformers
 
 import jaxspec
-from jaxspec import vocabulary
+from jaxspec import folders, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
@@ -122,6 +122,7 @@ def checkpoint(
 
     Raises:
         FileNotFoundError: the data is not there.
+        OSError: another process trains with its state in `work`.
         ValueError: there is something at `out`, or another dtype.
     """
     counted = isinstance(recipe, TableRecipe)
@@ -148,7 +149,8 @@ def checkpoint(
         size = sum(entry[0] for entry in manifest.files.values())
         hits = f"the first draft token is right for {found.about['heldout_hits']:.1%} of held-out tokens"
         return f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; {hits}"
-    params, loss = train(recipe, folder, work)
+    with folders.locked(work, "another training run"):
+        params, loss = train(recipe, folder, work)
     about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
     about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
     manifest = orbax.save(out, params, recipe.model, folder / recipe.data.tokenizer, about=about, **how)

@@ -110,7 +110,7 @@ def _placed(
         for name, x in shard.read(wanted):
             path = where[known[name]]
             if path == "vocabulary":
-                ids = _ids(shard.path, known[name], x, target_vocab(config))
+                ids = _ids(shard.path, known[name], np.asarray(x), target_vocab(config))
                 yield path, parameters.put(path, ids, layer, mesh)
                 continue
             if x.dtype.name not in FLOATS:

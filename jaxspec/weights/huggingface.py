@@ -28,6 +28,7 @@ from jaxspec.families.common import EMBEDDING, HEAD
 from jaxspec.weights import int8, parameters, tensors
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
+from jaxspec.weights.tensors import Stored
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"  # the end tokens, where there are several
@@ -93,8 +94,15 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     """
     folder = Path(folder)
     family, config = read_config(folder)
+    return assemble(folder, family, config, tensors.shards(folder), dtype, mesh)
+
+
+def assemble(
+    folder: Path, family: Family, config: Any, shards: list[tensors.Shard], dtype: str, mesh: Mesh | None
+) -> tuple[Params, Any]:
+    """The parameters that lie in files of tensors, as `restore` returns them; raises what it raises."""
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
-    files = [_of_model(shard, config) for shard in tensors.shards(folder)]
+    files = [_of_model(shard, config) for shard in shards]
     _check_layers(folder, config, files)
     config, copies = _without_copies(folder, family, config, files)
     where = _by_tensor(family.names(config))
@@ -123,7 +131,7 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
         return shard
     shapes = {name: shape for name, shape in shard.shapes.items() if name not in beside}
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
         return shard.read([name for name in shapes if only is None or name in only])
 
     return tensors.Shard(shard.path, shapes, read)
@@ -211,10 +219,12 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         overwrite: whether a Hugging Face folder that is there already may be replaced.
 
     Raises:
-        CheckpointError: there is something at `folder` already, or transformers has no such model.
+        CheckpointError: there is something at `folder` already, no room, or transformers has no such model.
     """
     folder = Path(folder).expanduser().resolve()
-    if complaint := folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG):
+    needed = int8.count(model.params) * jnp.dtype(getattr(model.config, "dtype", "float32")).itemsize
+    complaint = folders.occupied(folder, "Hugging Face model", overwrite, marker=CONFIG)
+    if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     try:
         family, table = families.describe(model.config)
@@ -301,9 +311,12 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
     return shape[::-1] if tensor.transposed else shape
 
 
-def _take(x: np.ndarray, tensor: Tensor) -> np.ndarray:
+def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
     """The parameter that lies in a tensor."""
     i, n = tensor.part
+    if n == 1 and not tensor.transposed:
+        return x
+    x = np.asarray(x)
     x = x.T if tensor.transposed else x
     return x if n == 1 else np.split(x, n)[i]
 
@@ -338,9 +351,12 @@ def _without_copies(
     return config, frozenset(taken) - ({HEAD} if not config.tied_head else set())
 
 
-def _digest(x: np.ndarray) -> tuple[str, Shape, bytes]:
+def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, bytes]:
     """Equal for tensors that are equal bit for bit."""
-    return x.dtype.name, x.shape, hashlib.sha256(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data).digest()
+    digest = hashlib.sha256()
+    for part in tensors.chunks(x):
+        digest.update(np.ascontiguousarray(x[part]).reshape(-1).view(np.uint8).data)
+    return x.dtype.name, x.shape, digest.digest()
 
 
 def _check(
@@ -361,14 +377,15 @@ def _check(
         for name, shape in shard.shapes.items()
         if (known := family.canonical(name)) is not None and known not in copies
     }
-    wrong = f"{folder}: the weights are not those of the {family.title} of its {CONFIG}:"
+    wrong = f"{folder}: the weights are not those of the {family.title} of its {_described(folder)}:"
     if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
         raise CheckpointError(wrong + complaint)
     try:
         expected = parameters.shapes(config)
     except Exception as error:  # tracing a network of impossible sizes fails in any way
         raise CheckpointError(
-            f"{folder / CONFIG} describes no network that can be built: {type(error).__name__}: {error}"
+            f"{folder}: its {_described(folder)} describes no network that can be built: "
+            f"{type(error).__name__}: {error}"
         ) from error
     want = {name: _shape(expected, parts) for name, parts in where.items()}
     if complaint := parameters.differences(want, have):
@@ -380,4 +397,11 @@ def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None
     count = sum(len(shard.shapes) for shard in files)
     layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
     if layers > count:
-        raise CheckpointError(f"{folder / CONFIG} says {layers} layers, but the files hold {count} tensors only")
+        raise CheckpointError(
+            f"{folder}: its {_described(folder)} says {layers} layers, but there are only {count} tensors"
+        )
+
+
+def _described(folder: Path) -> str:
+    """What says which network the weights are of: of a GGUF file its header."""
+    return "header" if folder.is_file() else CONFIG

@@ -95,12 +95,13 @@ def save(
         overwrite: whether a checkpoint that is there already may be replaced.
 
     Raises:
-        CheckpointError: there is something at `folder` already, the parameters are not those of `config` or
-            not finite, or an argument is not as described.
+        CheckpointError: there is something at `folder` already, no room, the parameters are not those of `config`
+            or not finite, or an argument is not as described.
     """
     folder, tokenizer_folder = Path(folder).expanduser().resolve(), Path(tokenizer_folder).expanduser()
     _check_arguments(config, tokenizer_folder, family, dtype)
-    if complaint := folders.occupied(folder, "checkpoint", overwrite):
+    needed = int8.count(params) * jnp.dtype(dtype).itemsize
+    if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, int8.dequantise(tree)), params)
     if complaint := _differences(_abstract(config, family), wide):

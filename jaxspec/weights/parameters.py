@@ -22,8 +22,10 @@ from jaxspec.base import Params
 from jaxspec.folders import some
 from jaxspec.recipes import net_of
 from jaxspec.weights import int8
+from jaxspec.weights.tensors import Stored, chunks
 
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
+ALIGNMENT = 64  # in bytes, of memory that jax's CPU devices take without a copy
 FLOATS = ("float32", "bfloat16", "float16", "float64")  # what stored weights may be
 
 Shape = tuple[int, ...]
@@ -43,12 +45,14 @@ def shapes(config: Any) -> dict[str, Shape]:
     }
 
 
-def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) -> Any:
+def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dtype: str) -> Any:
     """A parameter on its device, or its parts on those of a mesh.
+
+    It is converted by rows, into the memory that it then stays in if the device is a CPU.
 
     Args:
         path: of the parameter.
-        x: the parameter, in any of `FLOATS`.
+        x: the parameter, in any of `FLOATS`; what still lies in a file is read by rows.
         config: of the network: says which axes are heads.
         mesh: as `jaxspec.sharding` has it; None for the default device.
         dtype: of a matrix: "float32", "bfloat16", or "int8", which makes it entries and scales (`weights.int8`). All
@@ -58,11 +62,24 @@ def place(path: str, x: np.ndarray, config: Any, mesh: Mesh | None, dtype: str) 
         The parameter; of an int8 matrix, a dict with both.
     """
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
-    x = x.astype(jnp.dtype(int8.computation(dtype) if matrix else "float32"), copy=False)
+    y = _converted(x, jnp.dtype(int8.computation(dtype) if matrix else "float32"))
     if matrix and dtype == "int8":
-        made = jax.block_until_ready(int8.quantise_matrix(x))  # waited for, so that one matrix at a time is in float32
-        return {kind: put(f"{path}/{kind}", y, config, mesh) for kind, y in made.items()}
-    return put(path, x, config, mesh)
+        made = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
+        return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in made.items()}
+    return put(path, y, config, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
+
+
+def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
+    """A copy that nothing else refers to, at an address from which a CPU device takes it over."""
+    if not x.shape:
+        return np.array(x, dtype)
+    size = int(np.prod(x.shape)) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    made = memory[start : start + size].view(dtype).reshape(x.shape)
+    for part in chunks(x):
+        made[part] = x[part]
+    return made
 
 
 def put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:

@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face folder by name, one at a time, from any of the three formats its weights come in.
 
-    model.safetensors       read tensor by tensor; needs nothing else
+    model.safetensors       read by rows; needs nothing else
     flax_model.msgpack      read whole, file by file; from before transformers 5
     pytorch_model.bin       read tensor by tensor where it is a zip file; needs PyTorch
 
@@ -11,6 +11,7 @@ pickle (pytorch_model.bin) is opened with `weights_only=True`, which refuses any
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import mmap
@@ -20,19 +21,57 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from jaxspec.folders import some
 from jaxspec.weights.orbax import CheckpointError
 
 SAFE_TORCH = "2.6"
-MAPPED_BYTES = 2**28  # to read of a safetensors file before it is mapped anew
+CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache
+SAFETENSORS_DTYPES = {
+    **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16},
+    **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_},
+    **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor that still lies in its file: `x[a:b]` reads these rows, `np.asarray(x)` reads it whole.
+
+    Attributes:
+        shape, dtype: of the array that is read.
+        rows: reads rows from a up to b, of the first axis.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    rows: Callable[[int, int], np.ndarray]
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(self.shape[0])
+        return self.rows(start, stop)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:] if self.shape else self.rows(0, 1).reshape(()), dtype)
+
+
+def chunks(x: np.ndarray | Stored) -> Iterator[slice]:
+    """Slices of the first axis, of about `CHUNK_BYTES` each.
+
+    >>> [(part.start, part.stop) for part in chunks(np.zeros((5, 2**19), np.float32))]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    rows = x.shape[0]
+    step = max(1, CHUNK_BYTES * rows // max(1, int(np.prod(x.shape)) * x.dtype.itemsize))
+    return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
 class Read(Protocol):
     """Reads the tensors of one file."""
 
-    def __call__(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    def __call__(self, only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
         """Yields (name, array) for each tensor of a file, or for those in `only`, one in memory at a time."""
         ...
 
@@ -98,21 +137,43 @@ def _safetensors(path: Path) -> Shard:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "numpy") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        safe_open(path, "numpy")  # checks the header: sizes, offsets and dtypes
     except SafetensorError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
 
-    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        file, mapped = safe_open(path, "numpy"), 0
-        for name in shapes if only is None else [name for name in shapes if name in only]:
-            if mapped > MAPPED_BYTES:  # what was read of a mapping stays resident until it is dropped
-                file, mapped = safe_open(path, "numpy"), 0
-            x = file.get_tensor(name)
-            mapped += x.nbytes
-            yield name, x
+    def stored(name: str) -> Stored:
+        entry, shape = entries[name], shapes[name]
+        if entry["dtype"] not in SAFETENSORS_DTYPES:
+            raise CheckpointError(
+                f"{path}: {name} is {entry['dtype']}, expected one of {', '.join(SAFETENSORS_DTYPES)}"
+            )
+        dtype = np.dtype(SAFETENSORS_DTYPES[entry["dtype"]])
+        return from_file(path, 8 + size + entry["data_offsets"][0], shape, dtype)
+
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, Stored]]:
+        return ((name, stored(name)) for name in shapes if only is None or name in only)
 
     return Shard(path, shapes, read)
+
+
+def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
+    """A tensor that lies in a file as it is, in C order; what was read of it does not stay in memory."""
+    rest = shape[1:]
+    per_row = int(np.prod(rest, dtype=np.int64))
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        count = (stop - start) * per_row
+        x = np.fromfile(path, dtype, count, offset=offset + start * per_row * dtype.itemsize)
+        if len(x) != count:
+            raise CheckpointError(f"{path} has become shorter while it was read: download it again")
+        return x.reshape(stop - start, *rest)
+
+    return Stored(shape, dtype, rows)
 
 
 def _msgpack(path: Path) -> Shard:
@@ -127,7 +188,7 @@ def _msgpack(path: Path) -> Shard:
     try:
         shapes = {name: x.shape for name, x in load().items()}
     except Exception as error:  # msgpack's, flax's and NumPy's errors have nothing in common
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
     def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         return ((name, x) for name, x in load().items() if only is None or name in only)
@@ -180,7 +241,7 @@ def _pickle(path: Path) -> Shard:
             "not even those, and nothing of it was run. Get the model as model.safetensors, or from whom you know"
         ) from error
     except Exception as error:  # a pickle can fail in any way
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
     def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         for name, x in load().items():
@@ -193,7 +254,6 @@ def _pickle(path: Path) -> Shard:
 
 def _numpy(x: Any) -> np.ndarray:
     """A tensor as an array of its own: what is mapped must not be, since the file may change."""
-    import ml_dtypes
     import torch
 
     x = x.detach()  # parameters that were saved as such
@@ -202,7 +262,8 @@ def _numpy(x: Any) -> np.ndarray:
     return x.numpy().copy()
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """The error of a file that cannot be read."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return CheckpointError(
         f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: {reason}. Download it again"

@@ -152,7 +152,9 @@ WITHOUT_PARENTHESES = "is the function {0}: call it, and pass what it returns, j
 TOLD = [  # what people pass, and what they are told
     (dict(temprature=1.0), "there is no option 'temprature': did you mean temperature"),
     (dict(do_sample=True), "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples"),
-    (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called"),
+    (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called num_samples"),
+    (dict(num_samples=0), "num_samples is 0: expected an integer, 1 or more"),
+    (dict(num_samples=2), "num_samples is 2 at temperature 0: the texts would be the same"),
     (dict(seed=0), r"there is no option 'seed': it is called key=jax.random.key\(seed\)"),
     (dict(qqqq=1), "there is no option 'qqqq': expected one of"),
     (dict(gamma=True), "gamma is True: expected an integer"),
@@ -178,6 +180,10 @@ TOLD = [  # what people pass, and what they are told
     (
         dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
         r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",
+    ),
+    (
+        dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True)),
+        r"the rule mine accepted more draft tokens than there were, .* for prompts \[0\]: expected num_accepted from 0",
     ),
 ]
 

@@ -277,6 +277,23 @@ def test_more_rows_never_change_the_earlier_ones():
     assert tokens_of(jaxspec.generate(TARGET, prompt(), **options))[:2] == few
 
 
+def test_samples_are_those_of_prompts_given_several_times_and_share_a_prefill():
+    options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, key=jax.random.key(9))
+    temperatures, read = [1.0, 0.5, 1.0, 0.0], []
+
+    def prefill(params, prompt, capacity):
+        read.append(prompt.tokens.shape[0])
+        return TARGET.lm.prefill(params, prompt, capacity)
+
+    shared = TARGET._replace(lm=TARGET.lm._replace(prefill=prefill))
+    twice = prompt([PROMPTS[i] for i in (0, 0, 2, 2)])
+    given = tokens_of(jaxspec.generate(TARGET, twice, temperature=temperatures, **options))
+    once = prompt([PROMPTS[i] for i in (0, 2)])
+    out = jaxspec.generate(shared, once, num_samples=2, temperature=temperatures, **options)
+    assert tokens_of(out) == given and given[0] != given[1]
+    assert read == [2]
+
+
 def test_per_row_temperatures_mix_greedy_and_sampling():
     key = jax.random.key(3)
     mixed = jaxspec.generate(

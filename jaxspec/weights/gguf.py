@@ -1,0 +1,299 @@
+"""GGUF files, llama.cpp's format: one file with sizes, tokenizer and weights, which are often quantised.
+
+    magic, version, counts | metadata: key, type, value | tensors: name, shape, type, offset | data, aligned
+
+The `gguf` package (extra "gguf") has the names of tensors and undoes quantisations; the header is read here, since its
+own reader makes several NumPy arrays for each of a vocabulary's tokens: minutes and gigabytes for 262,144. Weights are
+converted by rows, so that the host holds little besides the model. What is quantised in the file is of the dtype that
+the model is loaded in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import mmap
+import struct
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxspec import families
+from jaxspec.base import Params
+from jaxspec.families import Family, FamilyError, llama_cpp
+from jaxspec.nets import rotary
+from jaxspec.weights import huggingface
+from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.tensors import Shard, Stored, damaged
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of struct, by the format's number
+WIDTHS = {kind: struct.calcsize(f"<{form}") for kind, form in SCALARS.items()}
+STRING, ARRAY = 8, 9
+MOST_AXES = 4
+ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
+
+
+class Header(NamedTuple):
+    """What stands before the data.
+
+    Attributes:
+        metadata: values by key; an array is a list.
+        tensors: of each its shape, rows first, its type's number and where it begins in the file.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, tuple[tuple[int, ...], int, int]]
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a file that begins as these do, or is called so."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
+
+
+def read(path: Path) -> Header:
+    """The header of a file.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _header(content)
+    except (struct.error, ValueError, OverflowError, MemoryError) as error:
+        raise damaged(path, error) from error
+
+
+def _header(content: mmap.mmap) -> Header:
+    at = 0
+
+    def take(form: str) -> Any:
+        nonlocal at
+        found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
+        at += struct.calcsize(f"<{form}")
+        return found if len(found) > 1 else found[0]
+
+    def text() -> str:
+        nonlocal at
+        start = at + 8
+        at = start + take("Q")
+        if at > len(content):
+            raise ValueError("it ends within a text")
+        return content[start:at].decode()
+
+    def value(kind: int) -> Any:
+        nonlocal at
+        if kind == STRING:
+            return text()
+        if kind != ARRAY:
+            found = take(SCALARS[kind])
+            return float(str(np.float32(found))) if SCALARS[kind] == "f" else found  # 1e-06, not 9.99999997e-07
+        kind, count = take("IQ")
+        if kind == STRING:
+            return [text() for _ in range(count)]
+        if count > len(content):
+            raise ValueError("it ends within an array")
+        return list(struct.unpack(f"<{count}{SCALARS[kind]}", content[at : (at := at + count * WIDTHS[kind])]))
+
+    if content[:4] != MAGIC:
+        raise ValueError("it is no GGUF file")
+    at = 4
+    if (version := take("I")) not in VERSIONS:
+        raise ValueError(f"its version is {version}, expected one of {VERSIONS}")
+    tensors, keys = take("QQ")
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        key = text()
+        if (kind := take("I")) not in (STRING, ARRAY) and kind not in WIDTHS:
+            raise ValueError(f"{key!r} is of an unknown type, {kind}")
+        try:
+            metadata[key] = value(kind)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
+    entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(tensors):
+        name, axes = text(), take("I")
+        if not 1 <= axes <= MOST_AXES:
+            raise ValueError(f"tensor {name!r} has {axes} axes")
+        shape = tuple(take("Q") for _ in range(axes))[::-1]
+        if name in entries:
+            raise ValueError(f"it holds {name!r} twice")
+        entries[name] = (shape, *take("IQ"))
+    step = metadata.get("general.alignment", 32)
+    if not isinstance(step, int) or step < 1:
+        raise ValueError(f"its alignment is {step!r}")
+    data = -(-at // step) * step
+    return Header(metadata, {name: (shape, kind, data + x) for name, (shape, kind, x) in entries.items()})
+
+
+def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
+    """Reads the parameters of a file; see `huggingface.restore`, whose checks and errors these are.
+
+    Args:
+        path: of the file.
+        header: what `read` read of it.
+        dtype: of the matrices, "float32", "bfloat16" or "int8"; other leaves are float32.
+        mesh: what to place the parameters on; None for the default device.
+    """
+    family, config, shard = open_file(path, header)
+    ends = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    ends = tuple(dict.fromkeys(x for x in ends if isinstance(x, int) and 0 <= x < config.vocab_size))
+    if len(ends) > 1 and hasattr(config, "end_tokens"):
+        config = dataclasses.replace(config, end_tokens=ends)
+    return huggingface.assemble(path, family, config, [shard], dtype, mesh)
+
+
+def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
+    """The family of the model in a file, the configuration of its network, and its tensors as that family names them.
+
+    Raises:
+        CheckpointError: the model is none of our families, its quantisation has no reader, or the file is damaged.
+    """
+    try:
+        table = llama_cpp.config_json(header.metadata, {name: x[0] for name, x in header.tensors.items()})
+        if ROPE in header.tensors:
+            table["rope_scaling"] = _llama3(path, header, table)
+        family = families.of(table)
+        config = family.read(table)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
+    return family, config, _shard(path, header, family, config)
+
+
+def _llama3(path: Path, header: Header, table: dict[str, Any]) -> dict[str, Any]:
+    """The scaling of a Llama 3's positions, which the file has as a divisor for each frequency."""
+    divisors = np.asarray(_stored(path, ROPE, *header.tensors[ROPE])[:])
+    head_dim = table.get("head_dim") or table["hidden_size"] // table["num_attention_heads"]
+    low, high, original, factor = 1.0, 4.0, 8192, float(divisors.max())
+    plain = rotary.frequencies(head_dim, table["rope_theta"])
+    scaled = rotary.frequencies(
+        head_dim, table["rope_theta"], rotary.RopeScaling("llama3", factor, low, high, original)
+    )
+    if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-4):
+        raise FamilyError(f"{ROPE} does not scale frequencies as Llama 3 does: expected a factor, blended from 1 to 4")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _shard(path: Path, header: Header, family: Family, config: Any) -> Shard:
+    architecture = header.metadata["general.architecture"]
+    called = _names(architecture, family, config)
+    held = {called.get(name, name): name for name in header.tensors if name != ROPE}
+    transposed = {x.name for x in family.names(config).values() if x.transposed}
+    heads = {".attn_q.": getattr(config, "heads", 0), ".attn_k.": getattr(config, "kv_heads", 0)}
+
+    def convert(theirs: str, x: Stored) -> np.ndarray | Stored:
+        name = held[theirs]
+        if architecture in llama_cpp.NORMS_FROM_ONE and name.endswith("norm.weight"):
+            return np.asarray(x) - np.float32(1)
+        if architecture in llama_cpp.INTERLEAVED:
+            for part, count in heads.items():
+                if part in name:
+                    return _halves(np.asarray(x), count)
+        return np.asarray(x).T if theirs in transposed else x
+
+    shapes = {
+        theirs: shape[::-1] if theirs in transposed else shape
+        for theirs, shape in ((theirs, header.tensors[name][0]) for theirs, name in held.items())
+    }
+    stored = {theirs: _stored(path, name, *header.tensors[name]) for theirs, name in held.items()}
+
+    def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
+        return ((name, convert(name, x)) for name, x in stored.items() if only is None or name in only)
+
+    return Shard(path, shapes, read)
+
+
+def _halves(x: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys from an order in which pairs are rotated to one in which halves are.
+
+    >>> _halves(np.array([0, 2, 1, 3, 4, 6, 5, 7]), heads=2).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    return x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
+    """The family's name of each tensor, by llama.cpp's."""
+    gguf = package()
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
+    known = gguf.get_tensor_name_map(arch, layers)
+    theirs = {tensor.name for tensor in family.names(config).values()}
+    named = {known.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}
+    output = {"output.weight": "lm_head.weight"}  # a head of its own, or a copy of the embedding
+    return output | {name: ours for name, ours in named.items() if name is not None}
+
+
+@functools.cache
+def _quantisation(number: int) -> tuple[Any, int, int] | str:
+    """Of a type of tensors: the package's type, and how many entries and bytes a block has; else what it is called."""
+    gguf = package()
+    called = f"type {number}"
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+        called = kind.name
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        _dequantised(kind, np.zeros((1, size), np.uint8))
+    except (ValueError, KeyError, NotImplementedError):
+        return called
+    return kind, block, size
+
+
+def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):  # what a block does not use may be anything
+        return package().dequantize(packed, kind)
+
+
+def _stored(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int) -> Stored:
+    """A tensor of the file; its rows are read as float32."""
+    known = _quantisation(number)
+    if isinstance(known, str):
+        raise CheckpointError(
+            f"{path}: {name} is quantised as {known}, which the gguf package cannot undo: expected F32, F16, BF16, "
+            "Q8_0, Q4_K or another of its quantisations"
+        )
+    kind, block, size = known
+    *rest, last = shape
+    if last % block:
+        raise CheckpointError(f"{path}: rows of {name} have {last} entries, expected a multiple of {block}")
+    per_row = math.prod(rest[1:]) * (last // block) * size if rest else size
+    count = shape[0] if rest else last // block
+    if offset + count * per_row > path.stat().st_size:
+        raise CheckpointError(f"{path} is incomplete: it ends before {name} does. Download it again")
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        if not rest and (start, stop) != (0, last):
+            return rows(0, last)[start:stop]
+        n = (stop - start) if rest else count
+        packed = np.fromfile(path, np.uint8, n * per_row, offset=offset + start * per_row)
+        return _dequantised(kind, packed.reshape(-1, (last // block) * size)).reshape(stop - start, *shape[1:])
+
+    return Stored(shape, np.dtype(np.float32), rows)
+
+
+def package() -> Any:
+    """The `gguf` package.
+
+    Raises:
+        CheckpointError: it is not installed.
+    """
+    with contextlib.suppress(ImportError):
+        import gguf
+
+        return gguf
+    raise CheckpointError('a GGUF file is read with the gguf package: pip install "jaxspec-decoding[gguf]"')

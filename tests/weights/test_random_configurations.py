@@ -1,0 +1,139 @@
+"""Random configurations of every family, saved by transformers with random weights: the same logits, or a refusal.
+
+All have one set of shapes and nothing is jitted, so operations are compiled once for all of them.
+"""
+
+import random
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.nets.t5 import T5Config
+
+COUNT, SEED, STEPS, FED = 24, 21, 12, 4  # FED of the STEPS tokens are read from a cache
+LENGTHS = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = LENGTHS | SIZES | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "gelu_fast")
+
+
+def rope(draw: random.Random) -> dict:
+    kind = draw.choice(["default", "linear", "llama3", "yarn", "yarn", "yarn", "dynamic"])
+    found = {"rope_type": kind, "rope_theta": draw.choice([1e4, 1e3, 5e5])}
+    if kind == "default":
+        return found
+    found["factor"] = draw.choice([2.0, 4.0, 8.0])
+    if kind == "llama3":
+        found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = draw.choice([4, 8, 16])
+        choices = {"attention_factor": 0.7, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}
+        found |= {key: value for key, value in choices.items() if draw.random() < 0.4}
+        if draw.random() < 0.3:
+            found |= {"mscale": 0.7, "mscale_all_dim": 1.2}
+    return found
+
+
+def decoder(draw: random.Random) -> dict:
+    return DECODER | {
+        "hidden_act": draw.choice(ACTIVATIONS),
+        "rms_norm_eps": draw.choice([1e-6, 1e-5, 1e-2]),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "rope_parameters": rope(draw),
+    }
+
+
+def llama(draw):
+    return decoder(draw) | {"attention_bias": draw.random() < 0.5, "mlp_bias": draw.random() < 0.5}
+
+
+def mistral(draw):
+    return decoder(draw) | {"sliding_window": draw.choice([None, 3, 6])}
+
+
+def qwen(draw):
+    windowed = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": draw.choice([0, 1])}
+    return decoder(draw) | (windowed if draw.random() < 0.5 else {})
+
+
+def gemma2(draw):
+    found = decoder(draw) | {"sliding_window": 3, "query_pre_attn_scalar": draw.choice([8, 12])}
+    found |= {"hidden_activation": found.pop("hidden_act"), "attention_bias": draw.random() < 0.5}
+    return found | {key: draw.choice([None, 3.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+
+
+def gemma3(draw):
+    found = gemma2(draw) | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
+    local = {"rope_type": "default", "rope_theta": 1e3}
+    return found | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+
+
+def gpt2(draw):
+    return LENGTHS | {
+        **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 48},
+        "activation_function": draw.choice(ACTIVATIONS),
+        "layer_norm_epsilon": draw.choice([1e-5, 1e-3, 1e-1]),
+        "scale_attn_weights": draw.random() < 0.5,
+        "scale_attn_by_inverse_layer_idx": draw.random() < 0.5,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+
+
+def t5(draw):
+    return LENGTHS | {
+        **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        "feed_forward_proj": draw.choice(["relu", "gelu", "silu", "gated-gelu", "gated-silu", "gated-relu"]),
+        "layer_norm_epsilon": draw.choice([1e-6, 1e-3]),
+        "relative_attention_num_buckets": draw.choice([8, 32]),
+    }
+
+
+FAMILIES = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen,
+    "Qwen3ForCausalLM": qwen,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "GPT2LMHeadModel": gpt2,
+    "T5ForConditionalGeneration": t5,
+}
+
+
+def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    draw, wrong = random.Random(SEED), []
+    torch.manual_seed(SEED)
+    tokens = np.random.RandomState(SEED).randint(1, 61, (1, STEPS))
+    for number in range(COUNT):
+        architecture = list(FAMILIES)[number % len(FAMILIES)]
+        kind = getattr(transformers, architecture)
+        options = FAMILIES[architecture](draw)
+        peer = kind._from_config(kind.config_class(**options), attn_implementation="eager").eval()
+        with torch.no_grad():
+            for x in peer.parameters():
+                x.normal_(0, 0.4)
+            given = torch.tensor(tokens)
+            fed = {"decoder_input_ids": given} if architecture.startswith("T5") else {}
+            theirs = peer(given, use_cache=False, **fed).logits.numpy()
+        peer.save_pretrained(tmp_path / str(number))
+        ours = logits(jaxspec.load(tmp_path / str(number)), tokens)
+        theirs = theirs[:, -ours.shape[1] :]
+        if np.abs(ours - theirs).max() > 3e-5 * np.abs(theirs).max():
+            wrong.append((architecture, options, np.abs(ours - theirs).max() / np.abs(theirs).max()))
+    assert not wrong
+
+
+def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
+    """Those after each of the last tokens, which are read from a cache."""
+    lm, params, row = model.lm, model.params, jnp.asarray(tokens)
+    if isinstance(model.config, T5Config):
+        _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), STEPS + 1)
+        return np.asarray(lm.extend(params, lm.rewind(cache, jnp.array([0])), row)[0].logits)
+    first = STEPS - FED
+    read, cache = lm.prefill(params, jaxspec.Prompt(row[:, :first], jnp.array([first])), STEPS)
+    after = lm.extend(params, cache, row[:, first:])[0].logits
+    return np.concatenate([np.asarray(read.logits), np.asarray(after)], axis=1)
