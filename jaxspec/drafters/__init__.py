@@ -3,6 +3,7 @@
 from jaxspec.drafters.block import block
 from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.eagle import eagle
+from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.heads import heads
@@ -15,6 +16,7 @@ from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
 from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.skip_layers import skip_layers
 from jaxspec.drafters.token_recycling import token_recycling
 from jaxspec.drafters.tree import tree
 from jaxspec.drafters.uniform import uniform
@@ -25,6 +27,7 @@ __all__ = [
     "block",
     "dynamic_tree",
     "eagle",
+    "early_exit",
     "fallback",
     "greedy",
     "heads",
@@ -37,6 +40,7 @@ __all__ = [
     "retrieval",
     "sequences",
     "sequential",
+    "skip_layers",
     "token_recycling",
     "tree",
     "uniform",

@@ -42,6 +42,11 @@ def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward
     return ()
 
 
+def same_state(state: Any, row: Prompt) -> Any:
+    """The rollback of a drafter whose state holds nothing of the row's end."""
+    return state
+
+
 def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
     """For a drafter whose state no verdict changes."""
     return caches

@@ -88,9 +88,17 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
             states.append(state)
         return Caches(target, tuple(states))
 
+    def rollback(states: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
+        pairs = zip(drafters, states, strict=True)
+        return tuple(state if drafter.rollback is None else drafter.rollback(state, row) for drafter, state in pairs)
+
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
     shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None
-    return Drafter(init, propose, commit, shortest, may_be_empty=all(drafter.may_be_empty for drafter in drafters))
+    return Drafter(
+        *(init, propose, commit, shortest),
+        may_be_empty=all(drafter.may_be_empty for drafter in drafters),
+        rollback=None if any(drafter.rollback is None for drafter in drafters) else rollback,
+    )
 
 
 def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:

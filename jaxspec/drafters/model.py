@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jaxspec.base import (
 )
 from jaxspec.drafters.sequential import Logits, sequential
 
+Seen = TypeVar("Seen", bound=Any)  # a state with a field `seen`
 CanContinue = Callable[[Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
 
 
@@ -106,10 +107,14 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # Of n accepted tokens the cache holds at least n - 1, and the token after them came from the target.
-        state = caches.draft
-        return caches._replace(draft=state._replace(seen=jnp.minimum(state.seen, row.length - 2)))
+        return caches._replace(draft=take_back(caches.draft, row))
 
-    return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None)
+    return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None, rollback=take_back)
+
+
+def take_back(state: Seen, row: Prompt) -> Seen:
+    """The state with no more tokens seen than a row has whose last token is new to it; the last two are read again."""
+    return state._replace(seen=jnp.minimum(state.seen, row.length - 2))
 
 
 def read_last_two(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.drafters import continuations
-from jaxspec.drafters.common import no_commit, searched
+from jaxspec.drafters.common import no_commit, same_state, searched
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
@@ -94,7 +94,7 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
         weight = float(MATCHES) ** jnp.take_along_axis(match, best, axis=1).astype(jnp.float32)
         return continuations.as_tree(tokens, step < length[..., None], weight, tree.nodes)
 
-    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree)
+    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
 
 
 def _text(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:

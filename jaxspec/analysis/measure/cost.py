@@ -20,7 +20,7 @@ from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
 from jaxspec.decode.request import Job
-from jaxspec.decode.speculative import bucket_widths
+from jaxspec.rounds import bucket_widths
 
 REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
 WARMUP = 4  # passes, to learn how long one takes
@@ -138,7 +138,7 @@ def measure_all(
 def verify_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> np.ndarray:
     """What judging 0, 1, .. gamma draft tokens costs, in one-token passes [gamma + 1]: v of `policies.adaptive`.
 
-    Measured at the widths that a policy's passes have (`decode.speculative.bucket_widths`), and never falling.
+    Measured at the widths that a policy's passes have (`rounds.bucket_widths`), and never falling.
 
     Args:
         job: with any drafter, whose passes are not timed; its gamma is the most draft tokens.
