@@ -113,8 +113,13 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
 
 def take_back(state: Seen, row: Prompt) -> Seen:
-    """The state with no more tokens seen than a row has whose last token is new to it; the last two are read again."""
-    return state._replace(seen=jnp.minimum(state.seen, row.length - 2))
+    """The state after tokens were taken back: the row's last token is new to it. The last two are read again anyway."""
+    return take_back_to(state, row.length - 2)
+
+
+def take_back_to(state: Seen, length: Int[Array, " B"]) -> Seen:
+    """The state with at most so many tokens seen."""
+    return state._replace(seen=jnp.minimum(state.seen, length))
 
 
 def read_last_two(
@@ -126,6 +131,23 @@ def read_last_two(
     are `wanted`. What is read past a row's end is garbage, and rewound.
     """
     goal = row.length - 2
+    cache = catch_up(lm, params, state, row, wanted, width, goal).cache if width else state.cache
+    return lm.extend(params, lm.rewind(cache, goal), known(lm, buffers.window(row.tokens, goal, 2)))
+
+
+def catch_up(
+    lm: LanguageModel,
+    params: Params,
+    state: ModelState,
+    row: Prompt,
+    wanted: Bool[Array, " B"],
+    width: int,
+    goal: Int[Array, " B"],
+) -> ModelState:
+    """A cache that holds the first `goal` tokens of the rows that are `wanted`, and garbage after them.
+
+    It reads what is missing, `width` tokens a pass; nothing, where nothing is.
+    """
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
         return jnp.any(jnp.logical_and(wanted, state.seen < goal))
@@ -135,8 +157,7 @@ def read_last_two(
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, buffers.window(row.tokens, at, width)))
         return ModelState(cache, jnp.minimum(at + width, goal))
 
-    cache = jax.lax.while_loop(incomplete, read, state).cache if width else state.cache
-    return lm.extend(params, lm.rewind(cache, goal), known(lm, buffers.window(row.tokens, goal, 2)))
+    return jax.lax.while_loop(incomplete, read, state)
 
 
 def last_logits(lm: LanguageModel, params: Params, forward: Forward) -> Float[Array, "B V"]:
