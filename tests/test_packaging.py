@@ -59,7 +59,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "shared_vocabulary": {"base", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
-    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "testing"},
+    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "progress", "testing"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }

@@ -110,7 +110,10 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a
     point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one
     of 1 token, was counted); "trim=4096:NAME" (a model with a head over 4096 tokens), "share:NAME" (a model with
-    another tokenizer). A + in a path that exists belongs to the path.
+    another tokenizer); "suffix"; "early_exit=4" (the target's first 4 layers); "skip_layers=5x7:6" (the target without
+    the attention of layers 5 and 7 and the feed-forward block of 6; either may be empty); "cascade:NAME:INNER" or
+    "cascade=3:NAME:INNER" (a model for which INNER, any of these, drafts 3 tokens at a time). A + in a path that exists
+    belongs to the path.
 
     Args:
         name: as above.
@@ -151,14 +154,41 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
         if option == "trim":
             return trim.trim_vocabulary(draft, size=int(least))
         return draft if target is None else shared_vocabulary.share_vocabulary(draft, target)
+    if colon and option == "cascade":
+        first, inner_colon, inner = rest.partition(":")
+        if not inner_colon or (least and not (least.isdecimal() and int(least))):
+            raise ValueError(f"the drafter is {name!r}: expected cascade:NAME:INNER or cascade=3:NAME:INNER")
+        gamma = {"gamma": int(least)} if least else {}
+        within = drafter(inner, dtype, mesh, target)
+        return drafters.cascade(model.load(first, dtype=dtype, mesh=mesh), within, **gamma)
+    if option in ("early_exit", "skip_layers"):
+        return _own_layers(name, option, least + colon + rest, target)
     if option == "prompt_lookup" and least:
         shortest = int(least) if least.isdecimal() else 0
         if not shortest:
             raise ValueError(f"the drafter is {name!r}: expected prompt_lookup=NUMBER, the fewest tokens to match")
         return drafters.prompt_lookup(max(3, shortest), shortest)
-    if name in ("prompt_lookup", "online_ngram", "token_recycling"):
+    if name in ("prompt_lookup", "online_ngram", "suffix", "token_recycling"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)
+
+
+def _own_layers(name: str, kind: str, layers: str, target: Model | None) -> Bound:
+    """The target's own layers: "4" of an early exit, "5x7:6" of what is skipped."""
+    from jaxspec import drafters
+
+    sets = [part.split("x") if part else [] for part in layers.split(":")]
+    good = all(number.isdecimal() for part in sets for number in part)
+    if not good or not any(sets) or len(sets) > (2 if kind == "skip_layers" else 1):
+        expected = "early_exit=4" if kind == "early_exit" else "skip_layers=5x7:6 (attention:mlp)"
+        raise ValueError(f"the drafter is {name!r}: expected {expected}")
+    if target is None:
+        raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
+    if kind == "early_exit":
+        if len(sets[0]) > 1:
+            raise ValueError(f"the drafter is {name!r}: expected early_exit=4")
+        return drafters.early_exit(target, int(sets[0][0]))
+    return drafters.skip_layers(target, *([int(number) for number in part] for part in sets))
 
 
 def drafter_names(name: str) -> list[str]:

@@ -51,6 +51,25 @@ def test_drafters_over_other_vocabularies():
         options.drafter("share:prompt_lookup", "float32")
 
 
+def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
+    target = options.drafter("debian-gpt-small", "float32")
+    assert options.drafter("early_exit=1", "float32", target=target).target is target
+    assert options.drafter("skip_layers=1:", "float32", target=target).target is target
+    made = options.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", "float32")
+    assert len(made.models) == 2
+    for name, message in (
+        ("early_exit=a", "expected early_exit=4"),
+        ("early_exit=1x2", "expected early_exit=4"),
+        ("skip_layers=1:2:3", "expected skip_layers=5x7:6"),
+        ("cascade=0:debian-gpt-small:prompt_lookup", "expected cascade:NAME:INNER"),
+        ("cascade:debian-gpt-small", "expected cascade:NAME:INNER"),
+    ):
+        with pytest.raises(ValueError, match=f"the drafter is '{name}': {message}"):
+            options.drafter(name, "float32", target=target)
+    with pytest.raises(ValueError, match="expected a target"):
+        options.drafter("early_exit=1", "float32")
+
+
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
     assert options.drafter("token_recycling", "float32").functions.tree == (32, 4)

@@ -1,5 +1,6 @@
 """Targets that draft for themselves: early exit and layer skipping, as chains and trees, with tiny networks."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,9 +10,12 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, buffers, drafters, policies
-from jaxspec.base import Prompt
+from jaxspec.base import Caches, Parts, Prompt
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.drafters import own_layers
 from jaxspec.nets import decoder, gpt, t5
-from jaxspec.testing import certify
+from jaxspec.testing import certify, table_model
 from jaxspec.warp import SamplingParams, sampling
 
 V, D = 3, 8
@@ -80,3 +84,81 @@ def test_greedy_text_is_plain_decodings(name, target, policy):
     out = jaxspec.generate(target_of(target), rows, drafter=MAKE[name](target), gamma=3, policy=policy, **options)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert (np.asarray(out.stats.accepted) > 0).any()
+
+
+# --- the first layers, once
+
+
+@pytest.mark.parametrize("name", ["gpt", "t5"])
+def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
+    """With a cache and a pass of its own; so the shared cache is right after every number of accepted tokens."""
+    target, (net, config) = target_of(name), TARGETS[name]
+    depth = {"decoder_layers": 2} if name == "t5" else {"layers": 2}
+    small = target._replace(lm=net.language_model(dataclasses.replace(config, **depth)))
+    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
+    apart = jaxspec.generate(target, rows, drafter=small, **options).stats
+    own = jaxspec.generate(target, rows, drafter=drafters.early_exit(target, layers=2), **options).stats
+    for field in ("rounds", "drafted", "accepted"):
+        np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
+
+
+def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
+    """Counted in the compiled programs: the operations of verification, and the memory of a round."""
+    config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
+    target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+    prompt, options = Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([9])), dict(max_new_tokens=960, gamma=gamma)
+    job = prepare(target, prompt, drafter=drafters.early_exit(target, exit_layer), **options)
+    state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, 960))
+    assert jax.tree.leaves(state.caches.draft) == []
+    cache, tokens = state.caches.target, jnp.zeros((1, gamma + 1), jnp.int32)
+    drafted = own_layers.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
+    lm, finish = target.lm, job.drafter.functions.finish
+    first = Parts(*[tuple(range(exit_layer))] * 2)
+
+    def run_first(params, cache, stream):
+        return lm.layers.run(params, cache, stream, first)[0]
+
+    def verify(weights, cache, drafted, tokens):
+        return finish(weights, Caches(cache, drafted), tokens)[0].logits
+
+    def plain(params, cache, tokens):
+        return lm.extend(params, cache, tokens)[0].logits
+
+    def flops(function, *arguments):
+        return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
+
+    whole, rest = flops(plain, target.params, cache, tokens), flops(verify, job.weights, cache, drafted, tokens)
+    once = flops(run_first, target.params, cache, drafted.stream)
+    assert once > 0.6 * whole and once + rest < 1.02 * whole
+    memory = loop.advance.lower(job.decoder, job.weights, state).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.5 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: drafters.early_exit(target_of("gpt"), layers=3), "layers is 3 and gpt has 3: .* at most 2"),
+        (lambda: drafters.early_exit(target_of("gpt"), layers=0), "layers is 0"),
+        (lambda: drafters.early_exit(table_model(jax.random.key(0), 3), layers=1), "cannot be run in part"),
+        (
+            lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
+            "expected jaxspec.trim",
+        ),
+        (lambda: drafters.skip_layers(target_of("gpt"), range(3), range(3)), "skip all 3 layers"),
+        (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [3]), "skips layer 3: gpt has layers 0 to 2"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [], [1, 1]), "expected each layer once"),
+        (lambda: drafters.dynamic_tree(early("gpt"), nodes=3, depth=3, width=2), "feed 4 tokens .* room for 3"),
+    ],
+)
+def test_what_cannot_draft_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_drafter_is_of_its_own_target():
+    with pytest.raises(ValueError, match="reads the hidden states of gpt"):
+        jaxspec.generate(target_of("decoder"), buffers.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
