@@ -143,7 +143,7 @@ def _suffix(options: SuffixOptions) -> Drafter:
         if options.tree is None:
             length = jnp.sum(drafted, axis=1, dtype=context.row.length.dtype)
             return Draft(jnp.where(drafted, of_chosen(paths.tokens), 0), length)
-        near = jnp.arange(context.gamma)[None] < jnp.ceil(options.factor * of_chosen(match))[:, None]
+        near = jnp.arange(context.gamma)[None] < _longest(of_chosen(match), options.factor)[:, None]
         voter = jnp.logical_and(of_chosen(paths.voter), enough[:, None])
         real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), near[:, None])
         return continuations.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
@@ -158,6 +158,15 @@ def _ended(text: Int[Array, "B N"], context: DraftContext) -> Int[Array, "B B*(N
     return jnp.broadcast_to(flat, (text.shape[0], flat.shape[1]))
 
 
+def _longest(match: Int[Array, "*shape"], factor: float) -> Int[Array, "*shape"]:
+    """Most draft tokens after so many that matched.
+
+    >>> _longest(jnp.array([0, 1, 3]), 0.5).tolist()
+    [0, 1, 2]
+    """
+    return jnp.ceil(factor * match.astype(jnp.float32)).astype(jnp.int32)
+
+
 def _follow(
     tokens: Int[Array, "B C G"], real: Bool[Array, "B C G"], match: Int[Array, "B C"], options: SuffixOptions
 ) -> Path:
@@ -170,7 +179,7 @@ def _follow(
         options: of the drafter.
     """
     voter = jnp.logical_and(match[:, None, :] >= match[:, :, None], (match > 0)[:, None, :])
-    longest = jnp.ceil(options.factor * match)
+    longest = _longest(match, options.factor)
 
     def choose(carry: tuple[Array, Array, Array], step: tuple[Array, Array, Array]):
         alive, probability, going = carry
@@ -180,7 +189,7 @@ def _follow(
         votes = jnp.where(jnp.logical_and(alive, here[:, None, :]), votes, 0.0)
         best = jnp.argmax(votes, axis=2)  # of equals the longest match, or the newest
         winner = jnp.take_along_axis(token, best, axis=1)
-        share = jnp.max(votes, axis=2) / jnp.maximum(jnp.sum(alive, axis=2), 1)
+        share = jnp.max(votes, axis=2) / jnp.maximum(jnp.sum(alive, axis=2, dtype=jnp.float32), 1.0)
         probability = probability * share
         going = jnp.logical_and(going, jnp.logical_and(index < longest, probability >= options.least_probability))
         going = jnp.logical_and(going, probability > 0)

@@ -158,16 +158,34 @@ def verify_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
 def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
     """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
 
-    c is that of the model that drafts, 0 for look-ups, whose search is a part of v, from one draft token on.
+    c is that of the model that drafts; of several (a cascade), and of the target's own layers, that of a draft over its
+    tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target, of which
+    a drafter that is made of its layers spares some.
 
     Args:
         job: with the drafter, and the most draft tokens as its gamma.
         repeats, inner: as in `measure`.
     """
+    if _drafts_as_a_whole(job):
+        v = verify_costs(job, repeats=repeats, inner=inner)
+        return {"c": _draft_cost(job, repeats, inner) / job.decoder.gamma, "v": v}
     model = paid_model(job)
     c, v = _policy_costs(job, model or job.target, repeats, inner)
     v[1:] += search_cost(job, repeats=repeats, inner=inner)
     return {"c": c if model else 0.0, "v": v}
+
+
+def _drafts_as_a_whole(job: Job) -> bool:
+    """Whether draft tokens cost something that is no model's pass: several models' passes, or layers of the target."""
+    if job.drafter is None:
+        return False
+    return len(job.drafter.models) > 1 or job.drafter.functions.finish is not None
+
+
+def _draft_cost(job: Job, repeats: int, inner: int | None) -> float:
+    """A whole draft's, in passes of the target."""
+    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)
+    return measure(greedy, repeats=repeats, inner=inner).c
 
 
 def _policy_costs(job: Job, model: Model, repeats: int, inner: int | None) -> tuple[float, np.ndarray]:
@@ -178,16 +196,17 @@ def _policy_costs(job: Job, model: Model, repeats: int, inner: int | None) -> tu
 
 def draft_token_cost(job: Job, *, repeats: int = REPEATS) -> float:
     """c: a pass of the model that drafts, in passes of the target; 0 for a drafter that looks its tokens up."""
+    if _drafts_as_a_whole(job):
+        return _draft_cost(job, repeats, None) / job.decoder.gamma
     model = paid_model(job)
     return 0.0 if model is None else measure(job.replace(drafter=model, gamma=1, policy=None), repeats=repeats).c
 
 
 def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
-    if paid_model(job) is not None:
+    if paid_model(job) is not None or _drafts_as_a_whole(job):
         return 0.0
-    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)  # a look-up draws nothing
-    return measure(greedy, repeats=repeats, inner=inner).c
+    return _draft_cost(job, repeats, inner)  # a look-up draws nothing
 
 
 def paid_model(job: Job) -> Model | None:
