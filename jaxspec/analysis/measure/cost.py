@@ -159,8 +159,8 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
     """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
 
     c is that of the model that drafts; of several (a cascade), and of the target's own layers, that of a draft over its
-    tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target; one that
-    drafts with its own layers spares some of that.
+    tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target; a
+    target that drafts with its own layers spares some of it.
 
     Args:
         job: with the drafter, and the most draft tokens as its gamma.
