@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -133,7 +133,7 @@ def _run(job: Job):
     return lambda: loop.run(job).tokens.block_until_ready()
 
 
-def _candidates(count: int, rng: np.random.Generator) -> Iterator[Skipped]:
+def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:
     """Sets to try: each is a change of the one that is sent, until no new one is found.
 
     >>> found = _candidates(4, np.random.default_rng(0))
@@ -141,14 +141,15 @@ def _candidates(count: int, rng: np.random.Generator) -> Iterator[Skipped]:
     (((2,), ()), True)
     """
     start: Skipped = tuple(range(count // 2, count, 2)), ()
-    seen, best = {start}, start
-    best = (yield start) or best
+    seen: set[Skipped] = {start}
+    best = (yield start) or start
     while True:
         for _ in range(1000):
             parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
             for _ in range(rng.integers(1, 3)):
                 parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
-            changed = tuple(tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
+            attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
+            changed: Skipped = attention, mlp
             some, every = any(changed), all(len(each) == count for each in changed)
             if some and not every and changed not in seen:
                 break

@@ -158,9 +158,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
         first, inner_colon, inner = rest.partition(":")
         if not inner_colon or (least and not (least.isdecimal() and int(least))):
             raise ValueError(f"the drafter is {name!r}: expected cascade:NAME:INNER or cascade=3:NAME:INNER")
-        gamma = {"gamma": int(least)} if least else {}
-        within = drafter(inner, dtype, mesh, target)
-        return drafters.cascade(model.load(first, dtype=dtype, mesh=mesh), within, **gamma)
+        draft, within = model.load(first, dtype=dtype, mesh=mesh), drafter(inner, dtype, mesh, target)
+        return drafters.cascade(draft, within, gamma=int(least or 3))
     if option in ("early_exit", "skip_layers"):
         return _own_layers(name, option, least + colon + rest, target)
     if option == "prompt_lookup" and least:

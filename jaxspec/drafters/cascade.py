@@ -243,8 +243,12 @@ def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDi
     if temperature == 1:
         return to_distribution
 
-    def warmer(logits: Float[Array, "B T V"], *prefix: Any) -> Distribution:
-        return to_distribution(logits / temperature, *prefix)
+    def warmer(
+        logits: Float[Array, "B T V"],
+        draft_tokens: Int[Array, "B N"] | None = None,
+        seen: Bool[Array, "#B T N"] | None = None,
+    ) -> Distribution:
+        return to_distribution(logits / temperature, draft_tokens, seen)
 
     return warmer
 

@@ -88,9 +88,9 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
             states.append(state)
         return Caches(target, tuple(states))
 
-    def rollback(states: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
-        pairs = zip(drafters, states, strict=True)
-        return tuple(state if drafter.rollback is None else drafter.rollback(state, row) for drafter, state in pairs)
+    def rollback(state: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
+        pairs = zip(drafters, state, strict=True)
+        return tuple(own if drafter.rollback is None else drafter.rollback(own, row) for drafter, own in pairs)
 
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
     shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None

@@ -120,9 +120,9 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
             states.append(state)
         return Caches(target, tuple(states))
 
-    def rollback(states: tuple[Any, Any], row: Prompt) -> tuple[Any, Any]:
+    def rollback(state: tuple[Any, Any], row: Prompt) -> tuple[Any, Any]:
         assert first.rollback is not None and then.rollback is not None
-        return first.rollback(states[0], row), then.rollback(states[1], row)
+        return first.rollback(state[0], row), then.rollback(state[1], row)
 
     lms = [drafter.lm for drafter in (first, then) if drafter.lm is not None]
     shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None

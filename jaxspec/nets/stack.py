@@ -6,7 +6,7 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Pa
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
-Layer = Callable[..., tuple[Float[Array, "B T M"], *KeysValues]]
-"""(x, update_cache) -> (x, keys, values); one that can be run in part also takes `attention` and `mlp`, both of which
-are True where it runs as a whole, and returns None for keys and values without its attention."""
+Layer = Callable[..., tuple[Float[Array, "B T M"], Any, Any]]
+"""(x, update_cache) -> (x, keys, values). One that can be run in part also takes `attention` and `mlp`, both True where
+it runs as a whole; without its attention it returns None for keys and values."""
 Taps = Float[Array, "B T taps"] | None
 
 

@@ -65,7 +65,7 @@ def lookup_as_model(job: Job) -> Model:
 def _language_model(
     drafter: Drafter, target: LanguageModel, gamma: int, nodes: int, reads_target: bool
 ) -> LanguageModel:
-    def most_likely(logits: Float[Array, "B T W"], *prefix: Any) -> Distribution:
+    def most_likely(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
         logits = match_vocab(logits, target.vocab_size)
         return Distribution(tokens=noise.first_largest(logits), logits=logits)
 

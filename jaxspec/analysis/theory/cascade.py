@@ -72,7 +72,8 @@ def verify_cost(v: formulas.Verify, gamma: int) -> float:
     """v at a gamma above 0."""
     if callable(v):
         return float(v(gamma))
-    return float(v) if np.ndim(v) == 0 else float(np.asarray(v, np.float64)[gamma])
+    costs = np.asarray(v, np.float64)
+    return float(costs if costs.ndim == 0 else costs[gamma])
 
 
 def improvement(levels: Sequence[Level]) -> float:
