@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
     DRAFT = 1  # draft tokens
     ACCEPT = 2  # the uniform draws by which draft tokens are accepted
     RESIDUAL = 3  # the token after the accepted ones
+    LATER = 4  # the row keys of a drafter that goes on with another one's draft
 
 
 def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:

@@ -192,7 +192,8 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
         return forward._replace(logits=own_head(params, forward.features)), cache
 
-    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=None if inner_head is None else own_head)
+    own = None if inner_head is None else own_head
+    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=own, layers=None)
 
 
 @functools.cache
@@ -285,6 +286,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         extend=extend,
         rewind=rewind,
         select=None,
+        layers=None,
         vocab_size=vocab,
         head=own_head if lm.head else None,
         max_positions=shortest(lm.max_positions, 0 if encoder else lead),

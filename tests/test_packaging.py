@@ -21,7 +21,7 @@ PAIR = ("debian-t5-base", "debian-t5-small")
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
-DECODING = CORE | {"accept", "drafters", "policies", "decode", "trace"}
+DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "recipes", "weights", "model", "heads", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
@@ -39,10 +39,11 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "progress": set(),
     "corpus": {"base", "files"},
     "datastore": {"folders"},
-    "drafters": CORE | {"corpus", "datastore"},
+    "rounds": CORE | {"accept"},
+    "drafters": CORE | {"accept", "rounds", "corpus", "datastore"},  # one may be a speculative decoder itself
     "policies": {"base", "tree"},
     "execution": CORE | {"accept"},
-    "decode": CORE | {"accept", "drafters", "policies", "trace", "sharding"},
+    "decode": CORE | {"accept", "rounds", "drafters", "policies", "trace", "sharding"},
     "testing": DECODING | {"execution"},
     "nets": CORE,
     "sharding": CORE,
@@ -58,12 +59,13 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "shared_vocabulary": {"base", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
-    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "testing"},
+    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "progress", "testing"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "drafters", "policies", "decode"),
+    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "rounds", "drafters", "policies"),
+    "decode",
     *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
 )
 

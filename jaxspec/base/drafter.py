@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base.distribution import Distribution, ToDistribution
 from jaxspec.base.draft import Draft, Verdict
-from jaxspec.base.language_model import Forward, Keys, LanguageModel, Model, Params, Prompt
+from jaxspec.base.language_model import Cache, Forward, Keys, LanguageModel, Model, Params, Prompt
 
 if TYPE_CHECKING:
     from jaxspec.base.decoder import Caches, Weights
@@ -69,6 +69,29 @@ class Commit(Protocol):
         ...
 
 
+class Finish(Protocol):
+    def __call__(
+        self,
+        weights: Weights,
+        caches: Caches,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch step"] | None = None,
+    ) -> tuple[Forward, Cache]:
+        """The target's pass over the last committed token and the draft, of which drafting has done a part.
+
+        In place of the target's `extend`, with the same outputs; the target's cache is rewound to the committed row.
+        """
+        ...
+
+
+class Rollback(Protocol):
+    def __call__(self, state: Any, row: Prompt) -> Any:
+        """The drafter's state after committed tokens were taken back: `row` is a prefix of the row that the state has
+        seen, and one token more.
+        """
+        ...
+
+
 class TreeSize(NamedTuple):
     """How many nodes a drafter's trees have, and how many of them at most lie on one path."""
 
@@ -87,6 +110,10 @@ class Drafter(NamedTuple):
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
         reader: of a drafter of chains: how drafters of trees get its distributions after any node
             (`drafters.tree_cache.NodeReader`); None: it drafts chains only.
+        finish: see the protocol, of a drafter that runs some of the target's own layers; None: the target's pass is its
+            `extend`.
+        rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
+            (`drafters.cascade`).
     """
 
     init: DraftInit
@@ -97,6 +124,8 @@ class Drafter(NamedTuple):
     tree: TreeSize | None = None
     longest: int | None = None
     reader: Any = None
+    finish: Finish | None = None
+    rollback: Rollback | None = None
 
 
 class Bound(NamedTuple, Generic[Functions]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int, Key
@@ -102,6 +103,62 @@ class Head(Protocol):
         ...
 
 
+class Parts(NamedTuple):
+    """Which parts of a stack of layers to run; static. A part that is skipped adds nothing to the residual stream.
+
+    Attributes:
+        attention: layers whose attention runs (of an encoder-decoder, that to the encoder's output, too), ascending.
+        mlp: layers whose feed-forward block runs, ascending.
+    """
+
+    attention: tuple[int, ...]
+    mlp: tuple[int, ...]
+
+
+class EmbedStep(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> Float[Array, "batch step dim"]:
+        """What the first layer reads of tokens that `Extend` would feed."""
+        ...
+
+
+class RunLayers(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        x: Float[Array, "batch step dim"],
+        parts: Parts,
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> tuple[Float[Array, "batch step dim"], Cache]:
+        """The residual stream after some layers, from that before them.
+
+        Tokens lie where `Extend` would put them, and the cache grows as it does there; but only layers whose attention
+        runs write keys and values.
+        """
+        ...
+
+
+class Layers(NamedTuple):
+    """A model's decoder layers, to be run in part: `extend` is embed, run all of them, features, and the head.
+
+    Attributes:
+        count: how many there are.
+        embed, run: see the protocols.
+        features: (params, residual stream) -> what the head reads: the final norm.
+    """
+
+    count: int
+    embed: EmbedStep
+    run: RunLayers
+    features: Callable[[Params, Float[Array, "batch step dim"]], Float[Array, "batch step dim"]]
+
+
 class LanguageModel(NamedTuple):
     """An autoregressive model as pure functions; the cache is opaque outside them.
 
@@ -116,6 +173,7 @@ class LanguageModel(NamedTuple):
         feature_size: width of `Forward.features`; 0: the model gives none.
         embed: rows of the embedding matrix (`base.Embed`); None if they cannot be had.
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
+        layers: its decoder layers, to be run in part; None if they cannot be.
     """
 
     prefill: Prefill
@@ -130,6 +188,7 @@ class LanguageModel(NamedTuple):
     feature_size: int = 0
     embed: Embed | None = None
     taps: tuple[int, ...] = ()
+    layers: Layers | None = None
 
 
 class Model(NamedTuple):

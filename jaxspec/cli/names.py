@@ -24,6 +24,12 @@ MADE = {  # how drafters are written that are no model; numbers may be left out,
     "tree": "tree:NAME or tree=4x2x1:NAME",
     "dynamic_tree": "dynamic_tree:NAME or dynamic_tree=32:NAME",
     "sequences": "sequences:NAME or sequences=4:NAME",
+    "suffix": "suffix",
+    "cascade": "cascade:NAME:INNER or cascade=3:NAME:INNER",
+}
+OWN_LAYERS = {  # of the target
+    "early_exit": "early_exit=4",
+    "skip_layers": "skip_layers=5x7:6 (attention:mlp)",
 }
 POLICIES = {  # with the parameter that NAME=NUMBER sets
     "constant": "draft_tokens",
@@ -84,6 +90,8 @@ def drafter(
     kind, _, given = head.partition("=")
     if name in (*COUNTED, "retrieval") and target is not None:
         return _counted(name, target, references())
+    if kind in OWN_LAYERS:
+        return _own_layers(name, kind, given + colon + rest, target)
     if kind not in MADE:
         return load(name)
     sizes = tuple(int(size) if size.isdecimal() else 0 for size in given.split("x")) if given else ()
@@ -99,6 +107,11 @@ def drafter(
         return getattr(drafters, kind)()
     if kind == "greedy":
         return drafters.greedy(drafter(rest, load, target))
+    if kind == "cascade":
+        first, inner_colon, inner = rest.partition(":")
+        if not inner_colon:
+            raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
+        return drafters.cascade(load(first), drafter(inner, load, target), **({"gamma": sizes[0]} if sizes else {}))
     made = drafter(rest, load, target)
     if not isinstance(made, Model):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
@@ -107,6 +120,21 @@ def drafter(
     if kind == "share":
         return made if target is None else shared_vocabulary.share_vocabulary(made, target)
     return getattr(drafters, kind)(made, *([sizes] if sizes and kind == "tree" else sizes))
+
+
+def _own_layers(name: str, kind: str, layers: str, target: Model | None) -> Bound:
+    """The target's own layers: "4" of an early exit, "5x7:6" of what is skipped."""
+    from jaxspec import drafters
+
+    sets = [part.split("x") if part else [] for part in layers.split(":")]
+    good = any(sets) and all(number.isdecimal() for part in sets for number in part)
+    if not good or (len(sets) > 2 if kind == "skip_layers" else sum(map(len, sets)) > 1):
+        raise ValueError(f"the drafter is {name!r}: expected {OWN_LAYERS[kind]}")
+    if target is None:
+        raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
+    if kind == "early_exit":
+        return drafters.early_exit(target, int(sets[0][0]))
+    return drafters.skip_layers(target, *([int(number) for number in part] for part in sets))
 
 
 def drafter_names(name: str) -> list[str]:

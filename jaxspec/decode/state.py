@@ -148,54 +148,6 @@ def max_useful_draft(state: State) -> Int[Array, " B"]:
     return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
 
 
-def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
-    """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
-
-    A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
-    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so is its padding: the nodes
-    that are verified are those of `tree.in_tree`.
-
-    >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
-    >>> cut.tokens.tolist(), cut.length.tolist()
-    ([[3, 4, 4]], [1])
-    >>> star = Draft(jnp.array([[3, 9, 4]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
-    >>> cut = truncate(star, jnp.array([1]), vocab=5)
-    >>> cut.parent.tolist(), cut.length.tolist()
-    ([[0, -1, -1]], [1])
-    """
-    known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
-    tokens = jnp.clip(draft.tokens, 0, vocab - 1)
-    if draft.parent is None:
-        run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
-        return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
-    node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
-    near = tree.depth(tree.fed(draft.parent))[:, 1:] <= limit[:, None]
-    stays = jnp.logical_and(jnp.logical_and(known, near), node <= draft.length[:, None])
-    parent = jnp.where(stays, draft.parent, -1)
-    length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
-    return draft._replace(tokens=tokens, parent=parent, length=length)
-
-
-def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "B depth+1"]:
-    """The accepted tokens and the one after them: draft [x y z], 1 accepted, next t: [x t . .]."""
-    accepted = draft.tokens
-    if verdict.path is not None:
-        accepted = jnp.take_along_axis(draft.tokens, verdict.path[:, :depth], axis=1)
-    slot = jnp.arange(depth + 1, dtype=verdict.num_accepted.dtype)[None, :]
-    accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
-    return jnp.where(slot < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None])
-
-
-def visited(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
-    """The fed tokens on the way to the verdict: the last committed one and the accepted ones."""
-    slot = jnp.arange(positions, dtype=verdict.num_accepted.dtype)[None, :]
-    if verdict.path is None:
-        return slot <= verdict.num_accepted[:, None]
-    step = jnp.arange(verdict.path.shape[1], dtype=verdict.num_accepted.dtype)[None, :]
-    fed = jnp.where(step < verdict.num_accepted[:, None], verdict.path + 1, 0)
-    return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
-
-
 def commit(
     state: State, new: Int[Array, "B step"], count: Int[Array, " B"], bad: Bool[Array, " B"] | Int[Array, " B"]
 ) -> tuple[State, Int[Array, " B"]]:

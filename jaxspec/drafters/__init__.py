@@ -1,11 +1,14 @@
 """Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree."""
 
 from jaxspec.drafters.block import block
+from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.eagle import eagle
+from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.heads import heads
+from jaxspec.drafters.horizontal_cascade import horizontal_cascade
 from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
 from jaxspec.drafters.mtp import mtp
@@ -15,6 +18,8 @@ from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
 from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.skip_layers import skip_layers
+from jaxspec.drafters.suffix import suffix
 from jaxspec.drafters.token_recycling import token_recycling
 from jaxspec.drafters.tree import tree
 from jaxspec.drafters.uniform import uniform
@@ -23,11 +28,14 @@ from jaxspec.drafters.without_backoff import without_backoff
 __all__ = [
     "bigram",
     "block",
+    "cascade",
     "dynamic_tree",
     "eagle",
+    "early_exit",
     "fallback",
     "greedy",
     "heads",
+    "horizontal_cascade",
     "lookahead_embeddings",
     "model",
     "mtp",
@@ -37,6 +45,8 @@ __all__ = [
     "retrieval",
     "sequences",
     "sequential",
+    "skip_layers",
+    "suffix",
     "token_recycling",
     "tree",
     "uniform",

@@ -7,8 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
+from jaxspec.base import (
+    Bound,
+    Caches,
+    Distribution,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Model,
+    Prompt,
+    ToDistribution,
+    Verdict,
+    Weights,
+)
 from jaxspec.drafters.model import model
 
 
@@ -42,6 +56,63 @@ def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward
     return ()
 
 
+def same_state(state: Any, row: Prompt) -> Any:
+    """The rollback of a drafter whose state holds nothing of the row's end."""
+    return state
+
+
 def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
     """For a drafter whose state no verdict changes."""
     return caches
+
+
+def log_probs_of(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
+    """The distributions that a chain's tokens were drawn from; of one that was not drawn, a point mass."""
+    if draft.log_probs is not None:
+        return draft.log_probs
+    certain = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
+    return jnp.where(certain, 0.0, -jnp.inf)
+
+
+def confidence_of(draft: Draft) -> Float[Array, "B G"]:
+    """`Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
+    found = (draft.aux or {}).get("confidence")
+    return jnp.full(draft.tokens.shape, jnp.nan) if found is None else found
+
+
+def after(to_distribution: ToDistribution, tokens: Int[Array, "B M"], length: Int[Array, " B"]) -> ToDistribution:
+    """The distributions of a drafter that begins after draft tokens of another one.
+
+    Args:
+        to_distribution: the decoder's, which knows what is committed.
+        tokens: draft tokens after that.
+        length: how many of them are real.
+    """
+
+    def distribution_after(
+        logits: Float[Array, "B T V"],
+        draft_tokens: Int[Array, "B N"] | None = None,
+        seen: Bool[Array, "#B T N"] | None = None,
+    ) -> Distribution:
+        shape = logits.shape[:2]
+        real = (jnp.arange(tokens.shape[1], dtype=length.dtype)[None] < length[:, None])[:, None]
+        real = jnp.broadcast_to(real, (*shape, tokens.shape[1]))
+        if draft_tokens is None or seen is None:
+            return to_distribution(logits, tokens, real)
+        both = jnp.concatenate([real, jnp.broadcast_to(seen, (*shape, seen.shape[2]))], axis=2)
+        return to_distribution(logits, jnp.concatenate([tokens, draft_tokens], axis=1), both)
+
+    return distribution_after
+
+
+def put(rows: Array, at: Int[Array, " B"], new: Array) -> Array:
+    """Writes the entries `new` of each row from its own place `at` on.
+
+    >>> put(jnp.zeros((2, 4)), jnp.array([0, 2]), jnp.ones((2, 2))).tolist()
+    [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
+    """
+
+    def one(row: Array, at: Int[Array, ""], new: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, axis=0)
+
+    return jax.vmap(one)(rows, at, new)

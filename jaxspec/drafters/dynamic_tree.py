@@ -71,6 +71,11 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
             f"nodes is {nodes}, but depth {depth} and width {width} see {candidates(depth, width)}: expected at most "
             "as many; raise the depth or the width"
         )
+    if reader.finish is not None and (fed := (depth - 1) * width) > nodes:
+        raise ValueError(
+            f"depth {depth} and width {width} feed {fed} tokens to the target's cache, which has room for {nodes}: "
+            f"expected at least {fed} nodes, or a smaller depth or width"
+        )
     lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
     return tree_cache.with_trees(draft, _dynamic_tree(reader, lm, nodes, depth, width))
 
@@ -92,8 +97,10 @@ def _dynamic_tree(reader: NodeReader, lm: LanguageModel | None, nodes: int, dept
         def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], carry: Any) -> Logits:
             return reader.following(weights, tokens, parent, carry)
 
-        carry = reader.start(weights, state, context, fed)
+        carry = reader.start(weights, caches, context, fed)
         draft, slots, carry = grow(first, following, carry, context, nodes=nodes, depth=depth, width=width)
-        return draft, caches._replace(draft=reader.after(state, carry, context, slots))
+        return draft, reader.after(caches, carry, context, slots)
 
-    return Drafter(init, propose, reader.commit(depth - 1), lm, tree=TreeSize(nodes, depth))
+    # No `finish`: nodes lie where they were fed, which is not their order in the draft.
+    size = TreeSize(nodes, depth)
+    return Drafter(init, propose, reader.commit(depth - 1), lm, tree=size, rollback=reader.rollback)

@@ -137,8 +137,8 @@ def _recurrent(head: RecurrentHead, lm: LanguageModel) -> Drafter:
 
     # Of a tree: the hidden state after each node that was fed is what its children are paired with.
 
-    def start(weights: Weights, state: HiddenState, context: DraftContext, fed: int) -> Nodes:
-        state = complete(weights, state, context.row)
+    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Nodes:
+        state = complete(weights, caches.draft, context.row)
         return Nodes(state.cache, jnp.pad(state.hidden[:, None], ((0, 0), (0, fed), (0, 0))))
 
     def after_root(weights: Weights, state: HiddenState, nodes: Nodes, context: DraftContext, width: int) -> Any:
@@ -152,9 +152,9 @@ def _recurrent(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         hidden = jax.lax.dynamic_update_slice_in_dim(nodes.hidden, made, fed - new + 1, axis=1)
         return head.logits(weights.draft, shared, made), Nodes(cache, hidden)
 
-    def after(state: HiddenState, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> HiddenState:
+    def after(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
         seen = context.row.length - 1
-        return HiddenState(head.rewind(nodes.cache, seen), seen, nodes.hidden[:, 0])
+        return caches._replace(draft=HiddenState(head.rewind(nodes.cache, seen), seen, nodes.hidden[:, 0]))
 
     def commit_of(levels: int) -> Commit:
         return functools.partial(commit, depth=levels + 1)

@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
-from jaxspec.drafters.common import as_drafter
+from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of
 
 
 def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
@@ -88,9 +88,17 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
             states.append(state)
         return Caches(target, tuple(states))
 
+    def rollback(state: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
+        pairs = zip(drafters, state, strict=True)
+        return tuple(own if drafter.rollback is None else drafter.rollback(own, row) for drafter, own in pairs)
+
     lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
     shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None
-    return Drafter(init, propose, commit, shortest, may_be_empty=all(drafter.may_be_empty for drafter in drafters))
+    return Drafter(
+        *(init, propose, commit, shortest),
+        may_be_empty=all(drafter.may_be_empty for drafter in drafters),
+        rollback=None if any(drafter.rollback is None for drafter in drafters) else rollback,
+    )
 
 
 def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:
@@ -102,18 +110,8 @@ def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:
     chosen = Draft(pick(new.tokens, old.tokens), pick(new.length, old.length))
     known = new.log_probs if new.log_probs is not None else old.log_probs
     if known is not None:
-        wide = (_log_probs(draft, known.shape[-1]) for draft in (new, old))
+        wide = (log_probs_of(draft, known.shape[-1]) for draft in (new, old))
         chosen = chosen._replace(log_probs=pick(*wide))
-    read = [(draft.aux or {}).get("confidence") for draft in (new, old)]
-    if any(found is not None for found in read):
-        # NaN where the drafter that was chosen has no distributions to read.
-        unread = jnp.full(new.tokens.shape, jnp.nan)
-        chosen = chosen._replace(aux={"confidence": pick(*(unread if found is None else found for found in read))})
+    if any("confidence" in (draft.aux or {}) for draft in (new, old)):
+        chosen = chosen._replace(aux={"confidence": pick(confidence_of(new), confidence_of(old))})
     return chosen
-
-
-def _log_probs(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
-    if draft.log_probs is not None:
-        return draft.log_probs
-    certain = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
-    return jnp.where(certain, 0.0, -jnp.inf)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.base import (
     Bound,
+    Caches,
     Commit,
     Draft,
     DraftContext,
@@ -165,8 +166,8 @@ def reader_at_once(
         count: of draft tokens that there are logits for.
     """
 
-    def start(weights: Weights, state: Any, context: DraftContext, fed: int) -> tuple[Array, Array]:
-        return logits(weights, state, context), jnp.zeros((), jnp.int32)
+    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> tuple[Array, Array]:
+        return logits(weights, caches.draft, context), jnp.zeros((), jnp.int32)
 
     def first(weights: Weights, state: Any, carry: tuple[Array, Array], context: DraftContext, width: int) -> Any:
         return carry[0][:, :1], carry
@@ -176,8 +177,8 @@ def reader_at_once(
         here = jax.lax.dynamic_slice_in_dim(made, depth + 1, 1, axis=1)
         return jnp.broadcast_to(here, (*tokens.shape, made.shape[-1])), (made, depth + 1)
 
-    def after(state: Any, carry: tuple[Array, Array], context: DraftContext, slots: Int[Array, "B N"]) -> Any:
-        return state
+    def after(caches: Caches, carry: tuple[Array, Array], context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+        return caches
 
     return NodeReader(
         lambda nodes: init, start, first, following, after, lambda levels: commit, needs.vocab_size, count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jaxspec.base import (
 )
 from jaxspec.drafters.sequential import Logits, sequential
 
+Seen = TypeVar("Seen", bound=Any)  # a state with a field `seen`
 CanContinue = Callable[[Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
 
 
@@ -106,10 +107,19 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # Of n accepted tokens the cache holds at least n - 1, and the token after them came from the target.
-        state = caches.draft
-        return caches._replace(draft=state._replace(seen=jnp.minimum(state.seen, row.length - 2)))
+        return caches._replace(draft=take_back(caches.draft, row))
 
-    return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None)
+    return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None, rollback=take_back)
+
+
+def take_back(state: Seen, row: Prompt) -> Seen:
+    """The state after tokens were taken back: the row's last token is new to it. The last two are read again anyway."""
+    return take_back_to(state, row.length - 2)
+
+
+def take_back_to(state: Seen, length: Int[Array, " B"]) -> Seen:
+    """The state with at most so many tokens seen."""
+    return state._replace(seen=jnp.minimum(state.seen, length))
 
 
 def read_last_two(
@@ -121,6 +131,23 @@ def read_last_two(
     are `wanted`. What is read past a row's end is garbage, and rewound.
     """
     goal = row.length - 2
+    cache = catch_up(lm, params, state, row, wanted, width, goal).cache if width else state.cache
+    return lm.extend(params, lm.rewind(cache, goal), known(lm, buffers.window(row.tokens, goal, 2)))
+
+
+def catch_up(
+    lm: LanguageModel,
+    params: Params,
+    state: ModelState,
+    row: Prompt,
+    wanted: Bool[Array, " B"],
+    width: int,
+    goal: Int[Array, " B"],
+) -> ModelState:
+    """A cache that holds the first `goal` tokens of the rows that are `wanted`, and garbage after them.
+
+    It reads what is missing, `width` tokens a pass; nothing, where nothing is.
+    """
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
         return jnp.any(jnp.logical_and(wanted, state.seen < goal))
@@ -130,8 +157,7 @@ def read_last_two(
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, buffers.window(row.tokens, at, width)))
         return ModelState(cache, jnp.minimum(at + width, goal))
 
-    cache = jax.lax.while_loop(incomplete, read, state).cache if width else state.cache
-    return lm.extend(params, lm.rewind(cache, goal), known(lm, buffers.window(row.tokens, goal, 2)))
+    return jax.lax.while_loop(incomplete, read, state)
 
 
 def last_logits(lm: LanguageModel, params: Params, forward: Forward) -> Float[Array, "B V"]:

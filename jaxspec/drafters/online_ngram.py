@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
-from jaxspec.drafters.common import searched
+from jaxspec.drafters.common import same_state, searched
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
@@ -123,7 +123,7 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         contexts = _contexts(_after(row, at, n - 1), sizes)
         return caches._replace(draft=_enter(caches.draft, contexts, best, verified))
 
-    return Drafter(init, propose, commit, may_be_empty=True)
+    return Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
 
 
 def _after(row: Prompt, at: Int[Array, "B T"], width: int) -> Int[Array, "B T W"]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.drafters import continuations
-from jaxspec.drafters.common import no_commit, searched
+from jaxspec.drafters.common import no_commit, same_state, searched
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
@@ -68,8 +68,8 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
         return searched(lambda: search(caches.draft, context.row, context.gamma), context), caches
 
     def search(prompt: Prompt, context: Prompt, gamma: int) -> Draft:
-        text = _text(prompt, context)
-        match = _match_lengths(text, context, longest)  # B N
+        text = text_of(prompt, context)
+        match = match_lengths(text, context, longest)  # B N
         past = jnp.arange(text.shape[1], dtype=match.dtype)[None, :]
         followed = jnp.concatenate([text[:, 1:] >= 0, jnp.zeros_like(text[:, :1], bool)], axis=1)
         score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + past, -1)
@@ -94,10 +94,10 @@ def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafte
         weight = float(MATCHES) ** jnp.take_along_axis(match, best, axis=1).astype(jnp.float32)
         return continuations.as_tree(tokens, step < length[..., None], weight, tree.nodes)
 
-    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree)
+    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
 
 
-def _text(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
+def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
     """The prompt, a gap, and the row; NO_TOKEN where there is none."""
     parts = []
     for tokens, length in (prompt, row):
@@ -107,11 +107,11 @@ def _text(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
     return jnp.concatenate([parts[0], gap, parts[1]], axis=1)
 
 
-def _match_lengths(text: Int[Array, "B N"], row: Prompt, longest: int) -> Int[Array, "B N"]:
+def match_lengths(text: Int[Array, "B N"], row: Prompt, longest: int) -> Int[Array, "B N"]:
     """How many of the row's last tokens, `longest` at most, the text repeats up to each position.
 
     >>> row = Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
-    >>> _match_lengths(jnp.array([[9, 5, 4, 5]]), row, 3).tolist()
+    >>> match_lengths(jnp.array([[9, 5, 4, 5]]), row, 3).tolist()
     [[0, 1, 0, 3]]
     """
     run = jnp.ones(text.shape, bool)

@@ -17,7 +17,7 @@ from jaxspec import datastore
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
 from jaxspec.datastore import Datastore, DatastoreError
 from jaxspec.drafters import continuations
-from jaxspec.drafters.common import no_commit, no_state, searched
+from jaxspec.drafters.common import no_commit, no_state, same_state, searched
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
@@ -125,7 +125,7 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | N
         real = jnp.cumprod(jnp.logical_and(follow > 0, (voter < count)[..., None]).astype(jnp.int32), axis=-1) > 0
         return continuations.as_tree(jnp.maximum(follow - 1, 0), real, jnp.ones(voter.shape), tree.nodes)
 
-    return Drafter(no_state, propose, no_commit, may_be_empty=True, tree=tree)
+    return Drafter(no_state, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
 
 
 def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:

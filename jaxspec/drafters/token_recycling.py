@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxspec import buffers, noise
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Verdict, Weights
+from jaxspec.drafters.common import same_state
 from jaxspec.drafters.shape import Shape, by_rank, shape_of
 
 NO_TOKEN = -1
@@ -104,7 +105,7 @@ def _token_recycling(shape: Shape) -> Drafter:
         )
         return caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
 
-    return Drafter(init, propose, commit, may_be_empty=True, tree=TreeSize(nodes, depth))
+    return Drafter(init, propose, commit, may_be_empty=True, tree=TreeSize(nodes, depth), rollback=same_state)
 
 
 def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]) -> Int[Array, "B V K"]:

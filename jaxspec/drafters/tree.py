@@ -100,7 +100,7 @@ def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
 
         tokens = jnp.zeros((batch, nodes), jnp.int32)  # those that were fed
         origin = jnp.zeros((batch, 1), jnp.int32)  # of each parent in the level, as a fed token: itself, or its twin
-        carry = reader.start(weights, state, context, shape.fed)
+        carry = reader.start(weights, caches, context, shape.fed)
         found, chosen, parents, done = [], [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
@@ -128,11 +128,11 @@ def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
         if found[0] is not None:
             draws = in_order([made.draws for made in chosen])
             made = made._replace(log_probs=jnp.concatenate(found, axis=1), draws=draws)
-        after = reader.after(state, carry, context, jnp.asarray(slots, jnp.int32))
-        return made, caches._replace(draft=after)
+        return made, reader.after(caches, carry, context, jnp.asarray(slots, jnp.int32))
 
     size = TreeSize(nodes, len(shape.levels))
-    return Drafter(reader.init(nodes), propose, reader.commit(size.depth - 1), lm, tree=size)
+    functions = reader.init(nodes), propose, reader.commit(size.depth - 1)
+    return Drafter(*functions, lm, tree=size, finish=reader.finish, rollback=reader.rollback)
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:

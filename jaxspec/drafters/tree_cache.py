@@ -23,15 +23,17 @@ from jaxspec.base import (
     DraftContext,
     Drafter,
     DraftInit,
+    Finish,
     Forward,
     LanguageModel,
     Model,
     Params,
     Prompt,
+    Rollback,
     Verdict,
     Weights,
 )
-from jaxspec.drafters.model import ModelState, known, last_logits, read_last_two
+from jaxspec.drafters.model import ModelState, known, last_logits, read_last_two, take_back
 
 Logits = tuple[Float[Array, "B n W"], Cache]
 Read = Callable[[Cache], Logits]
@@ -58,25 +60,30 @@ class NodeReader(NamedTuple):
 
     Attributes:
         init: nodes of a tree -> `DraftInit`.
-        start: (weights, state, context, fed nodes) -> the carry of the functions below; of one structure throughout.
+        start: (weights, caches, context, fed nodes) -> the carry of the functions below; of one structure throughout.
         first: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W].
             `width`: tokens of a pass that reads what was committed in rounds without a draft.
         following: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W]. `parent` is that of all
             nodes fed so far, with these, as `base.Extend` has it.
-        after: (state, carry, context, slots) -> the state after a tree was drafted.
+        after: (caches, carry, context, slots) -> the caches after a tree was drafted.
         commit: most nodes of a path that are fed -> `Commit`.
         vocab_size: width of the logits.
         depth: the deepest node that it has logits for; None: any.
+        finish: of a reader that feeds nodes to the target's own cache, where they lie as verification has them if they
+            are the first ones of the draft; see `Drafter.finish`.
+        rollback: as in `Drafter`.
     """
 
     init: Callable[[int], DraftInit]
-    start: Callable[[Weights, Any, DraftContext, int], Any]
+    start: Callable[[Weights, Caches, DraftContext, int], Any]
     first: Callable[[Weights, Any, Any, DraftContext, int], Logits]
     following: Callable[[Weights, Int[Array, "B n"], Int[Array, "B F"], Any], Logits]
-    after: Callable[[Any, Any, DraftContext, Int[Array, "B N"]], Any]
+    after: Callable[[Caches, Any, DraftContext, Int[Array, "B N"]], Caches]
     commit: Callable[[int], Commit]
     vocab_size: int
     depth: int | None = None
+    finish: Finish | None = None
+    rollback: Rollback | None = None
 
 
 def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
@@ -97,7 +104,10 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
         return of_model(draft.lm)
     found = draft.functions.reader
     if found is None:
-        raise ValueError("the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads or block")
+        raise ValueError(
+            "the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads, block, early_exit or "
+            "skip_layers"
+        )
     if found.depth is not None and depth > found.depth:
         raise ValueError(f"the tree has depth {depth}, and the drafter drafts {found.depth} tokens ahead at most")
     return found
@@ -114,8 +124,8 @@ def with_trees(draft: Model | Bound[Drafter], functions: Drafter) -> Bound[Draft
 def of_model(lm: LanguageModel) -> NodeReader:
     """A model as a reader: the carry is its cache."""
 
-    def start(weights: Weights, state: TreeState, context: DraftContext, fed: int) -> Cache:
-        return state.cache
+    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
+        return caches.draft.cache
 
     def first(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> Logits:
         return read_row(lm, weights.draft, state._replace(cache=cache), context, width)
@@ -124,7 +134,7 @@ def of_model(lm: LanguageModel) -> NodeReader:
         return read_nodes(lm, weights.draft, cache, tokens, parent)
 
     init, commit = functools.partial(init_for, lm), functools.partial(commit_for, lm)
-    return NodeReader(init, start, first, following, after_draft, commit, lm.vocab_size)
+    return NodeReader(init, start, first, following, after_draft, commit, lm.vocab_size, rollback=take_back)
 
 
 def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
@@ -157,11 +167,12 @@ def read_nodes(
     return forward.logits, cache
 
 
-def after_draft(state: TreeState, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> TreeState:
+def after_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
     """The state after a tree was drafted; rows that may not draft keep the place of their last one."""
-    drafted, length = context.limit > 0, context.row.length
+    state, drafted, length = caches.draft, context.limit > 0, context.row.length
     slots = jnp.where(drafted[:, None], slots, state.slots)
-    return TreeState(cache, jnp.where(drafted, length, state.seen), jnp.where(drafted, length, state.start), slots)
+    seen, start = jnp.where(drafted, length, state.seen), jnp.where(drafted, length, state.start)
+    return caches._replace(draft=TreeState(cache, seen, start, slots))
 
 
 def commit_for(lm: LanguageModel, levels: int) -> Commit:

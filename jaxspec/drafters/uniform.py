@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.base import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
-from jaxspec.drafters.common import no_commit
+from jaxspec.drafters.common import no_commit, same_state
 from jaxspec.drafters.sequential import Logits, sequential
 
 
@@ -46,4 +46,4 @@ def _uniform() -> Drafter:
         draft, _ = sequential(lambda carry: (caches.draft, None, carry), following, (), as_it_is)
         return draft, caches
 
-    return Drafter(init, propose, no_commit)
+    return Drafter(init, propose, no_commit, rollback=same_state)

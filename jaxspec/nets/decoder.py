@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import LanguageModel, Params
+from jaxspec.base import LanguageModel, Params, Parts
 from jaxspec.nets import rotary, stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, softcap
 from jaxspec.nets.dense import Dense
@@ -156,18 +156,29 @@ class DecoderLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, inputs: AttentionInputs):
+    def __call__(
+        self,
+        x: Float[Array, "B T M"],
+        update_cache: stack.UpdateCache,
+        inputs: AttentionInputs,
+        attention: bool = True,
+        mlp: bool = True,
+    ):
         """`update_cache` takes this step's keys and values and returns all that may be attended to."""
-        y = self.attention_norm(x)
-        keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
-        added = self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
-        x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
-        added = self.ff(self.ff_norm(x))
-        return x + (self.ff_post_norm(added) if self.config.post_norms else added), keys, values
+        keys = values = None
+        if attention:
+            y = self.attention_norm(x)
+            keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
+            added = self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
+            x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
+        if mlp:
+            added = self.ff(self.ff_norm(x))
+            x = x + (self.ff_post_norm(added) if self.config.post_norms else added)
+        return x, keys, values
 
 
 class Decoder(nn.Module):
-    """The network. `__call__` is teacher forcing; `backbone` and `logits` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `embed`, `run`, `features` and `logits` are the steps of decoding."""
 
     config: DecoderConfig
     taps: tuple[int, ...] = ()
@@ -189,12 +200,22 @@ class Decoder(nn.Module):
         x = stack.without_cache(self._layers(inputs), self._embed(tokens))
         return self.logits(self.features(x), training=True)
 
-    def backbone(
+    def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> Float[Array, "B T M"]:
+        """What the first layer reads of tokens; where they lie does not matter to it."""
+        return self._embed(tokens)
+
+    def run(
+        self,
+        cache: kv.KVCache,
+        x: Float[Array, "B T M"],
+        parent: Int[Array, "B N"] | None = None,
+        parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
-        """Feeds `tokens` at each row's own length, as far as the final norm."""
-        inputs = self._attention_inputs(cache.length, tokens.shape[1], cache.keys[0].shape[2], parent)
-        return stack.with_cache(self._layers(inputs), self._embed(tokens), cache, self.taps)
+        """Runs layers at each row's own length, as far as the final norm."""
+        inputs = self._attention_inputs(cache.length, x.shape[1], cache.keys[0].shape[2], parent)
+        return stack.with_cache(self._layers(inputs), x, cache, self.taps, parts)
 
     def _layers(self, inputs: dict[bool, AttentionInputs]) -> list[stack.Layer]:
         local = [self.config.is_local(i) for i in range(self.config.layers)]
@@ -259,7 +280,7 @@ def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageMod
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(Decoder(c, taps), empty, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(Decoder(c, taps), empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import LanguageModel, Params
+from jaxspec.base import LanguageModel, Params, Parts
 from jaxspec.nets import stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm
 from jaxspec.nets.dense import Dense
@@ -81,16 +81,25 @@ class GPTLayer(nn.Module):
         )
         self.ff = FeedForward(c.dim, c.ff_dim, c.activation, use_bias=True, dtype=dtype)
 
-    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, mask: Bool[Array, "#B 1 T S"]):
+    def __call__(
+        self,
+        x: Float[Array, "B T M"],
+        update_cache: stack.UpdateCache,
+        mask: Bool[Array, "#B 1 T S"],
+        attention: bool = True,
+        mlp: bool = True,
+    ):
         """`update_cache` takes this step's keys and values and returns all that may be attended to."""
-        y = self.attention_norm(x)
-        keys, values = update_cache(*self.attention.keys_values(y))
-        x = x + self.attention(y, keys, values, mask)
-        return x + self.ff(self.ff_norm(x)), keys, values
+        keys = values = None
+        if attention:
+            y = self.attention_norm(x)
+            keys, values = update_cache(*self.attention.keys_values(y))
+            x = x + self.attention(y, keys, values, mask)
+        return (x + self.ff(self.ff_norm(x)) if mlp else x), keys, values
 
 
 class GPT(nn.Module):
-    """The network. `__call__` is teacher forcing; `backbone` and `logits` are the two halves of decoding."""
+    """The network. `__call__` is teacher forcing; `embed`, `run`, `features` and `logits` are the steps of decoding."""
 
     config: GPTConfig
     taps: tuple[int, ...] = ()
@@ -112,15 +121,23 @@ class GPT(nn.Module):
         x = self.embedding(tokens) + self.position(position)[None]
         return self.logits(self.features(stack.without_cache(self._layers(visible), x)), training=True)
 
-    def backbone(
+    def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> Float[Array, "B T M"]:
+        """What the first layer reads of tokens at each row's own length."""
+        position = kv.positions(cache.length, tokens.shape[1], parent)
+        return self.embedding(tokens) + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
+
+    def run(
+        self,
+        cache: kv.KVCache,
+        x: Float[Array, "B T M"],
+        parent: Int[Array, "B N"] | None = None,
+        parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], stack.Taps, kv.KVCache]:
-        """Feeds `tokens` at each row's own length, as far as the head."""
-        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, parent)[:, None]
-        position = jnp.clip(kv.positions(length, step, parent), 0, self.config.max_positions - 1)
-        x = self.embedding(tokens) + self.position(position)
-        return stack.with_cache(self._layers(mask), x, cache, self.taps)
+        """Runs layers at each row's own length, as far as the final norm."""
+        mask = kv.mask(cache.length, x.shape[1], cache.keys[0].shape[2], parent)[:, None]
+        return stack.with_cache(self._layers(mask), x, cache, self.taps, parts)
 
     def _layers(self, mask: Bool[Array, "#B 1 T S"]) -> list[stack.Layer]:
         return [functools.partial(layer, mask=mask) for layer in self.layers]
@@ -160,7 +177,7 @@ def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(GPT(c, taps), empty, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(GPT(c, taps), empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:

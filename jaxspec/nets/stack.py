@@ -6,23 +6,29 @@ Shapes: B batch, T step, P prompt, S cache capacity, K key-value heads, D head d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import cache as kv
-from jaxspec.base import Embed, Forward, Head, LanguageModel, Params, Prompt
+from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
-Layer = Callable[[Float[Array, "B T M"], UpdateCache], tuple[Float[Array, "B T M"], *KeysValues]]
+Layer = Callable[..., tuple[Float[Array, "B T M"], Any, Any]]
+"""(x, update_cache) -> (x, keys, values). One that can be run in part also takes `attention` and `mlp`, both True where
+it runs as a whole; without its attention it returns None for keys and values."""
 Taps = Float[Array, "B T taps"] | None
 
 
 def with_cache(
-    layers: Iterable[Layer], x: Float[Array, "B T M"], cache: kv.KVCache, taps: Sequence[int] = ()
+    layers: Iterable[Layer],
+    x: Float[Array, "B T M"],
+    cache: kv.KVCache,
+    taps: Sequence[int] = (),
+    parts: Parts | None = None,
 ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
     """Runs layers over T tokens at each row's own length; the cache grows by them.
 
@@ -32,6 +38,7 @@ def with_cache(
         x: the embedded tokens.
         cache: what was fed before.
         taps: numbers of layers whose output is wanted, too; see `check_taps`.
+        parts: those to run; None: all. Layers that do not run leave the stream and their cache as they are.
 
     Returns:
         The residual stream after the last layer; that after each tapped layer, on the last axis one after the other
@@ -47,12 +54,18 @@ def with_cache(
         ([1.0, 3.0, 6.0], [1.0, 2.0, 3.0], [3])
     """
     length, keys, values, after = cache.length, [], [], []
-    for layer, old_keys, old_values in zip(layers, cache.keys, cache.values, strict=True):
+    for i, (layer, old_keys, old_values) in enumerate(zip(layers, cache.keys, cache.values, strict=True)):
 
         def update_cache(k, v, old_keys=old_keys, old_values=old_values):
             return kv.write(old_keys, k, length), kv.write(old_values, v, length)
 
-        x, k, v = layer(x, update_cache)
+        k, v = old_keys, old_values
+        if parts is None:
+            x, k, v = layer(x, update_cache)
+        elif i in parts.attention:
+            x, k, v = layer(x, update_cache, mlp=i in parts.mlp)
+        elif i in parts.mlp:
+            x, _, _ = layer(x, update_cache, attention=False)
         keys.append(k)
         values.append(v)
         after.append(x)
@@ -113,10 +126,20 @@ def embed_of(module: nn.Module) -> Embed:
 class Decoder(Protocol):
     """A network as `decoder_only` takes it: a Linen module with these methods."""
 
-    def backbone(
+    def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> Float[Array, "B T M"]:
+        """What the first layer reads of tokens at each row's own length."""
+        ...
+
+    def run(
+        self,
+        cache: kv.KVCache,
+        x: Float[Array, "B T M"],
+        parent: Int[Array, "B N"] | None = None,
+        parts: Parts | None = None,
     ) -> tuple[Float[Array, "B T M"], Taps, kv.KVCache]:
-        """Embeds and runs the layers at each row's own length; the cache grows by the tokens. See `with_cache`."""
+        """Runs layers, or parts of them, at each row's own length; the cache grows by T. See `with_cache`."""
         ...
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
@@ -128,9 +151,26 @@ class Decoder(Protocol):
         ...
 
 
+def layers_of(module: nn.Module, count: int) -> Layers:
+    """The `LanguageModel.layers` of a network with the methods of `Decoder`."""
+
+    def embed(params, cache, tokens, parent=None):
+        return nn.apply(lambda net: net.embed(cache, tokens, parent), module)({"params": params})
+
+    def run(params, cache, x, parts, parent=None):
+        x, _, cache = nn.apply(lambda net: net.run(cache, x, parent, parts), module)({"params": params})
+        return x, cache
+
+    def features(params, x):
+        return nn.apply(lambda net: net.features(x), module)({"params": params})
+
+    return Layers(count, embed, run, features)
+
+
 def decoder_only(
     module: nn.Module,
     empty: Callable[[int, int], kv.KVCache],
+    layers: int,
     vocab_size: int,
     max_positions: int | None,
     feature_size: int,
@@ -141,12 +181,14 @@ def decoder_only(
     Args:
         module: the network.
         empty: makes a cache for (batch, capacity).
+        layers: how many there are.
         vocab_size, max_positions, feature_size, taps: see `LanguageModel`.
     """
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, kv.KVCache]:
         def read(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            x, taps, cache = net.backbone(empty(prompt.tokens.shape[0], capacity), prompt.tokens)
+            cache = empty(prompt.tokens.shape[0], capacity)
+            x, taps, cache = net.run(cache, net.embed(cache, prompt.tokens))
             # The last token's are normalised apart, so that a program that reads no features computes no others.
             logits = net.logits(net.features(last(x, prompt)))
             return Forward(logits, net.features(x), taps), cache._replace(length=prompt.length)
@@ -157,7 +199,7 @@ def decoder_only(
         params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, kv.KVCache]:
         def feed(net: Decoder) -> tuple[Forward, kv.KVCache]:
-            x, taps, grown = net.backbone(cache, tokens, parent)
+            x, taps, grown = net.run(cache, net.embed(cache, tokens, parent), parent)
             features = net.features(x)
             return Forward(net.logits(features), features, taps), grown
 
@@ -174,4 +216,5 @@ def decoder_only(
         feature_size=feature_size,
         embed=embed_of(module),
         taps=taps,
+        layers=layers_of(module, layers),
     )

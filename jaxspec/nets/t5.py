@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt
+from jaxspec.base import Forward, LanguageModel, Params, Parts, Prompt
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense
@@ -134,13 +134,25 @@ class DecoderLayer(nn.Module):
     def cross_keys_values(self, encoded: Float[Array, "B P M"]) -> Cross:
         return self.cross.keys_values(encoded)
 
-    def __call__(self, x: Float[Array, "B T M"], update_cache: stack.UpdateCache, mask, bias, cross: Cross, cross_mask):
+    def __call__(
+        self,
+        x: Float[Array, "B T M"],
+        update_cache: stack.UpdateCache,
+        mask,
+        bias,
+        cross: Cross,
+        cross_mask,
+        attention: bool = True,
+        mlp: bool = True,
+    ):
         """`update_cache` takes this step's keys and values and returns all that may be attended to."""
-        y = self.attention_norm(x)
-        keys, values = update_cache(*self.attention.keys_values(y))
-        x = x + self.attention(y, keys, values, mask, bias)
-        x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
-        return x + self.ff(self.ff_norm(x)), keys, values
+        keys = values = None
+        if attention:
+            y = self.attention_norm(x)
+            keys, values = update_cache(*self.attention.keys_values(y))
+            x = x + self.attention(y, keys, values, mask, bias)
+            x = x + self.cross(self.cross_norm(x), *cross, cross_mask)
+        return (x + self.ff(self.ff_norm(x)) if mlp else x), keys, values
 
 
 class T5Cache(NamedTuple):
@@ -207,13 +219,30 @@ class T5(nn.Module):
         self, cache: T5Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, T5Cache]:
         """Feeds `tokens` at each row's own length."""
-        length, step, capacity = cache.decoder.length, tokens.shape[1], cache.decoder.keys[0].shape[2]
+        x, taps, cache = self.run(cache, self.embed(cache, tokens), parent)
+        features = self.features(x)
+        return Forward(self.logits(features), features, taps), cache
+
+    def embed(
+        self, cache: T5Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> Float[Array, "B T M"]:
+        """What the first layer reads of tokens; where they lie does not matter to it."""
+        return self.embedding(tokens)
+
+    def run(
+        self,
+        cache: T5Cache,
+        x: Float[Array, "B T M"],
+        parent: Int[Array, "B N"] | None = None,
+        parts: Parts | None = None,
+    ) -> tuple[Float[Array, "B T M"], stack.Taps, T5Cache]:
+        """Runs decoder layers at each row's own length, as far as the final norm."""
+        length, step, capacity = cache.decoder.length, x.shape[1], cache.decoder.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, parent)[:, None]
         bias = biases(self.decoder_bias(distances(capacity)), length, step, capacity, parent)
         layers = self._decoder_layers(mask, bias, cache.cross, cache.cross_mask)
-        x, taps, grown = stack.with_cache(layers, self.embedding(tokens), cache.decoder, self.taps)
-        features = self.features(x)
-        return Forward(self.logits(features), features, taps), cache._replace(decoder=grown)
+        x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts)
+        return x, taps, cache._replace(decoder=grown)
 
     def _decoder_layers(self, mask, bias, cross: Iterable[Cross], cross_mask) -> list[stack.Layer]:
         shared = {"mask": mask, "bias": bias, "cross_mask": cross_mask}
@@ -279,6 +308,7 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         config.dim,
         stack.embed_of(module),
         taps,
+        stack.layers_of(module, config.decoder_layers),
     )
 
 

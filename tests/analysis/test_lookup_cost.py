@@ -8,6 +8,7 @@ import jaxspec
 from jaxspec.analysis.measure import cost, lookup_cost
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
+from jaxspec.nets import gpt
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
@@ -45,3 +46,18 @@ def test_a_search_is_timed_as_a_pass(encoder):
     assert sorted(calls[0]) == [[0, 0], [1, 1], [2, 2]] and calls[1] == [(2, 4, VOCAB)] * 3
     found = cost.measure(job.replace(drafter=model), repeats=2, inner=2)
     assert found.c > 0 and found.gamma == 3
+
+
+@pytest.mark.parametrize("kind", ["its own layers", "a cascade"])
+def test_draft_tokens_of_several_models_or_of_own_layers_have_a_cost(kind):
+    """Which `policies.adaptive` takes for c; v has no search in it."""
+    shape = gpt.GPTConfig(VOCAB, 8, 8, layers=2, heads=2, max_positions=32)
+    target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
+    small = table_model(jax.random.key(1), VOCAB)
+    made = {
+        "its own layers": lambda: jaxspec.drafters.early_exit(target, 1),
+        "a cascade": lambda: jaxspec.drafters.cascade(small, small, gamma=1),
+    }
+    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4)
+    found = cost.policy_costs(job, repeats=1, inner=1)
+    assert found["c"] > 0 and found["v"].shape == (3,) and found["v"][0] == 1 and cost.search_cost(job) == 0

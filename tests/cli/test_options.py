@@ -50,6 +50,25 @@ def test_drafters_over_other_vocabularies():
         names.drafter("share:prompt_lookup", names.model)
 
 
+def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
+    target = names.model("debian-gpt-small")
+    assert names.drafter("early_exit=1", names.model, target).target is target
+    assert names.drafter("skip_layers=1:", names.model, target).target is target
+    made = names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
+    assert len(made.models) == 2
+    for name, message in (
+        ("early_exit=a", "expected early_exit=4"),
+        ("early_exit=1x2", "expected early_exit=4"),
+        ("skip_layers=1:2:3", "expected skip_layers=5x7:6"),
+        ("cascade=0:debian-gpt-small:prompt_lookup", "expected cascade:NAME:INNER"),
+        ("cascade:debian-gpt-small", "expected cascade:NAME:INNER"),
+    ):
+        with pytest.raises(ValueError, match=f"the drafter is '{name}': {message}"):
+            names.drafter(name, names.model, target)
+    with pytest.raises(ValueError, match="expected a target"):
+        names.drafter("early_exit=1", names.model)
+
+
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
     assert names.drafter("token_recycling", names.model).functions.tree == (32, 4)

@@ -31,6 +31,7 @@ TABLES = drafters.bigram(TEXTS, TARGET, followers=2)
 TRIGRAM = drafters.ngram([[0, 1, 1, 2, 0, 1], [2, 2, 0]], TARGET, order=3)  # lacks the pairs 0 0, 0 2, 1 0 and 2 1
 STORE = datastore.build([[0, 2, 1, 1, 0, 2], [1, 0]], vocab_size=3)
 MODEL = table_model(jax.random.key(2), 3, sharpness=1.5)
+SMALL = table_model(jax.random.key(4), 3, order=1)
 SPELLED = map_vocabulary(table_model(jax.random.key(3), 2, sharpness=1.5), [2, 0], 3, [[1], [0, 1], [0]])
 DRAFTERS = {
     "a model": as_drafter(MODEL),
@@ -55,6 +56,16 @@ DRAFTERS = {
     "token_recycling": drafters.token_recycling([(0,), (1,), (0, 0)]),
     "prompt_lookup, a tree": drafters.prompt_lookup(2, candidates=2, length=2),
     "retrieval, a tree": drafters.retrieval(STORE, longest=2, shortest=1, candidates=2, length=2),
+    "suffix": drafters.suffix(3, places=4),
+    "suffix, a tree": drafters.suffix(3, places=4, candidates=2, length=2),
+    "a cascade": drafters.cascade(MODEL, SMALL, gamma=2),
+    "a cascade of three levels": drafters.cascade(MODEL, drafters.cascade(SMALL, drafters.prompt_lookup(2), gamma=1)),
+    "a cascade, lower levels warmer": drafters.cascade(MODEL, SMALL, gamma=1, inner_temperature=2.0),
+    "a cascade with a tree inside": drafters.cascade(MODEL, drafters.tree(SMALL, (2,))),
+    "a cascade by the block rule": drafters.cascade(MODEL, SMALL, gamma=2, rule=accept.block()),
+    "a lenient cascade": drafters.cascade(MODEL, SMALL, gamma=1, rule=accept.lenient(0.5)),
+    "a horizontal cascade": drafters.horizontal_cascade(MODEL, SMALL, tokens=1),
+    "a look-up, then a model": drafters.horizontal_cascade(drafters.prompt_lookup(2), TABLES, tokens=1),
 }
 MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
@@ -68,14 +79,17 @@ POLICIES = {
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
 STAND_FOR_TREES = {"a tree", "token_recycling"}
 # Others stand for these.
-SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES} - STAND_FOR_TREES
+CASCADES = {name for name in DRAFTERS if "cascade" in name} | {"a look-up, then a model"}
+SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES, *CASCADES}
+SELDOM -= STAND_FOR_TREES | {"a cascade of three levels", "a horizontal cascade"}
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
+OF_CASCADES = {name: {"adaptive", "confidence"} for name in ("a cascade", "a horizontal cascade")}
 PAIRS = [
     (name, policy)
     for name in DRAFTERS
     for policy in POLICIES
-    if policy in (OF_TREES.get(name, ()) if name in TREES else POLICIES)
+    if policy in ((OF_TREES | OF_CASCADES).get(name, ()) if name in TREES | CASCADES else POLICIES)
 ]
 QUICK = {("a model", name) for name in POLICIES}
 QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")}
@@ -153,6 +167,9 @@ AMONG = {
     "a dynamic tree": drafters.dynamic_tree(BIG_MODEL, nodes=6, depth=3, width=3),
     "token_recycling": drafters.token_recycling(),
     "prompt_lookup, a tree": drafters.prompt_lookup(candidates=2, length=4),
+    "suffix": drafters.suffix(),
+    "a cascade": drafters.cascade(BIG_MODEL, drafters.cascade(BIG_TABLES, drafters.prompt_lookup(), gamma=1), gamma=2),
+    "a horizontal cascade": drafters.horizontal_cascade(BIG_MODEL, drafters.greedy(BIG_TABLES), tokens=2),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
 

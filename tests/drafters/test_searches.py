@@ -15,7 +15,7 @@ TARGET = table_model(jax.random.key(3), 6)  # greedy text of a small table soon 
 PROMPT = Prompt(jnp.array([[1, 2, 1, 2], [4, 5, 4, 0]]), jnp.array([4, 3]))
 STORE = drafters.retrieval(datastore.build([[1, 2, 3, 4, 5], [3, 4, 1, 2, 0]], vocab_size=6)).params
 GAMMA = 3
-SEARCHES = {"prompt_lookup": "_match_lengths", "online_ngram": "_vote", "retrieval": "_ranges"}  # what each calls
+SEARCHES = {"prompt_lookup": "match_lengths", "online_ngram": "_vote", "retrieval": "_ranges"}  # what each calls
 EVERY = pytest.mark.parametrize("name", SEARCHES)
 
 

@@ -20,7 +20,7 @@ from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
 from jaxspec.decode.request import Job
-from jaxspec.decode.speculative import bucket_widths
+from jaxspec.rounds import bucket_widths
 
 REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
 WARMUP = 4  # passes, to learn how long one takes
@@ -132,7 +132,9 @@ def measure_all(
 def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
     """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
 
-    c is that of the model that drafts, 0 for look-ups, whose search is a part of v, from one draft token on.
+    c is that of the model that drafts; of several (a cascade), and of the target's own layers, that of a draft over its
+    tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target; a
+    target that drafts with its own layers spares some of it.
 
     Args:
         job: with the drafter, and the most draft tokens as its gamma.
@@ -143,20 +145,35 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
         >>> found["c"] > 0, found["v"].shape, float(found["v"][0]), bool(found["v"][2] == found["v"][3])
         (True, (5,), 1.0, True)
     """
-    model, gamma = paid_model(job), job.decoder.gamma
+    gamma, whole = job.decoder.gamma, _drafts_as_a_whole(job)
+    model = None if whole else paid_model(job)
     own = job.replace(drafter=model or job.target, policy=None)
     found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
     v = monotone_costs(gamma, {one.gamma: one.v for one in found})
+    if whole:
+        return {"c": _draft_cost(job, repeats, inner) / gamma, "v": v}
     v[1:] += search_cost(job, repeats=repeats, inner=inner)
     return {"c": found[0].c if model else 0.0, "v": v}
 
 
+def _drafts_as_a_whole(job: Job) -> bool:
+    """Whether draft tokens cost something that is no model's pass: several models' passes, or layers of the target."""
+    if job.drafter is None:
+        return False
+    return len(job.drafter.models) > 1 or job.drafter.functions.finish is not None
+
+
+def _draft_cost(job: Job, repeats: int, inner: int | None) -> float:
+    """A whole draft's, in passes of the target."""
+    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)
+    return measure(greedy, repeats=repeats, inner=inner).c
+
+
 def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
-    if paid_model(job) is not None:
+    if paid_model(job) is not None or _drafts_as_a_whole(job):
         return 0.0
-    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)  # a look-up draws nothing
-    return measure(greedy, repeats=repeats, inner=inner).c
+    return _draft_cost(job, repeats, inner)  # a look-up draws nothing
 
 
 def paid_model(job: Job) -> Model | None:

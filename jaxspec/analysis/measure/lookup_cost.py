@@ -1,4 +1,4 @@
-"""Searches of a drafter without a model as passes of one, so that `analysis.measure.cost` can time them.
+"""Whole drafts as passes of a model, so that `analysis.measure.cost` can time them: searches, cascades, own layers.
 
 Shapes: B batch.
 """
@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, noise
 from jaxspec.base import (
     Cache,
     Caches,
+    Distribution,
     DraftContext,
     Drafter,
     Forward,
@@ -28,6 +29,7 @@ from jaxspec.base import (
 )
 from jaxspec.decode.request import Job
 from jaxspec.decode.state import decoder_prompt
+from jaxspec.warp import match_vocab
 
 
 def lookup_as_model(job: Job) -> Model:
@@ -37,42 +39,52 @@ def lookup_as_model(job: Job) -> Model:
     draft, and answers with the first draft token.
 
     Args:
-        job: with a drafter that draws nothing (a look-up, or several).
+        job: with a drafter that draws nothing at temperature 0, and reads no hidden states of the target (a look-up,
+            its own layers, a cascade).
 
     Returns:
         A model that is good for being measured alone.
     """
     assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
-    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes)
-    return Model(lm, job.drafter.params, job.target.tokenizer)
+    own_layers = job.drafter.functions.finish is not None
+    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes, own_layers)
+    return Model(lm, (job.weights.target if own_layers else None, job.drafter.params), job.target.tokenizer)
 
 
 @functools.cache
-def _language_model(drafter: Drafter, target: LanguageModel, gamma: int, nodes: int) -> LanguageModel:
-    nothing: Any = (
-        None  # keys and distributions are for drafters that draw, the target's weights for those that read them
-    )
+def _language_model(
+    drafter: Drafter, target: LanguageModel, gamma: int, nodes: int, reads_target: bool
+) -> LanguageModel:
+    def most_likely(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
+        logits = match_vocab(logits, target.vocab_size)
+        return Distribution(tokens=noise.first_largest(logits), logits=logits)
 
-    def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+    def prefill(params: tuple[Params, Params], prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
         row = decoder_prompt(target, prompt)
         batch, width = row.tokens.shape
         forward = Forward(jnp.zeros((batch, 1, target.vocab_size)), jnp.zeros((batch, width, 0)))
-        state = drafter.init(Weights(nothing, params), prompt, capacity - width, forward)
-        return forward, (state, row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, capacity - width)))))
+        cache = target.prefill(params[0], prompt, capacity)[1] if reads_target else None
+        state = drafter.init(Weights(*params), prompt, capacity - width, forward)
+        row = row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, capacity - width))))
+        return forward, (Caches(cache, state), row)
 
     def extend(
-        params: Params, cache: Cache, tokens: Int[Array, "B 1"], parent: Int[Array, "B N"] | None = None
+        params: tuple[Params, Params],
+        cache: tuple[Caches, Prompt],
+        tokens: Int[Array, "B 1"],
+        parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Forward, Cache]:
         assert parent is None
-        (state, row), weights = cache, Weights(nothing, params)
+        (caches, row), weights = cache, Weights(*params)
         row = row._replace(tokens=buffers.append(row.tokens, row.length - 1, tokens))
-        context = DraftContext(nothing, row, jnp.full_like(row.length, gamma), gamma, False, nothing)
-        draft, caches = drafter.propose(weights, Caches(nothing, state), context)
+        limit, keys = jnp.full_like(row.length, gamma), noise.row_keys(jax.random.key(0), tokens.shape[0])
+        context = DraftContext(keys, row, limit, gamma, False, most_likely)
+        draft, caches = drafter.propose(weights, caches, context)
         logits = jax.nn.one_hot(draft.tokens[:, :1], target.vocab_size)
         verified = jnp.repeat(logits, nodes + 1, axis=1)
         verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length, draft.parent)
         caches = drafter.commit(weights, caches, row, verdict, Forward(verified, verified[..., :0]))
-        return Forward(logits, logits[..., :0]), (caches.draft, row)
+        return Forward(logits, logits[..., :0]), (caches, row)
 
     def rewind(cache: Cache, length: Int[Array, " B"]) -> Cache:
         return cache

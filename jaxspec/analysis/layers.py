@@ -1,0 +1,159 @@
+"""Which layers to skip when the target drafts for itself: a search by measured speed (arXiv 2309.08168)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec import progress as bars
+from jaxspec.analysis.measure import timing
+from jaxspec.base import Model
+from jaxspec.decode import loop
+from jaxspec.decode.request import Job, Prompts, prepare
+from jaxspec.drafters import own_layers, skip_layers
+
+Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them
+
+
+class Trial(NamedTuple):
+    """A set of layers to skip, and what it measured.
+
+    Attributes:
+        attention, mlp: for `drafters.skip_layers(target, attention, mlp)`.
+        tokens_per_second: of whole generations, all rows together: the median of the repeats.
+        speed_up: over the fastest set before it, whose runs were interleaved with this one's; of the first trial, over
+            plain decoding.
+        tokens_per_round: mean over the rows.
+    """
+
+    attention: tuple[int, ...]
+    mlp: tuple[int, ...]
+    tokens_per_second: float
+    speed_up: float
+    tokens_per_round: float
+
+
+class Search(NamedTuple):
+    """What `search_layers` has found.
+
+    Attributes:
+        best: the fastest set.
+        over_plain: its speed over plain decoding, from runs that were interleaved at the end: below 1, skipping layers
+            does not pay.
+        trials: every set that was tried, in order.
+    """
+
+    best: Trial
+    over_plain: float
+    trials: tuple[Trial, ...]
+
+
+def search_layers(
+    target: Model,
+    prompts: Prompts,
+    *,
+    trials: int = 40,
+    gamma: int = 4,
+    repeats: int = 3,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> Search:
+    """Searches for layers whose skipping makes `drafters.skip_layers` fastest on some prompts.
+
+    It starts with every other attention of the later half, and changes one or two parts of the best set at a time, at
+    random; a change that is faster stays. A set is a program of its own, so that most of a trial's time is compilation
+    (the persistent compilation cache helps a search that is repeated). Every generation is exact, whatever the set.
+
+    Args:
+        target: the model whose text is drafted.
+        prompts: such as it will be used for; as in `jaxspec.generate`.
+        trials: sets to measure.
+        gamma: draft tokens a round.
+        repeats: timed runs of each set, interleaved with as many of the best one before it.
+        seed: of the changes.
+        progress: whether a bar on standard error shows the trials, with the best speed so far.
+        **options: of `jaxspec.generate`: max_new_tokens, temperature, key, ...
+
+    Raises:
+        ValueError: trials or repeats < 1, a target whose layers cannot be run in part, or as `jaxspec.generate`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxspec
+        >>> from jaxspec.nets import gpt
+        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=3, heads=2, max_positions=48)
+        >>> target = Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> found = search_layers(target, prompt, trials=1, repeats=1, max_new_tokens=5, progress=False)
+        >>> found.best.attention, found.best.mlp
+        ((1,), ())
+
+    Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168, who search by Bayesian optimisation.
+    """
+    if trials < 1 or repeats < 1:
+        raise ValueError(f"trials is {trials} and repeats {repeats}: expected at least 1 of each")
+    plain, count = prepare(target, prompts, **options), own_layers.layers_of(target).count
+    if count < 2:
+        raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")
+    best_job, best, tried = plain, None, []
+    candidates = _candidates(count, np.random.default_rng(seed))
+    current = next(candidates)
+    with bars.bar(progress, remaining=True) as bar:
+        task = bar.add_task("layers to skip", total=trials)
+        for _ in range(trials):
+            drafter = skip_layers(target, *current)
+            job = plain.replace(drafter=drafter, gamma=gamma)
+            trial = _measure(current, job, best_job, repeats)
+            tried.append(trial)
+            if best is None or trial.speed_up > 1:
+                best_job, best = job, trial
+            bar.update(task, advance=1, description=f"layers to skip ({best.tokens_per_second:.1f} tokens/s)")
+            try:
+                current = candidates.send((best.attention, best.mlp))
+            except StopIteration:  # a small network has few sets
+                break
+    assert best is not None
+    seconds = np.median(timing.interleave([_run(plain), _run(best_job)], repeats), axis=1)
+    return Search(best, float(seconds[0] / seconds[1]), tuple(tried))
+
+
+def _measure(skipped: Skipped, job: Job, best: Job, repeats: int) -> Trial:
+    """Runs a set beside the best one; both are compiled first."""
+    outcome = jax.tree.map(np.asarray, loop.run(job))
+    loop.run(best).tokens.block_until_ready()
+    seconds = np.median(timing.interleave([_run(job), _run(best)], repeats), axis=1)
+    rounds = float(np.mean(np.asarray(outcome.stats.tokens_per_round)))
+    return Trial(*skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds)
+
+
+def _run(job: Job):
+    return lambda: loop.run(job).tokens.block_until_ready()
+
+
+def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:
+    """Sets to try: each is a change of the one that is sent, until no new one is found.
+
+    >>> found = _candidates(4, np.random.default_rng(0))
+    >>> next(found), len(set(found.send(((2,), ()))[0]) ^ {2}) <= 2
+    (((2,), ()), True)
+    """
+    start: Skipped = tuple(range(count // 2, count, 2)), ()
+    seen: set[Skipped] = {start}
+    best = (yield start) or start
+    while True:
+        for _ in range(1000):
+            parts = {(0, layer) for layer in best[0]} | {(1, layer) for layer in best[1]}
+            for _ in range(rng.integers(1, 3)):
+                parts ^= {(int(rng.integers(2)), int(rng.integers(count)))}
+            attention, mlp = (tuple(sorted(layer for kind, layer in parts if kind == which)) for which in (0, 1))
+            changed: Skipped = attention, mlp
+            some, every = any(changed), all(len(each) == count for each in changed)
+            if some and not every and changed not in seen:
+                break
+        else:
+            return
+        seen.add(changed)
+        best = (yield changed) or best

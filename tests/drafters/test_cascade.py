@@ -1,0 +1,87 @@
+"""Cascades: what they draft is what the drafting model drafts alone, whatever drafts for it; bad input."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, accept, buffers, drafters, policies
+from jaxspec.base import Bound
+from jaxspec.nets import gpt
+from jaxspec.testing import table_model
+
+TARGET, LARGE, SMALL = (table_model(jax.random.key(seed), 6, sharpness=2.0) for seed in (1, 2, 3))
+# Tables that agree now and then: the target's, with noise.
+LARGE, SMALL = (made._replace(params=TARGET.params + 0.6 * made.params) for made in (LARGE, SMALL))
+FORGETS = Bound(drafters.prompt_lookup().functions._replace(rollback=None))
+ROWS = buffers.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
+OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
+SHAPE = gpt.GPTConfig(6, 8, 8, layers=3, heads=2, max_positions=64)
+NET = Model(gpt.language_model(SHAPE), gpt.init(SHAPE, jax.random.key(0)), config=SHAPE)
+INNER = {
+    "three levels": (LARGE, drafters.cascade(SMALL, drafters.prompt_lookup(), gamma=2), {"gamma": 2}),
+    "a tree": (LARGE, drafters.tree(SMALL, (2, 1)), {}),
+    "its own layers": (NET, drafters.early_exit(NET, layers=1), {}),
+}
+
+
+def _counts(out):
+    return [np.asarray(getattr(out.stats, name)).tolist() for name in ("rounds", "drafted", "accepted")]
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_greedy_rounds_are_those_of_the_drafting_model_alone(name):
+    """So its cache is right after every number of accepted tokens, of inner drafts and of the draft."""
+    draft, inner, options = INNER[name]
+    alone = jaxspec.generate(TARGET, ROWS, drafter=draft, **OPTIONS)
+    out = jaxspec.generate(TARGET, ROWS, drafter=drafters.cascade(draft, inner, **options), **OPTIONS)
+    np.testing.assert_array_equal(
+        out.tokens, jaxspec.generate(TARGET, ROWS, max_new_tokens=OPTIONS["max_new_tokens"]).tokens
+    )
+    assert _counts(out) == _counts(alone)
+    assert name == "its own layers" or sum(_counts(out)[2]) > 0
+
+
+def test_a_policy_ends_drafts_where_it_ends_those_of_the_drafting_model_alone():
+    policy = policies.confidence(0.6)
+    alone = jaxspec.generate(TARGET, ROWS, drafter=LARGE, policy=policy, **OPTIONS)
+    for drafter in (drafters.cascade(LARGE, SMALL), drafters.horizontal_cascade(LARGE, LARGE, tokens=2)):
+        assert _counts(jaxspec.generate(TARGET, ROWS, drafter=drafter, policy=policy, **OPTIONS)) == _counts(alone)
+
+
+def test_horizontal_drafts_are_one_after_the_other():
+    alone = jaxspec.generate(TARGET, ROWS, drafter=LARGE, **OPTIONS)
+    split = drafters.horizontal_cascade(LARGE, drafters.horizontal_cascade(LARGE, LARGE, tokens=1), tokens=2)
+    assert _counts(jaxspec.generate(TARGET, ROWS, drafter=split, **OPTIONS)) == _counts(alone)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: drafters.cascade(LARGE, table_model(jax.random.key(0), 7)),
+            "share one vocabulary: table-6 has 6 .* 7",
+        ),
+        (lambda: drafters.cascade(LARGE, table_model(jax.random.key(0), 6, encoder=True)), "not both decoder-only"),
+        (lambda: drafters.cascade(LARGE, drafters.early_exit(NET, 1)), "was made for another model"),
+        (
+            lambda: drafters.cascade(LARGE, Bound(drafters.prompt_lookup().functions._replace(rollback=None))),
+            "take back",
+        ),
+        (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=accept.block()), "judges chains only"),
+        (lambda: drafters.cascade(LARGE, SMALL, gamma=0), "gamma is 0"),
+        (lambda: drafters.cascade(LARGE, SMALL, inner_temperature=0), "drafters.greedy"),
+        (lambda: drafters.horizontal_cascade(LARGE, drafters.tree(SMALL, (2,))), "then drafts trees"),
+        (lambda: drafters.horizontal_cascade(LARGE, drafters.early_exit(NET, 1)), "has not read the first"),
+        (lambda: drafters.horizontal_cascade(LARGE, SMALL, tokens=0), "tokens is 0"),
+    ],
+)
+def test_what_is_no_cascade_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_levels_are_compared_with_the_target():
+    other = table_model(jax.random.key(0), 7)
+    with pytest.raises(ValueError, match="has 7 token ids"):
+        jaxspec.generate(other, buffers.pad([[1]]), drafter=drafters.cascade(LARGE, SMALL), max_new_tokens=2)

@@ -1,0 +1,169 @@
+"""Targets that draft for themselves: early exit and layer skipping, as chains and trees, with tiny networks."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, buffers, drafters, policies
+from jaxspec.base import Caches, Parts, Prompt
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
+from jaxspec.drafters import own_layers
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.testing import certify, table_model
+from jaxspec.warp import SamplingParams, sampling
+
+V, D = 3, 8
+LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
+TARGETS = {
+    "decoder": (decoder, LLAMA),
+    "gpt": (gpt, gpt.GPTConfig(V, D, 8, layers=2, heads=2, max_positions=64)),
+    "t5": (t5, t5.T5Config(V, D, 8, 2, 4, encoder_layers=1, decoder_layers=2, buckets=4, max_distance=6)),
+}
+
+
+@functools.cache
+def target_of(name):
+    net, config = TARGETS[name]
+    leaves, structure = jax.tree.flatten(net.init(config, jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [x + 0.6 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    return Model(net.language_model(config), jax.tree.unflatten(structure, noisy), None, config, name)
+
+
+def early(name="decoder", **options):
+    return drafters.early_exit(target_of(name), layers=1, **options)
+
+
+def skipping(name="decoder"):
+    return drafters.skip_layers(target_of(name), attention=[1])
+
+
+TREE = [(0,), (1,), (0, 0), (1, 0)]
+MAKE = {
+    "early exit": early,
+    "early exit, trimmed": lambda name="decoder": early(
+        name, head=jaxspec.trim_vocabulary(target_of(name), ids=[0, 2])
+    ),
+    "layers skipped": skipping,
+    "early exit, a tree": lambda name="decoder": drafters.tree(early(name), shape=TREE),
+    "layers skipped, a tree": lambda name="decoder": drafters.tree(skipping(name), (2, 1), draw="mixed"),
+    "early exit, sequences": lambda name="decoder": drafters.sequences(early(name), k=2, length=2),
+    "early exit, a dynamic tree": lambda name="decoder": drafters.dynamic_tree(early(name), nodes=3, depth=2, width=2),
+}
+PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
+COLD = PLAIN._replace(temperature=jnp.zeros(1))
+SELDOM = (
+    "early exit",
+    "layers skipped, a tree",
+    "early exit, sequences",
+    "early exit, a dynamic tree",
+)  # as the others
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if x in SELDOM else ()) for x in MAKE])
+def test_the_distribution_of_the_text_is_the_targets(name):
+    """At temperatures 1 and 0."""
+    prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+    options = dict(drafter=MAKE[name](), gamma=2, steps=3, sampler=sampling(3, True), prompt=prompt)
+    off = [certify(target_of("decoder"), sampling_params=params, **options) for params in (PLAIN, COLD)]
+    assert max(off) < 1e-5, off
+
+
+@pytest.mark.parametrize(("name", "target", "policy"), [
+    ("early exit", "t5", None),
+    ("early exit, trimmed", "gpt", policies.adaptive(0.1, 0.1, pause=1)),
+    ("layers skipped", "gpt", policies.heuristic(start=1, grow=1)),
+    ("early exit, a tree", "t5", policies.adaptive(0.1, 0.1, pause=1)),
+    ("early exit, sequences", "gpt", None),
+])  # fmt: skip
+def test_greedy_text_is_plain_decodings(name, target, policy):
+    """Rows that accept, end and stop by themselves."""
+    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]))
+    plain = jaxspec.generate(target_of(target), rows, **options)
+    out = jaxspec.generate(target_of(target), rows, drafter=MAKE[name](target), gamma=3, policy=policy, **options)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert (np.asarray(out.stats.accepted) > 0).any()
+
+
+# --- the first layers, once
+
+
+@pytest.mark.parametrize("name", ["gpt", "t5"])
+def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
+    """With a cache and a pass of its own; so the shared cache is right after every number of accepted tokens."""
+    target, (net, config) = target_of(name), TARGETS[name]
+    depth = {"decoder_layers": 1} if name == "t5" else {"layers": 1}
+    small = target._replace(lm=net.language_model(dataclasses.replace(config, **depth)))
+    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
+    apart = jaxspec.generate(target, rows, drafter=small, **options).stats
+    own = jaxspec.generate(target, rows, drafter=early(name), **options).stats
+    for field in ("rounds", "drafted", "accepted"):
+        np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
+
+
+def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
+    """Counted in the compiled programs: the operations of verification, and the memory of a round."""
+    config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
+    target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+    prompt, options = Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([9])), dict(max_new_tokens=960, gamma=gamma)
+    job = prepare(target, prompt, drafter=drafters.early_exit(target, exit_layer), **options)
+    state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, 960))
+    assert jax.tree.leaves(state.caches.draft) == []
+    cache, tokens = state.caches.target, jnp.zeros((1, gamma + 1), jnp.int32)
+    drafted = own_layers.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
+    lm, finish = target.lm, job.drafter.functions.finish
+    first = Parts(*[tuple(range(exit_layer))] * 2)
+
+    def run_first(params, cache, stream):
+        return lm.layers.run(params, cache, stream, first)[0]
+
+    def verify(weights, cache, drafted, tokens):
+        return finish(weights, Caches(cache, drafted), tokens)[0].logits
+
+    def plain(params, cache, tokens):
+        return lm.extend(params, cache, tokens)[0].logits
+
+    def flops(function, *arguments):
+        return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
+
+    whole, rest = flops(plain, target.params, cache, tokens), flops(verify, job.weights, cache, drafted, tokens)
+    once = flops(run_first, target.params, cache, drafted.stream)
+    assert once > 0.6 * whole and once + rest < 1.02 * whole
+    memory = loop.advance.lower(job.decoder, job.weights, state).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.5 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: drafters.early_exit(target_of("gpt"), layers=2), "layers is 2 and gpt has 2: .* at most 1"),
+        (lambda: drafters.early_exit(target_of("gpt"), layers=0), "layers is 0"),
+        (lambda: drafters.early_exit(table_model(jax.random.key(0), 3), layers=1), "cannot be run in part"),
+        (
+            lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
+            "expected jaxspec.trim",
+        ),
+        (lambda: drafters.skip_layers(target_of("gpt"), range(2), range(2)), "skip all 2 layers"),
+        (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [2]), "skips layer 2: gpt has layers 0 to 1"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [], [1, 1]), "expected each layer once"),
+        (lambda: drafters.dynamic_tree(early("gpt"), nodes=3, depth=3, width=2), "feed 4 tokens .* room for 3"),
+    ],
+)
+def test_what_cannot_draft_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_drafter_is_of_its_own_target():
+    with pytest.raises(ValueError, match="reads the hidden states of gpt"):
+        jaxspec.generate(target_of("decoder"), buffers.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)

@@ -1,0 +1,70 @@
+"""What `drafters.suffix` proposes, by hand: votes, lengths, scores; sharing; bad input."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import drafters
+from jaxspec.base import Caches, DraftContext, Prompt
+
+
+def draft_of(rows, limits=None, gamma=4, **options):
+    width = max(map(len, rows))
+    tokens = jnp.array([[*row, *[0] * (width + 1 - len(row))] for row in rows])
+    row = Prompt(tokens, jnp.array([len(each) for each in rows]))
+    functions = drafters.suffix(**options).functions
+    state = functions.init(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), 0, None)
+    limit = jnp.array([gamma] * len(rows) if limits is None else limits)
+    draft, _ = functions.propose(None, Caches(None, state), DraftContext(None, row, limit, gamma, False, None))
+    if draft.parent is not None:
+        real = np.asarray(draft.parent[0]) >= 0
+        return np.asarray(draft.tokens[0])[real].tolist(), np.asarray(draft.parent[0])[real].tolist()
+    return [tokens[:n].tolist() for tokens, n in zip(np.asarray(draft.tokens), draft.length, strict=True)]
+
+
+TWICE = [5, 1, 8, 2, 5, 1, 8, 3, 5, 1, 7, 4, 5, 1]  # after 5 1 came 8 (2 of 3) and 7; after 8, 2 or 3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[8, 3]]),  # 2/3, and the newer of 1/3: two tokens matched, so two are drafted
+        ({"factor": 2.0}, [[8, 3, 5, 1]]),
+        ({"factor": 0.5}, [[8]]),
+        ({"least_probability": 0.5}, [[8]]),
+        ({"least_score": 1.5}, [[]]),  # 2/3 + 1/3 are expected
+        ({"longest": 1}, [[8]]),
+        ({"places": 1}, [[7, 4]]),  # the newest
+    ],
+)
+def test_the_draft_is_as_long_as_it_is_likely(options, expected):
+    assert draft_of([TWICE], **options) == expected
+
+
+def test_a_tree_of_what_the_places_have():
+    tokens, parents = draft_of([TWICE], candidates=2, length=2, gamma=2)
+    above = [None, *tokens]
+    found = {(token, above[parent]) for token, parent in zip(tokens, parents, strict=True)}
+    assert found == {(8, None), (7, None), (4, 7), (3, 8)}  # of five nodes (2, 8) is the oldest
+
+
+def test_rows_that_have_ended_are_searched_if_asked():
+    rows, limits = [[6, 7, 8, 9, 4], [3, 6, 7]], [0, 4]
+    assert draft_of(rows, limits)[1] == []
+    assert draft_of(rows, limits, share=True)[1] == [8, 9]
+    assert draft_of(rows, [4, 4], share=True)[1] == []  # not from a row that goes on
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"longest": 0}, "longest is 0"),
+        ({"places": 0}, "places 0"),
+        ({"factor": 0}, "factor is 0"),
+        ({"least_probability": 1.5}, "least_probability is 1.5"),
+        ({"candidates": 0}, "candidates is 0"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        drafters.suffix(**options)
