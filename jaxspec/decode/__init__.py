@@ -1,7 +1,8 @@
 """Decoders, and the two ways to run them."""
 
 from jaxspec.decode.autoregressive import autoregressive
+from jaxspec.decode.beam_search import BeamSearch, beam_search
 from jaxspec.decode.generate import Generation, Piece, generate, stream
 from jaxspec.decode.speculative import speculative
 
-__all__ = ["Generation", "Piece", "autoregressive", "generate", "speculative", "stream"]
+__all__ = ["BeamSearch", "Generation", "Piece", "autoregressive", "beam_search", "generate", "speculative", "stream"]

@@ -6,6 +6,8 @@ from jaxspec.drafters.eagle import eagle
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.heads import heads
+from jaxspec.drafters.jacobi import jacobi
+from jaxspec.drafters.lookahead import lookahead
 from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
 from jaxspec.drafters.mtp import mtp
@@ -28,6 +30,8 @@ __all__ = [
     "fallback",
     "greedy",
     "heads",
+    "jacobi",
+    "lookahead",
     "lookahead_embeddings",
     "model",
     "mtp",
