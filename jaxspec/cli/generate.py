@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from jaxspec.cli import beams as searching
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, counts, prompts
+from jaxspec.cli.beams import Search
 from jaxspec.cli.counts import Counts
 from jaxspec.cli.options import DRAFT, TARGET, Dtype, Json, Target, sampling_options
 from jaxspec.cli.session import Decoded, Session, Settings, decode_all, open_session, warm_up, with_costs
@@ -73,6 +75,15 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly, too; compare texts and speeds, and theory.")
     ] = False,
+    beams: Annotated[
+        int | None, typer.Option(help="Beam search with so many beams: the best texts of each prompt, with scores.")
+    ] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of --beams: scores are divided by length to this power.")
+    ] = 1.0,
+    early_stopping: Annotated[
+        str, typer.Option(help="Of --beams: no, yes (when so many have ended) or never (as long as any may improve).")
+    ] = "no",
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
@@ -104,11 +115,20 @@ def generate(
     )
     if compare and (draft is None or gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+    refused = {"--policy": policy, "--stop": stop, "--trace": trace, "--compare": compare, "--ban": ban}
+    refused |= {f"--{name.replace('_', '-')}": True for name in sampling}
+    if beams is not None and any(refused.values()):
+        named = ", ".join(name for name, value in refused.items() if value)
+        raise ValueError(f"--beams does not sample, and shows no rounds: drop {named}")
     given = prompts.given(prompt, file)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = open_session(settings, given, count)
     rows = len(session.texts) if batch else 1
+    if beams is not None:
+        search = Search(beams, length_penalty, early_stopping)
+        searching.run(session, search, rows, as_json, _headline(session), out)
+        return
     with err.status("measuring what passes cost"):
         session = with_costs(session, rows)
     with err.status("compiling (stored for the next call)"):

@@ -105,8 +105,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     """A drafter by its name; several with + between them: the first that has a draft.
 
     A model by its name or folder; "prompt_lookup" or "prompt_lookup=2" (matches of at least 2 tokens);
-    "online_ngram"; "token_recycling"; "tree:NAME", "tree=4x2x1:NAME" (children of each node, level by level),
-    "dynamic_tree:NAME" or "dynamic_tree=32:NAME" (nodes), "sequences:NAME" or "sequences=4:NAME" (token trees of a
+    "online_ngram"; "token_recycling"; "lookahead"; "jacobi"; "tree:NAME", "tree=4x2x1:NAME" (children of each node,
+    level by level), "dynamic_tree:NAME" or "dynamic_tree=32:NAME" (nodes), "sequences:NAME" or "sequences=4:NAME" (token trees of a
     model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a
     point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one
     of 1 token, was counted); "trim=4096:NAME" (a model with a head over 4096 tokens), "share:NAME" (a model with
@@ -156,7 +156,7 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
         if not shortest:
             raise ValueError(f"the drafter is {name!r}: expected prompt_lookup=NUMBER, the fewest tokens to match")
         return drafters.prompt_lookup(max(3, shortest), shortest)
-    if name in ("prompt_lookup", "online_ngram", "token_recycling"):
+    if name in ("prompt_lookup", "online_ngram", "token_recycling", "lookahead", "jacobi"):
         return getattr(drafters, name)()
     return model.load(name, dtype=dtype, mesh=mesh)
 

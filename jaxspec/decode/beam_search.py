@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from jaxspec import warp as warps
 from jaxspec.base import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, stopping
-from jaxspec.decode.beams import Beams, EarlyStopping, Goal
+from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prompts, prepare
 from jaxspec.decode.state import decoder_prompt
 from jaxspec.warp.options import OPTIONS
@@ -136,11 +137,13 @@ def beam_search(
     _check_options(options)
     beams = _check_beams(target, beams)
     gamma = inputs.integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
-    if early_stopping not in (True, False, "never"):
+    if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     if drafter is not None and not isinstance(drafter, Model):
         what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"a {type(drafter).__name__}"
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
+    if not isinstance(length_penalty, numbers.Real):
+        raise ValueError(f"length_penalty is {length_penalty!r}: expected a number")
     draft_beams = 2 * beams if draft_beams is None else inputs.integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
@@ -150,10 +153,14 @@ def beam_search(
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None and lm.select is None:
             raise ValueError(f"beams are a token tree, and {who} takes chains only: its LanguageModel has no select")
-    penalty = jnp.asarray(length_penalty, jnp.float32)
-    goal = Goal(job.request.limit, job.request.eos, penalty)
+    goal = Goal(
+        job.request.limit,
+        job.request.eos,
+        jnp.asarray(length_penalty, jnp.float32),
+        jnp.asarray(MODES.index(early_stopping), jnp.int32),
+    )
     size = Size(beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, job.max_new_tokens)
-    found = sharding.fetch(_search(target.lm, draft, size, early_stopping, job.weights, job.prompt, goal))
+    found = sharding.fetch(_search(target.lm, draft, size, job.weights, job.prompt, goal))
     if found.failed.any():
         raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(found.failed)}")
     return _result(target, found)
@@ -207,12 +214,11 @@ class DraftTree(NamedTuple):
     parent: Int[Array, "B D"]
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "size", "early_stopping"))
+@functools.partial(jax.jit, static_argnames=("target", "draft", "size"))
 def _search(
     target: LanguageModel,
     draft: LanguageModel | None,
     size: Size,
-    early_stopping: EarlyStopping,
     weights: Weights,
     prompt: Prompt,
     goal: Goal,
@@ -231,7 +237,7 @@ def _search(
     log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
     found = bookkeeping.best_candidates(one, log_probs, tokens, count)
     beams = bookkeeping.start(batch, size.beams, size.new)
-    beams, _, _ = bookkeeping.advance(beams, found, goal, early_stopping)
+    beams, _, _ = bookkeeping.advance(beams, found, goal)
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
     parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.kept, size.beams))
@@ -252,7 +258,7 @@ def _search(
             forward, cache = target.extend(weights.target, cache, fed, parent)
             log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
         with jax.named_scope("steps"):
-            beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal, early_stopping)
+            beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal)
         with jax.named_scope("commit"):
             order, parent, above = _keep(state.parent, state.count, state.above, parent, walk, size)
             path = size.kept - state.count[:, None] + order
@@ -264,7 +270,9 @@ def _search(
             if draft is not None:
 
                 def read_last_level(cache: Cache) -> Cache:
-                    return draft.extend(weights.draft, cache, _known(draft, fed[:, -size.draft_beams :]), all_parents)[1]
+                    return draft.extend(weights.draft, cache, _known(draft, fed[:, -size.draft_beams :]), all_parents)[
+                        1
+                    ]
 
                 all_parents = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
                 deepest = jnp.any(walk.kept[:, -size.draft_beams :])
@@ -333,9 +341,8 @@ def _steps(
     draft: DraftTree,
     size: Size,
     goal: Goal,
-    early_stopping: EarlyStopping,
 ) -> tuple[Beams, Walk]:
-    """As many steps of the search as the verified tree allows: one, and one more for each level that holds all beams."""
+    """As many steps as the verified tree allows: one, and one more for each level that holds all beams."""
     node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
     every = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
     moved = going = jnp.logical_not(beams.done)
@@ -346,7 +353,7 @@ def _steps(
         bad = jnp.any(jnp.logical_and(jnp.isnan(here[..., 0]), alive), axis=1)
         here = jnp.where(alive[:, :, None], here, -jnp.inf)
         found = bookkeeping.best_candidates(beams.scores, here, best, log_probs.shape[-1])
-        after, origins, chosen = bookkeeping.advance(beams, found, goal, early_stopping)
+        after, origins, chosen = bookkeeping.advance(beams, found, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
         walk = Walk(
@@ -407,7 +414,9 @@ def _check_beams(target: Model, beams: Any) -> int:
     beams = inputs.integer(beams, "beams", "an integer, at least 1")
     vocab = target.lm.vocab_size if isinstance(target, Model) else beams
     if not 1 <= beams <= vocab:
-        raise ValueError(f"beams is {beams} and the target has {vocab} tokens: expected at least 1, and no more than that")
+        raise ValueError(
+            f"beams is {beams} and the target has {vocab} tokens: expected at least 1, and no more than that"
+        )
     return beams
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import noise
 
 EarlyStopping = bool | Literal["never"]
+MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number
 
 
 class Beams(NamedTuple):
@@ -47,11 +48,15 @@ class Goal(NamedTuple):
         limit: most new tokens.
         eos: end tokens; -1 where there is none.
         length_penalty: exponent of the length that scores are divided by.
+        stops: when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no
+            better than the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K
+            hypotheses.
     """
 
     limit: Int[Array, " B"]
     eos: Int[Array, "B E"]
     length_penalty: Float[Array, ""]
+    stops: Int[Array, ""]
 
 
 class Candidates(NamedTuple):
@@ -121,9 +126,7 @@ def best_candidates(
     return Candidates(best, index // each, jnp.take_along_axis(tokens.reshape(scores.shape[0], -1), index, axis=1))
 
 
-def advance(
-    beams: Beams, found: Candidates, goal: Goal, early_stopping: EarlyStopping
-) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
+def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
     """One step: candidates that end become hypotheses, and the best of the others go on.
 
     Of the K best candidates those that end are compared with the hypotheses so far, and the K best of all stay. A
@@ -133,13 +136,11 @@ def advance(
         beams: before the step.
         found: `num_candidates` continuations of the running beams.
         goal: of the search.
-        early_stopping: when to stop looking. False: when the best running beam, at its own length, is no better than
-            the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K hypotheses.
 
     Returns:
         The beams after the step; of each running one the beam that it continues, and by which token.
     """
-    beam_count, most = beams.tokens.shape[1:]
+    beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
     last = length >= goal.limit
     ends = jnp.any(found.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
@@ -160,10 +161,11 @@ def advance(
     )
     scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
 
-    at_best = length if early_stopping != "never" else jnp.where(goal.length_penalty > 0, goal.limit, length)
+    longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
+    at_best = jnp.where(longest, goal.limit, length)
     hopeless = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
-    full = final_scores[:, -1] > -jnp.inf
-    done = jnp.logical_or(jnp.logical_or(last, hopeless), full if early_stopping is True else False)
+    full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
+    done = jnp.logical_or(last, jnp.logical_or(hopeless, full))
     after = Beams(
         tokens=_extend(beams.tokens, origins, tokens, beams.steps),
         scores=scores,

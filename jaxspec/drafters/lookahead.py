@@ -75,9 +75,7 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
     Reference: Fu et al., ICML 2024, arXiv 2402.02057.
     """
     if window < 1 or candidates < 1 or ngram < 2:
-        raise ValueError(
-            f"window is {window}, ngram {ngram} and candidates {candidates}: expected at least 1, 2 and 1"
-        )
+        raise ValueError(f"window is {window}, ngram {ngram} and candidates {candidates}: expected at least 1, 2 and 1")
     if pool < max(window, candidates):
         raise ValueError(
             f"pool is {pool}: expected at least {max(window, candidates)}, what a pass enters and what it verifies"

@@ -55,6 +55,8 @@ DRAFTERS = {
     "token_recycling": drafters.token_recycling([(0,), (1,), (0, 0)]),
     "prompt_lookup, a tree": drafters.prompt_lookup(2, candidates=2, length=2),
     "retrieval, a tree": drafters.retrieval(STORE, longest=2, shortest=1, candidates=2, length=2),
+    "jacobi": drafters.jacobi(),
+    "lookahead": drafters.lookahead(window=2, ngram=2, candidates=1, pool=2),
 }
 MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
@@ -66,11 +68,12 @@ POLICIES = {
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
-STAND_FOR_TREES = {"a tree", "token_recycling"}
+STAND_FOR_TREES = {"a tree", "token_recycling", "lookahead"}
 # Others stand for these.
 SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES} - STAND_FOR_TREES
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
+OF_TREES["lookahead"] = {"constant"}
 PAIRS = [
     (name, policy)
     for name in DRAFTERS
@@ -127,7 +130,9 @@ def test_coupled_text_is_plain_samplings_distribution_on_trees(name):
     assert certify(TARGET, drafter=DRAFTERS[name], accept=accept.coupled(), prompt=PROMPT, steps=3) < EXACT
 
 
-@pytest.mark.parametrize("name", ["online_ngram", *(pytest.param(x, marks=_slow(True)) for x in ("token_recycling",))])
+@pytest.mark.parametrize(
+    "name", ["online_ngram", "jacobi", *(pytest.param(x, marks=_slow(True)) for x in ("token_recycling", "lookahead"))]
+)
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter(name):
     """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
     job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], gamma=2), EVERYTHING, PLAIN)
@@ -153,6 +158,8 @@ AMONG = {
     "a dynamic tree": drafters.dynamic_tree(BIG_MODEL, nodes=6, depth=3, width=3),
     "token_recycling": drafters.token_recycling(),
     "prompt_lookup, a tree": drafters.prompt_lookup(candidates=2, length=4),
+    "jacobi": drafters.jacobi(),
+    "lookahead": drafters.lookahead(window=3, ngram=3, candidates=2, pool=16),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
 
