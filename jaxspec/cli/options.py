@@ -106,11 +106,11 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
 
     A model by its name or folder; "prompt_lookup" or "prompt_lookup=2" (matches of at least 2 tokens);
     "online_ngram"; "token_recycling"; "lookahead"; "jacobi"; "tree:NAME", "tree=4x2x1:NAME" (children of each node,
-    level by level), "dynamic_tree:NAME" or "dynamic_tree=32:NAME" (nodes), "sequences:NAME" or "sequences=4:NAME" (token trees of a
-    model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a
-    point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one
-    of 1 token, was counted); "trim=4096:NAME" (a model with a head over 4096 tokens), "share:NAME" (a model with
-    another tokenizer). A + in a path that exists belongs to the path.
+    level by level), "dynamic_tree:NAME" or "dynamic_tree=32:NAME" (nodes), "sequences:NAME" or "sequences=4:NAME"
+    (token trees of a model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most
+    probable token, as a point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their
+    longest context, or one of 1 token, was counted); "trim=4096:NAME" (a model with a head over 4096 tokens),
+    "share:NAME" (a model with another tokenizer). A + in a path that exists belongs to the path.
 
     Args:
         name: as above.
