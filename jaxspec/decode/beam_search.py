@@ -343,6 +343,7 @@ def _steps(
     goal: Goal,
 ) -> tuple[Beams, Walk]:
     """As many steps as the verified tree allows: one, and one more for each level that holds all beams."""
+    count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
     node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
     every = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
     moved = going = jnp.logical_not(beams.done)
@@ -352,7 +353,7 @@ def _steps(
         alive = beams.scores > -jnp.inf
         bad = jnp.any(jnp.logical_and(jnp.isnan(here[..., 0]), alive), axis=1)
         here = jnp.where(alive[:, :, None], here, -jnp.inf)
-        found = bookkeeping.best_candidates(beams.scores, here, best, log_probs.shape[-1])
+        found = bookkeeping.best_candidates(beams.scores, here, best, count)
         after, origins, chosen = bookkeeping.advance(beams, found, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
