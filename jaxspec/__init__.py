@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxspec import accept, drafters, policies, sharding
     from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
-    from jaxspec.decode import Generation, autoregressive, generate, prepare, rollout, speculative, stream
+    from jaxspec.decode import (
+        BeamSearch,
+        Generation,
+        autoregressive,
+        beam_search,
+        generate,
+        prepare,
+        rollout,
+        speculative,
+        stream,
+    )
     from jaxspec.execution import speculate
     from jaxspec.heads import load_drafter
     from jaxspec.model import load, with_taps
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BeamSearch",
     "Bound",
     "Drafter",
     "Generation",
@@ -33,6 +44,7 @@ __all__ = [
     "Prompt",
     "accept",
     "autoregressive",
+    "beam_search",
     "drafters",
     "generate",
     "load",
@@ -52,6 +64,7 @@ __all__ = [
 
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
+    "BeamSearch": "jaxspec.decode",
     "Bound": "jaxspec.base",
     "Drafter": "jaxspec.base",
     "Generation": "jaxspec.decode",
@@ -60,6 +73,7 @@ _HOMES = {
     "Prompt": "jaxspec.base",
     "accept": "",
     "autoregressive": "jaxspec.decode",
+    "beam_search": "jaxspec.decode",
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",

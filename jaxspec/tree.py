@@ -29,19 +29,21 @@ def fed(parent: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
 def ancestors(parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
     """`ancestors[b, i, j]`: node j lies on the path to node i, itself included.
 
-    The reflexive transitive closure, by squaring: log2(N) products of boolean matrices.
+    By pointer jumping: of log2(N) steps each doubles how far up every node sees, and costs a gather of N rows.
 
     >>> ancestors(jnp.array([[-1, 0, 0, 1]]))[0].astype(int).tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
     """
     nodes = parent.shape[1]
-    node = jnp.arange(nodes, dtype=parent.dtype)
-    reach = jnp.logical_or(parent[:, :, None] == node[None, None, :], (node[:, None] == node[None, :])[None])
-    for _ in range(max(nodes - 1, 0).bit_length()):
-        # Counts of paths, which float32 holds exactly: as booleans this would not be a matrix product.
-        wide = reach.astype(jnp.float32)
-        reach = jnp.einsum("bij,bjk->bik", wide, wide) > 0
-    return reach
+
+    def of_row(above: Int[Array, " N"]) -> Bool[Array, "N N"]:
+        seen = jnp.pad(jnp.eye(nodes, dtype=bool), ((0, 1), (0, 0)))  # node N: what comes before the tree
+        jump = jnp.append(jnp.where(above < 0, nodes, above), jnp.asarray(nodes, above.dtype))
+        for _ in range(max(nodes - 1, 0).bit_length()):
+            seen, jump = jnp.logical_or(seen, seen[jump]), jump[jump]
+        return seen[:-1]
+
+    return jax.vmap(of_row)(parent)
 
 
 def depth(parent: Int[Array, "B N"]) -> Int[Array, "B N"]:

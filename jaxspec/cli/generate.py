@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from jaxspec.cli import beams as searching
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import prompts as given_prompts
 from jaxspec.cli import session as sessions
 from jaxspec.cli import show
+from jaxspec.cli.beams import Search
 from jaxspec.cli.counts import Counts, Decoded, totals
 from jaxspec.cli.options import DRAFT, TARGET, Json, flag, group_of, sampling_options, text
 from jaxspec.cli.session import Session, Settings
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
 
 @group_of("settings", Settings)
+@group_of("search", Search)
 @sampling_options
 def generate(
     settings: Settings,
+    search: Search,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with inputs.")] = None,
     count: Annotated[int, text("N", "Held-out prompts to take where none are given.")] = 8,
@@ -48,10 +52,15 @@ def generate(
     settings = settings._replace(draft=_draft_name(settings.target, settings.draft))
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+    if search.beams:
+        searching.check(search, settings, sampling, {"--trace": trace, "--compare": compare})
     texts = given_prompts.given(prompt, prompts)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = sessions.open_session(settings, sampling, texts, count, chat)
+    if search.beams:
+        searching.run(session, search, as_json, show.headline(session), out)
+        return
     with err.status("measuring what passes cost"):
         session = sessions.with_costs(session)
     with err.status("compiling (stored for the next call)"):

@@ -25,6 +25,8 @@ MADE = {  # how drafters are written that are no model; numbers may be left out,
     "dynamic_tree": "dynamic_tree:NAME or dynamic_tree=32:NAME",
     "sequences": "sequences:NAME or sequences=4:NAME",
     "suffix": "suffix",
+    "lookahead": "lookahead",
+    "jacobi": "jacobi",
     "cascade": "cascade:NAME:INNER or cascade=3:NAME:INNER",
 }
 OWN_LAYERS = {  # of the target

@@ -26,6 +26,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "max_tokens": "max_new_tokens",
     "n": "num_samples",
     "num_assistant_tokens": "gamma",
+    "num_beams": "beams, of jaxspec.beam_search",
     "num_return_sequences": "num_samples",
     "num_speculative_tokens": "gamma",
     "prompt_lookup_num_tokens": "drafter=jaxspec.drafters.prompt_lookup(), and gamma",

@@ -9,6 +9,8 @@ from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.heads import heads
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
+from jaxspec.drafters.jacobi import jacobi
+from jaxspec.drafters.lookahead import lookahead
 from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
 from jaxspec.drafters.mtp import mtp
@@ -36,6 +38,8 @@ __all__ = [
     "greedy",
     "heads",
     "horizontal_cascade",
+    "jacobi",
+    "lookahead",
     "lookahead_embeddings",
     "model",
     "mtp",

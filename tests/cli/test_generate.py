@@ -161,3 +161,21 @@ def test_a_file_that_is_no_text(tmp_path, refused):
     file = tmp_path / "prompts.bin"
     file.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in refused("--prompts", str(file))
+
+
+def test_beams_are_the_librarys(zoo, report, run):
+    options = ("--beams", "3", "--length-penalty", "0.6")
+    found = report(PROMPT, *options)
+    models = dict(target=zoo["debian-t5-base"], drafter=zoo["debian-t5-small"])
+    out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, **models)
+    assert found["hypotheses"] == out.records()
+    assert [found["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]
+    shown = run(PROMPT, *options)
+    assert f"{out.scores[0, 0]:.4f} {out.texts[0][0]}" in shown and f"in {out.passes[0]} passes" in shown
+
+
+def test_beams_refuse_what_samples(refused):
+    assert "drop --trace, --temperature" in refused(PROMPT, "--beams", "2", "--temperature", "1", "--trace")
+    assert "takes a model that drafts, not prompt_lookup" in refused(PROMPT, "--beams", "2", "--draft", "prompt_lookup")
+    assert "--early-stopping is 'maybe'" in refused(PROMPT, "--beams", "2", "--early-stopping", "maybe")
+    assert "18 tokens" in refused(PROMPT, "--beams", "19")

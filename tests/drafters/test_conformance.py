@@ -66,6 +66,8 @@ DRAFTERS = {
     "a lenient cascade": drafters.cascade(MODEL, SMALL, gamma=1, rule=accept.lenient(0.5)),
     "a horizontal cascade": drafters.horizontal_cascade(MODEL, SMALL, tokens=1),
     "a look-up, then a model": drafters.horizontal_cascade(drafters.prompt_lookup(2), TABLES, tokens=1),
+    "jacobi": drafters.jacobi(),
+    "lookahead": drafters.lookahead(window=2, ngram=2, candidates=1, pool=2),
 }
 MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
@@ -77,7 +79,7 @@ POLICIES = {
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
-STAND_FOR_TREES = {"a tree", "token_recycling"}
+STAND_FOR_TREES = {"a tree", "token_recycling", "lookahead"}
 # Others stand for these.
 CASCADES = {name for name in DRAFTERS if "cascade" in name} | {"a look-up, then a model"}
 SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES, *CASCADES}
@@ -85,6 +87,7 @@ SELDOM -= STAND_FOR_TREES | {"a cascade of three levels", "a horizontal cascade"
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
 OF_CASCADES = {name: {"adaptive", "confidence"} for name in ("a cascade", "a horizontal cascade")}
+OF_TREES["lookahead"] = {"constant"}
 PAIRS = [
     (name, policy)
     for name in DRAFTERS
@@ -141,7 +144,9 @@ def test_coupled_text_is_plain_samplings_distribution_on_trees(name):
     assert certify(TARGET, drafter=DRAFTERS[name], accept=accept.coupled(), prompt=PROMPT, steps=3) < EXACT
 
 
-@pytest.mark.parametrize("name", ["online_ngram", *(pytest.param(x, marks=_slow(True)) for x in ("token_recycling",))])
+@pytest.mark.parametrize(
+    "name", ["online_ngram", "jacobi", *(pytest.param(x, marks=_slow(True)) for x in ("token_recycling", "lookahead"))]
+)
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter(name):
     """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
     job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], gamma=2), EVERYTHING, PLAIN)
@@ -170,6 +175,8 @@ AMONG = {
     "suffix": drafters.suffix(),
     "a cascade": drafters.cascade(BIG_MODEL, drafters.cascade(BIG_TABLES, drafters.prompt_lookup(), gamma=1), gamma=2),
     "a horizontal cascade": drafters.horizontal_cascade(BIG_MODEL, drafters.greedy(BIG_TABLES), tokens=2),
+    "jacobi": drafters.jacobi(),
+    "lookahead": drafters.lookahead(window=3, ngram=3, candidates=2, pool=16),
 }
 LIMITS, TEMPERATURES = np.array([20, 24, 7]), np.array([1.0, 0.0, 1.0])
 

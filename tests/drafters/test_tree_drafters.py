@@ -28,6 +28,7 @@ MADE = {
     "dynamic": drafters.dynamic_tree(BLEND, nodes=8, depth=4, width=3),
     "recycling": drafters.token_recycling(),
     "lookup": drafters.prompt_lookup(candidates=2, length=4),
+    "lookahead": drafters.lookahead(window=4, ngram=3, candidates=3),
 }
 
 
@@ -218,6 +219,40 @@ def test_recycling_proposes_what_the_target_found_after_each_token():
     assert caches.draft.table[0, 0].tolist() == [-1, -1]
 
 
+def test_lookahead_remembers_what_a_window_has_made():
+    """Two columns of two levels, r s above t u: after r comes s, after r t, after s u."""
+    functions = drafters.lookahead(window=2, ngram=3, candidates=1, pool=3).functions
+    row = Prompt(jnp.array([[5, 3, 4, 0, 0]]), jnp.array([3]))
+    caches = Caches(None, functions.init(None, row, 9, None))
+    assert caches.draft.window.tolist() == [[[5, 3], [3, 4]]]  # the prompt, from each place on
+    draft, caches = functions.propose(None, caches, context_of(row, [9]))
+    assert draft.tokens.tolist() == [[0, 0, 5, 3, 3, 4]] and draft.parent.tolist() == [[-1, -1, 0, 3, 3, 4]]
+    # One draft token was accepted, and after the window's columns the target would go on with 1 and 2.
+    forward = Forward(jax.nn.one_hot(jnp.array([[0, 0, 0, 0, 0, 1, 2]]), VOCAB), None)
+    verdict = Verdict(jnp.array([1]), jnp.array([3]), jnp.array([1]), jnp.full((1, 6), 2, jnp.int32))
+    caches = functions.commit(None, caches, row, verdict, forward)
+    assert caches.draft.pool[0, :2].tolist() == [[5, 3, 1], [3, 4, 2]]
+    assert caches.draft.window.tolist() == [[[4, 3], [2, 1]]]  # a level up, and one column on
+    row = Prompt(jnp.array([[5, 3, 4, 5, 3]]), jnp.array([5]))
+    draft, caches = functions.propose(None, caches, context_of(row, [2]))
+    assert draft.tokens[0, :2].tolist() == [4, 2] and draft.parent[0, :2].tolist() == [0, 1]  # of the n-gram 3 4 2
+    # At most 2 deep were verified: the second column's end was not.
+    caches = functions.commit(None, caches, row, verdict._replace(num_accepted=jnp.array([0])), forward)
+    assert caches.draft.pool[0].tolist() == [[-1, -1, -1], [3, 4, 2], [4, 2, 1]]
+    assert caches.draft.window.tolist() == [[[2, 1], [1, 1]]]
+
+
+def test_jacobi_drafts_what_the_target_found_further_ahead():
+    functions = drafters.jacobi(longest=4).functions
+    row = Prompt(jnp.array([[5, 3]]), jnp.array([2]))
+    caches = Caches(None, functions.init(None, row, 9, None))
+    draft, caches = functions.propose(None, caches, context_of(row, [2])._replace(gamma=3))
+    assert draft.tokens.tolist() == [[5, 3, 5]] and draft.length.tolist() == [2]
+    forward, one = Forward(jax.nn.one_hot(jnp.array([[1, 2, 4, 6]]), VOCAB), None), jnp.array([1])
+    caches = functions.commit(None, caches, row, Verdict(one, 2 * one, one), forward)
+    assert caches.draft.tolist() == [[4, 6, 6, 6]]  # after the accepted 5 and the 2 that came instead of 3
+
+
 def test_lookups_of_several_continuations():
     text = [1, 2, 3, 0, 1, 2, 4, 5, 1, 2, 3, 6, 1, 2]
     row = Prompt(jnp.array([text]), jnp.array([len(text)]))
@@ -279,6 +314,10 @@ def test_streamed_rounds_are_those_of_a_generation():
         (lambda: drafters.dynamic_tree(BLEND, nodes=11, depth=3, width=2), "see 10: expected at most"),
         (lambda: drafters.token_recycling([(0, 0)]), "not its parent"),
         (lambda: drafters.prompt_lookup(candidates=0), "candidates is 0"),
+        (lambda: drafters.lookahead(window=0), "window is 0, ngram 4 and candidates 7: expected at least 1, 2 and 1"),
+        (lambda: drafters.lookahead(ngram=1), "ngram 1"),
+        (lambda: drafters.lookahead(9, 4, 5, pool=8), "pool is 8: expected at least 9"),
+        (lambda: drafters.jacobi(0), "longest is 0"),
     ],
 )
 def test_bad_arguments(make, message):

@@ -1,0 +1,103 @@
+"""`jaxspec generate --beams`: the best texts of each prompt, with their scores."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxspec.cli.options import number, text
+from jaxspec.cli.session import Session, Settings
+from jaxspec.cli.show import labels
+
+if TYPE_CHECKING:
+    from jaxspec.decode import BeamSearch
+
+STOPS = {"no": False, "yes": True, "never": "never"}
+
+
+class Search(NamedTuple):
+    """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
+
+    beams: Annotated[int | None, number("Beam search: the N best texts of each prompt, with scores.")] = None
+    length_penalty: Annotated[float, text("P", "Of --beams: scores are divided by length to this power.")] = 1.0
+    early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes (when N have ended) or never.")] = "no"
+
+
+def check(search: Search, settings: Settings, sampling: dict[str, Any], refused: dict[str, Any]) -> None:
+    """Refuses options that a search does not have.
+
+    Raises:
+        ValueError: there are such options, or no such `--early-stopping`.
+    """
+    refused = refused | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
+    refused |= {"--ban": settings.ban} | {f"--{name.replace('_', '-')}": True for name in sampling}
+    if any(refused.values()):
+        named = ", ".join(name for name, value in refused.items() if value)
+        raise ValueError(f"--beams does not sample, and shows no rounds: drop {named}")
+    if search.early_stopping not in STOPS:
+        raise ValueError(f"--early-stopping is {search.early_stopping!r}: expected one of {', '.join(STOPS)}")
+
+
+def run(session: Session, search: Search, as_json: bool, headline: Text, out: Console) -> None:
+    """Searches a batch of prompts at a time, and prints hypotheses and counts."""
+    from jaxspec.base import Model
+
+    drafter = session.job.options["drafter"]
+    if drafter is not None and not isinstance(drafter, Model):
+        raise ValueError(f"--beams takes a model that drafts, not {session.settings.draft}: or --draft none")
+    found, seconds, rows = [], 0.0, session.settings.batch
+    _search(session, search, 0, rows)  # compiles
+    if not as_json:
+        out.print(headline, "", sep="\n")
+    for start in range(0, len(session.texts), rows):
+        began = time.perf_counter()
+        found.append(_search(session, search, start, rows))
+        seconds += time.perf_counter() - began
+        if not as_json:
+            _show(session.texts[start : start + rows], found[-1], out)
+    steps, passes = sum(int((x.steps - 1).sum()) for x in found), sum(int(x.passes.sum()) for x in found)
+    if as_json:
+        print(json.dumps(_report(session, search, found, rows, seconds), ensure_ascii=False))
+    else:
+        per_pass = steps / max(passes, 1)
+        out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")
+
+
+def _search(session: Session, search: Search, start: int, rows: int) -> BeamSearch:
+    from jaxspec.decode import beam_search
+
+    part = session.rows(start, rows)
+    given = {name: part.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids")}
+    stops: Any = STOPS[search.early_stopping]
+    return beam_search(
+        part.target,
+        part.prompt,
+        beams=search.beams,
+        length_penalty=search.length_penalty,
+        early_stopping=stops,
+        **given,
+    )
+
+
+def _show(texts: list[str], found: BeamSearch, out: Console) -> None:
+    for row, prompt in enumerate(texts):
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(style="dim", no_wrap=True, justify="right")
+        grid.add_column(ratio=1)
+        source, _, body = labels(prompt)
+        grid.add_row(source, Text(body, "dim"))
+        for record in found.records():
+            if record["row"] == row:
+                grid.add_row(f"{record['score']:.4f}", Text(record["text"]))
+        out.print(grid, "")
+
+
+def _report(session: Session, search: Search, found: list[BeamSearch], rows: int, seconds: float) -> dict[str, Any]:
+    records = [r | {"row": r["row"] + index * rows} for index, batch in enumerate(found) for r in batch.records()]
+    settings = session.settings._asdict() | search._asdict()
+    return {"prompts": session.texts, "hypotheses": records, "seconds": seconds, "settings": settings}

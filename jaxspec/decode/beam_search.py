@@ -1,0 +1,435 @@
+"""Beam search, and speculative beam search: the same hypotheses in fewer passes (appendix A.4 of arXiv 2211.17192).
+
+All beams of a prompt lie in one row of the cache, as a tree: beams share what they have in common, the keys and values
+of an encoder's prompt are there once, and no entry of the cache is ever copied when beams are reordered. A round, with
+two beams `a b` and `a c` (the cache holds a) and a drafter:
+
+    feed    b c              the beams' last tokens, which follow a
+    and     d e  f           draft tokens: d follows b, e follows c, f follows d
+    step    b d, c e         the target's two best continuations are both in the tree, so the next step is known, too
+    step    b d f, b d g     g is in no tree: these are the round's last tokens, and are fed next
+    keep    b c d e          their entries move to where b was; f's is forgotten
+
+Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was kept (an entry for each
+beam and step suffices), then K for the beams' last tokens, then D for draft tokens. `parent` counts from the first.
+
+Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H = K T kept ones, T
+most new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import buffers, sharding
+from jaxspec import warp as warps
+from jaxspec.base import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights
+from jaxspec.decode import beams as bookkeeping
+from jaxspec.decode import inputs, stopping
+from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
+from jaxspec.decode.request import Prompts, prepare
+from jaxspec.decode.state import decoder_prompt
+from jaxspec.warp.options import OPTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """What `beam_search` returns: the best hypotheses of each prompt, the best first.
+
+    Attributes:
+        texts: of each prompt, its hypotheses; empty if the target has no tokenizer.
+        tokens: the new tokens [batch, beams, longest], padded with 0.
+        lengths: how many of them are real [batch, beams]; 0: there is no such hypothesis.
+        scores: sums of log probabilities over length ** length_penalty [batch, beams].
+        steps: tokens that the running beams of each prompt had in the end [batch].
+        passes: passes of the target after prefill, while a prompt was not done [batch]. Without a drafter one for each
+            step but the first, which is prefill's.
+    """
+
+    texts: list[list[str]]
+    tokens: np.ndarray
+    lengths: np.ndarray
+    scores: np.ndarray
+    steps: np.ndarray
+    passes: np.ndarray
+
+    @property
+    def steps_per_pass(self) -> np.ndarray:
+        """(steps - 1) / passes [batch], 0 where there was no pass; 1 without a drafter."""
+        return (self.steps - 1) / np.maximum(self.passes, 1)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat dict of plain values per hypothesis."""
+        return [
+            {"row": row, "rank": rank, "text": self.texts[row][rank] if self.texts else None}
+            | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
+            | {"score": float(self.scores[row, rank])}
+            | {"steps": int(self.steps[row]), "passes": int(self.passes[row])}
+            for row in range(len(self.steps))
+            for rank in range(self.scores.shape[1])
+            if self.lengths[row, rank]
+        ]
+
+
+def beam_search(
+    target: Model,
+    prompts: Prompts,
+    *,
+    beams: int = 4,
+    drafter: Model | None = None,
+    gamma: int = 3,
+    draft_beams: int | None = None,
+    max_new_tokens: Any = 128,
+    eos_ids: Sequence[int | str] | int | str | None = None,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    **options: Any,
+) -> BeamSearch:
+    """Beam search: the `beams` most probable continuations that a search of that width finds, as transformers' does.
+
+    Hypotheses, their order and their scores are those of `model.generate(num_beams=beams, num_return_sequences=beams)`
+    there. The whole search is one jitted program, and each prompt of a batch ends by itself.
+
+    With a drafter the hypotheses are the same, in fewer passes of the target: in each round the draft model continues
+    the running beams by its own beam search, all these tokens, a tree, are verified in one pass, and as long as the
+    target's best (beam, token) pairs are all in the tree the search takes steps without another pass. In float32 that
+    is equality up to ties between scores: passes over other numbers of tokens round otherwise.
+
+    Args:
+        target: the model; it must take token trees (`LanguageModel.select`), as all networks of jaxspec do.
+        prompts: as in `generate`.
+        beams: hypotheses of each prompt, and beams that run.
+        drafter: a smaller model (n-gram tables too) with the same tokenizer, or None.
+        gamma: steps that the drafter looks ahead.
+        draft_beams: beams of the draft model's search, at least `beams`; by default twice as many. A pass of the target
+            is over beams + gamma x draft_beams tokens.
+        max_new_tokens, eos_ids: as in `generate`. A hypothesis without an end token ends at max_new_tokens.
+        length_penalty: scores are sums of log probabilities over length ** length_penalty (traced).
+        early_stopping: True stops with so many finished hypotheses; False when the best running beam is no better, at
+            its present length, than the worst of them; "never" when it cannot become better.
+        **options: none: a search does not sample. Sampling options of `generate` are refused by name.
+
+    Raises:
+        ValueError, TypeError: input that cannot be searched from, sampling options, more beams than the vocabulary has
+            tokens, fewer draft beams than beams, a model that takes chains only.
+        FloatingPointError: the target's logits were not finite.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> plain = beam_search(target, [[3, 1]], beams=2, max_new_tokens=8)
+        >>> fast = beam_search(target, [[3, 1]], beams=2, drafter=draft, max_new_tokens=8)
+        >>> bool((plain.tokens == fast.tokens).all()), plain.passes.tolist(), fast.passes.tolist()
+        (True, [7], [4])
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.4.
+    """
+    _check_options(options)
+    beams = _check_beams(target, beams)
+    gamma = inputs.integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
+    if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
+        raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
+    if drafter is not None and not isinstance(drafter, Model):
+        what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"a {type(drafter).__name__}"
+        raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
+    if not isinstance(length_penalty, numbers.Real):
+        raise ValueError(f"length_penalty is {length_penalty!r}: expected a number")
+    draft_beams = 2 * beams if draft_beams is None else inputs.integer(draft_beams, "draft_beams", "an integer")
+    if draft_beams < beams:
+        raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
+    given: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+    job = prepare(target, prompts, drafter=drafter, gamma=gamma, **given)
+    draft = None if job.drafter is None else job.drafter.functions.lm
+    for who, lm in (("the target", target.lm), ("the drafter", draft)):
+        if lm is not None and lm.select is None:
+            raise ValueError(f"beams are a token tree, and {who} takes chains only: its LanguageModel has no select")
+    goal = Goal(
+        job.request.limit,
+        job.request.eos,
+        jnp.asarray(length_penalty, jnp.float32),
+        jnp.asarray(MODES.index(early_stopping), jnp.int32),
+    )
+    size = Size(beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, job.max_new_tokens)
+    found = sharding.fetch(_search(target.lm, draft, size, job.weights, job.prompt, goal))
+    if found.failed.any():
+        raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(found.failed)}")
+    return _result(target, found)
+
+
+class Size(NamedTuple):
+    """What is static of a search: beams, draft beams, steps that are drafted, and most new tokens."""
+
+    beams: int
+    draft_beams: int
+    gamma: int
+    new: int
+
+    @property
+    def kept(self) -> int:
+        """Entries that the cache must hold after the prompt."""
+        return self.beams * self.new
+
+    @property
+    def fed(self) -> int:
+        """Tokens of a pass."""
+        return self.beams + self.draft_beams * self.gamma
+
+
+class SearchState(NamedTuple):
+    """What a search carries from round to round; every leaf has the prompts as its first axis.
+
+    Attributes:
+        beams: see `Beams`.
+        parent: of the kept entries, -1 for the prompt, and where there is none.
+        count: how many there are.
+        above: the entry that each running beam's last token follows.
+        caches: of target and draft, which hold the prompt and these entries.
+        passes: of the target so far.
+        failed: prompts whose logits were not finite.
+    """
+
+    beams: Beams
+    parent: Int[Array, "B H"]
+    count: Int[Array, " B"]
+    above: Int[Array, "B K"]
+    caches: Caches
+    passes: Int[Array, " B"]
+    failed: Bool[Array, " B"]
+
+
+class DraftTree(NamedTuple):
+    """The draft model's beams: their tokens, level by level, and the slot that each follows."""
+
+    tokens: Int[Array, "B D"]
+    parent: Int[Array, "B D"]
+
+
+@functools.partial(jax.jit, static_argnames=("target", "draft", "size"))
+def _search(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    size: Size,
+    weights: Weights,
+    prompt: Prompt,
+    goal: Goal,
+) -> SearchState:
+    """The whole search, but for the caches that it ends with."""
+    batch, base = prompt.tokens.shape[0], decoder_prompt(target, prompt).length
+    count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
+
+    def prefill(lm: LanguageModel, params: Any) -> tuple[Forward, Cache]:
+        return lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + size.kept + size.fed)
+
+    with jax.named_scope("prefill"):
+        forward, cache = prefill(target, weights.target)
+        caches = Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
+    one, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
+    log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
+    found = bookkeeping.best_candidates(one, log_probs, tokens, count)
+    beams = bookkeeping.start(batch, size.beams, size.new)
+    beams, _, _ = bookkeeping.advance(beams, found, goal)
+    failed = jnp.isnan(log_probs[:, 0, 0])
+    beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.kept, size.beams))
+    state = SearchState(beams, parent, zero, above, caches, zero, failed)
+
+    def one_round(state: SearchState) -> SearchState:
+        last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
+        fed, parent = last, jnp.concatenate([state.parent, state.above], axis=1)
+        draft_cache, found = state.caches.draft, DraftTree(jnp.zeros((batch, 0), jnp.int32), parent[:, :0])
+        if draft is not None:
+            with jax.named_scope("draft"):
+                cache = draft.rewind(draft_cache, base + size.kept)
+                tree, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, parent, goal.eos, target)
+                found = tree
+                fed, parent = (jnp.concatenate(x, axis=1) for x in ((last, tree.tokens), (parent, tree.parent)))
+        with jax.named_scope("target"):
+            cache = target.rewind(state.caches.target, base + size.kept)
+            forward, cache = target.extend(weights.target, cache, fed, parent)
+            log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
+        with jax.named_scope("steps"):
+            beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal)
+        with jax.named_scope("commit"):
+            order, parent, above = _keep(state.parent, state.count, state.above, parent, walk, size)
+            path = size.kept - state.count[:, None] + order
+
+            def keep(lm: LanguageModel, cache: Cache) -> Cache:
+                assert lm.select is not None
+                return lm.select(cache, base + state.count, path)
+
+            if draft is not None:
+
+                def read_last_level(cache: Cache) -> Cache:
+                    return draft.extend(weights.draft, cache, _known(draft, fed[:, -size.draft_beams :]), all_parents)[
+                        1
+                    ]
+
+                all_parents = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
+                deepest = jnp.any(walk.kept[:, -size.draft_beams :])
+                draft_cache = jax.lax.cond(deepest, read_last_level, lambda cache: cache, draft_cache)
+                draft_cache = keep(draft, draft_cache)
+            caches = Caches(keep(target, cache), draft_cache)
+        failed = jnp.logical_or(state.failed, walk.failed)
+        beams = beams._replace(done=jnp.logical_or(beams.done, failed))
+        kept = state.count + jnp.sum(walk.kept, axis=1, dtype=jnp.int32)
+        return SearchState(beams, parent, kept, above, caches, state.passes + live.astype(jnp.int32), failed)
+
+    def unfinished(state: SearchState) -> Bool[Array, ""]:
+        return jnp.logical_not(jnp.all(state.beams.done))
+
+    return jax.lax.while_loop(unfinished, one_round, state)._replace(caches=Caches(()))
+
+
+def _draft(
+    lm: LanguageModel,
+    size: Size,
+    params: Any,
+    cache: Cache,
+    beams: Beams,
+    parent: Int[Array, "B H+K"],
+    eos: Int[Array, "B E"],
+    target: LanguageModel,
+) -> tuple[DraftTree, Cache]:
+    """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
+
+    Of its last level nothing is fed: what follows those tokens is not drafted.
+    """
+    scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.kept
+    tokens, parents = [], [parent]
+    for level in range(size.gamma):
+        forward, cache = lm.extend(params, cache, _known(lm, fed), jnp.concatenate(parents, axis=1))
+        logits = warps.match_vocab(forward.logits, target.vocab_size)
+        log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
+        found = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
+        scores, fed = found.scores, found.tokens
+        tokens.append(fed)
+        parents.append(first + found.origins)
+        first = size.kept + size.beams + level * size.draft_beams
+    return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1)), cache
+
+
+class Walk(NamedTuple):
+    """What the steps of a round went through.
+
+    Attributes:
+        kept: the fed tokens that some beam went through.
+        above: the fed token that each running beam's last token follows.
+        moved: prompts for which a step was taken.
+        failed: prompts with logits that were not finite, at a node that was read.
+    """
+
+    kept: Bool[Array, "B F"]
+    above: Int[Array, "B K"]
+    moved: Bool[Array, " B"]
+    failed: Bool[Array, " B"]
+
+
+def _steps(
+    beams: Beams,
+    log_probs: Float[Array, "B F C"],
+    tokens: Int[Array, "B F C"],
+    draft: DraftTree,
+    size: Size,
+    goal: Goal,
+) -> tuple[Beams, Walk]:
+    """As many steps as the verified tree allows: one, and one more for each level that holds all beams."""
+    count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
+    node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
+    every = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
+    moved = going = jnp.logical_not(beams.done)
+    walk = Walk(jnp.zeros((len(going), size.fed), bool), node, moved, jnp.zeros_like(going))
+    for depth in range(size.gamma + 1):
+        here, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
+        alive = beams.scores > -jnp.inf
+        bad = jnp.any(jnp.logical_and(jnp.isnan(here[..., 0]), alive), axis=1)
+        here = jnp.where(alive[:, :, None], here, -jnp.inf)
+        found = bookkeeping.best_candidates(beams.scores, here, best, count)
+        after, origins, chosen = bookkeeping.advance(beams, found, goal)
+        above = jnp.take_along_axis(node, origins, axis=1)
+        on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
+        walk = Walk(
+            jnp.logical_or(walk.kept, jnp.logical_and(on_way, going[:, None])),
+            jnp.where(going[:, None], above, walk.above),
+            moved,
+            jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
+        )
+        beams = bookkeeping.where(going, after, beams)
+        if depth < size.gamma:
+            follows = draft.parent[:, None, :] == size.kept + above[:, :, None]
+            same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
+            there = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
+            going = jnp.logical_and(going, jnp.logical_and(jnp.all(there, axis=1), jnp.logical_not(beams.done)))
+            node = size.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
+    return beams, walk
+
+
+def _keep(
+    kept_parent: Int[Array, "B H"],
+    count: Int[Array, " B"],
+    above: Int[Array, "B K"],
+    parent: Int[Array, "B H+F"],
+    walk: Walk,
+    size: Size,
+) -> tuple[Int[Array, "B F"], Int[Array, "B H"], Int[Array, "B K"]]:
+    """Where the kept tokens go: after those that are there, in order.
+
+    Returns:
+        The fed tokens, the kept ones first; the parents of all kept entries; what each beam's last token follows.
+    """
+    order = jnp.argsort(jnp.logical_not(walk.kept), axis=1, stable=True).astype(jnp.int32)
+    place = count[:, None] + jnp.cumsum(walk.kept, axis=1, dtype=jnp.int32) - 1  # of each fed token that is kept
+    old = parent[:, size.kept :]
+    inner = jnp.take_along_axis(place, jnp.maximum(old - size.kept, 0), axis=1)
+    new = jnp.take_along_axis(jnp.where(old < size.kept, old, inner), order, axis=1)
+    real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.kept, axis=1, dtype=jnp.int32)[:, None]
+    wide = jnp.pad(kept_parent, ((0, 0), (0, size.fed)), constant_values=-1)
+    wide = buffers.append(wide, count, jnp.where(real, new, -1))
+    above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
+    return order, wide[:, : size.kept], above
+
+
+def _known(lm: LanguageModel, tokens: Int[Array, "B n"]) -> Int[Array, "B n"]:
+    """Ids that the draft model lacks are read as its last one."""
+    return jnp.minimum(tokens, lm.vocab_size - 1)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    sampled = [name for name in options if name in (*OPTIONS, "key", "accept", "policy")]
+    if sampled:
+        raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
+    own = ("beams", "drafter", "gamma", "draft_beams", "max_new_tokens", "eos_ids", "length_penalty", "early_stopping")
+    inputs.check_names(options, own)
+
+
+def _check_beams(target: Model, beams: Any) -> int:
+    beams = inputs.integer(beams, "beams", "an integer, at least 1")
+    vocab = target.lm.vocab_size if isinstance(target, Model) else beams
+    if not 1 <= beams <= vocab:
+        raise ValueError(
+            f"beams is {beams} and the target has {vocab} tokens: expected at least 1, and no more than that"
+        )
+    return beams
+
+
+def _result(target: Model, found: SearchState) -> BeamSearch:
+    b = found.beams
+    width = int(b.lengths.max())
+    real = np.arange(width)[None, None, :] < b.lengths[:, :, None]
+    tokens = np.where(real, b.hypotheses[:, :, :width], 0)
+    texts = []
+    if target.tokenizer is not None:
+        texts = [
+            [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(rows, lengths, strict=True) if n]
+            for rows, lengths in zip(tokens, b.lengths, strict=True)
+        ]
+    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, found.passes)

@@ -1,0 +1,201 @@
+"""The bookkeeping of beam search: running beams, finished hypotheses, and when a prompt is done.
+
+Nothing here knows where logits come from, so that plain and speculative search take the same steps. Candidates, scores
+and stopping are those of transformers' beam search; of equal scores the lower (beam, token) comes first.
+
+Shapes: B prompts, K beams, T most new tokens, E end tokens, C candidates, V vocabulary, n nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import noise
+
+EarlyStopping = bool | Literal["never"]
+MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number
+
+
+class Beams(NamedTuple):
+    """What a search holds of each prompt. All of its running beams have the same number of tokens.
+
+    Attributes:
+        tokens, scores: the running beams, the best first: their new tokens, and the sum of their log probabilities;
+            -inf where there are fewer.
+        steps: how many tokens each running beam has.
+        hypotheses, lengths, final_scores: the finished ones, the best first: their new tokens, how many, the end token
+            included, and the sum of their log probabilities over length ** penalty; -inf where there are fewer.
+        done: whether the search is over.
+    """
+
+    tokens: Int[Array, "B K T"]
+    scores: Float[Array, "B K"]
+    steps: Int[Array, " B"]
+    hypotheses: Int[Array, "B K T"]
+    lengths: Int[Array, "B K"]
+    final_scores: Float[Array, "B K"]
+    done: Bool[Array, " B"]
+
+
+class Goal(NamedTuple):
+    """What ends a hypothesis, and what it is worth; all traced.
+
+    Attributes:
+        limit: most new tokens.
+        eos: end tokens; -1 where there is none.
+        length_penalty: exponent of the length that scores are divided by.
+        stops: when to stop looking, a number of `MODES`. False: when the best running beam, at its own length, is no
+            better than the worst of K hypotheses. "never": when it could not be, at the greatest length. True: with K
+            hypotheses.
+    """
+
+    limit: Int[Array, " B"]
+    eos: Int[Array, "B E"]
+    length_penalty: Float[Array, ""]
+    stops: Int[Array, ""]
+
+
+class Candidates(NamedTuple):
+    """Continuations of some nodes by one token, the best first.
+
+    Attributes:
+        scores: the node's score plus the log probability of the token; -inf: there is no such continuation.
+        origins: the node.
+        tokens: the token.
+    """
+
+    scores: Float[Array, "B C"]
+    origins: Int[Array, "B C"]
+    tokens: Int[Array, "B C"]
+
+
+def start(batch: int, beams: int, most: int) -> Beams:
+    """One beam of no tokens for each prompt."""
+    tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
+    zero = jnp.zeros((batch,), jnp.int32)
+    return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0)
+
+
+def num_candidates(beams: int, ends: int) -> int:
+    """How many continuations a step looks at: so many that K of them do not end, whatever ends."""
+    return max(2, 1 + ends) * beams
+
+
+def best_tokens(
+    logits: Float[Array, "B n V"], count: int, without: Int[Array, "B E"] | None = None
+) -> tuple[Float[Array, "B n k"], Int[Array, "B n k"]]:
+    """The log probabilities of the most probable tokens after each node, and the tokens.
+
+    Args:
+        logits: there.
+        count: how many; no more than there are.
+        without: tokens that are left out.
+
+    >>> best_tokens(jnp.log(jnp.array([[[0.25, 0.5, 0.25]]])), 2)[1].tolist()
+    [[[1, 0]]]
+    """
+    most = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.log(jnp.sum(jnp.exp(logits - most), axis=-1, keepdims=True))
+    if without is not None:
+        token = jnp.arange(logits.shape[-1], dtype=without.dtype)[None, None, :]
+        logits = jnp.where(jnp.any(token == without[:, :, None], axis=1)[:, None], -jnp.inf, logits)
+    tokens = noise.largest(logits, min(count, logits.shape[-1]))
+    return jnp.take_along_axis(logits, tokens, axis=-1) - most - total, tokens
+
+
+def best_candidates(
+    scores: Float[Array, "B n"], log_probs: Float[Array, "B n k"], tokens: Int[Array, "B n k"], count: int
+) -> Candidates:
+    """The best continuations of all nodes together.
+
+    >>> log_probs, tokens = jnp.log(jnp.array([[[0.6, 0.4], [0.9, 0.1]]])), jnp.array([[[7, 8], [5, 6]]])
+    >>> found = best_candidates(jnp.log(jnp.array([[0.5, 0.4]])), log_probs, tokens, 2)
+    >>> found.origins.tolist(), found.tokens.tolist()  # 0.36 and 0.3
+    ([[1, 0]], [[5, 7]])
+    """
+    each = log_probs.shape[-1]
+    flat = (scores[:, :, None] + log_probs).reshape(scores.shape[0], -1)
+    missing = max(count - flat.shape[1], 0)
+    flat = jnp.pad(flat, ((0, 0), (0, missing)), constant_values=-jnp.inf)
+    best, index = jax.lax.top_k(flat, count)  # of equals the first
+    index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
+    return Candidates(best, index // each, jnp.take_along_axis(tokens.reshape(scores.shape[0], -1), index, axis=1))
+
+
+def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
+    """One step: candidates that end become hypotheses, and the best of the others go on.
+
+    Of the K best candidates those that end are compared with the hypotheses so far, and the K best of all stay. A
+    prompt that is done stays as it is.
+
+    Args:
+        beams: before the step.
+        found: `num_candidates` continuations of the running beams.
+        goal: of the search.
+
+    Returns:
+        The beams after the step; of each running one the beam that it continues, and by which token.
+    """
+    beam_count = beams.tokens.shape[1]
+    length = beams.steps + 1
+    last = length >= goal.limit
+    ends = jnp.any(found.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
+    ends = jnp.logical_or(ends, last[:, None])
+
+    first = slice(0, beam_count)
+    extended = _extend(beams.tokens, found.origins[:, first], found.tokens[:, first], beams.steps)
+    worth = found.scores[:, first] / _penalty(length, goal)[:, None]
+    worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
+    final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
+    both = jnp.concatenate([beams.hypotheses, extended], axis=1)
+    new_length = jnp.broadcast_to(length[:, None], beams.lengths.shape)
+    lengths = jnp.take_along_axis(jnp.concatenate([beams.lengths, new_length], axis=1), chosen, axis=1)
+
+    stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
+    origins, tokens, scores = (
+        jnp.take_along_axis(x, stay, axis=1) for x in (found.origins, found.tokens, found.scores)
+    )
+    scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
+
+    longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
+    at_best = jnp.where(longest, goal.limit, length)
+    hopeless = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
+    full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
+    done = jnp.logical_or(last, jnp.logical_or(hopeless, full))
+    after = Beams(
+        tokens=_extend(beams.tokens, origins, tokens, beams.steps),
+        scores=scores,
+        steps=length,
+        hypotheses=jnp.take_along_axis(both, chosen[:, :, None], axis=1),
+        lengths=jnp.where(final_scores > -jnp.inf, lengths, 0),
+        final_scores=final_scores,
+        done=done,
+    )
+    return where(beams.done, beams, after), origins, tokens
+
+
+def where(rows: Bool[Array, " B"], yes: Beams, no: Beams) -> Beams:
+    """The beams of some prompts from one, of the others from the other."""
+    return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), yes, no)
+
+
+def last_tokens(beams: Beams) -> Int[Array, "B K"]:
+    """The last token of each running beam."""
+    at = jnp.broadcast_to((beams.steps - 1)[:, None, None], (*beams.scores.shape, 1))
+    return jnp.take_along_axis(beams.tokens, at, axis=2)[..., 0]
+
+
+def _extend(
+    tokens: Int[Array, "B K T"], origins: Int[Array, "B n"], new: Int[Array, "B n"], at: Int[Array, " B"]
+) -> Int[Array, "B n T"]:
+    """Some beams, each with a further token."""
+    here = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
+    return jnp.where(here, new[:, :, None], jnp.take_along_axis(tokens, origins[:, :, None], axis=1))
+
+
+def _penalty(length: Int[Array, " B"], goal: Goal) -> Float[Array, " B"]:
+    return jnp.power(length.astype(jnp.float32), goal.length_penalty)

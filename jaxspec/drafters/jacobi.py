@@ -1,0 +1,73 @@
+"""Jacobi decoding: the target's own last predictions, position by position, are the next draft."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxspec import noise
+from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+
+
+def jacobi(longest: int = 16) -> Bound[Drafter]:
+    """Proposes, as point masses, what the target found most probable at each position when it last read this far.
+
+    Greedy text is the fixed point of a system of equations, token i being the most probable one after tokens 0 to
+    i - 1. Jacobi's iteration solves all of them at once from the last iterate: each pass of the target reads a draft of
+    gamma tokens, wrong ones included, and its predictions after these are the next draft. At least one more token is
+    right after every pass, more where the target corrects itself in the same way whatever precedes. Networks that were
+    not trained for it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
+
+    Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. A draft
+    begins with the first tokens of the prompt.
+
+    Args:
+        longest: the most draft tokens of a round, whatever gamma.
+
+    Raises:
+        ValueError: longest below 1.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=9, sharpness=9.0)
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=jacobi(), gamma=4, max_new_tokens=20)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=20).tokens).all())
+        True
+
+    Reference: Santilli et al., ACL 2023, arXiv 2305.10427.
+    """
+    if longest < 1:
+        raise ValueError(f"longest is {longest}: expected at least 1 draft token")
+    return Bound(_jacobi(longest))
+
+
+@functools.cache
+def _jacobi(longest: int) -> Drafter:
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Int[Array, "B G"]:
+        return prompt_tokens(prompt, longest)
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        return Draft(caches.draft[:, : context.gamma], context.limit), caches
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.
+        best = noise.first_largest(forward.logits)
+        following = verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
+        last = jnp.asarray(best.shape[1] - 1, following.dtype)
+        return caches._replace(draft=jnp.take_along_axis(best, jnp.minimum(following, last), axis=1))
+
+    return Drafter(init, propose, commit, longest=longest)
+
+
+def prompt_tokens(prompt: Prompt, count: int) -> Int[Array, "B count"]:
+    """The first tokens of each prompt, over and over: what a draft begins with that knows nothing yet.
+
+    >>> prompt_tokens(Prompt(jnp.array([[5, 6, 0]]), jnp.array([2])), 5).tolist()
+    [[5, 6, 5, 6, 5]]
+    """
+    index = jnp.arange(count, dtype=prompt.length.dtype)[None, :] % prompt.length[:, None]
+    return jnp.take_along_axis(prompt.tokens, index, axis=1)

@@ -1,0 +1,216 @@
+"""Beam search: against all sequences, a search spelt out in Python, and transformers; and the same with any drafter."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.model import shipped
+from jaxspec.testing import table_model, table_model_from
+
+VOCAB = BEAMS = 5
+NEW = 14
+MODES = [False, True, "never"]
+PROMPTS = [[3, 1, 4], [2], [0, 0, 2, 2]]
+# Texts that go through the same contexts in another order have the same score: tables look far enough back for none.
+TARGET, OTHER = (table_model(jax.random.key(seed), VOCAB, order=5, sharpness=1.5) for seed in (1, 2))
+CLOSE = table_model_from(0.8 * TARGET.params + 0.2 * OTHER.params)
+ENCODER, ITS_DRAFT = (table_model(jax.random.key(seed), VOCAB, order=4, encoder=True) for seed in (3, 4))
+COUNTED = drafters.bigram([[3, 1, 4, 0, 2, 2, 1], [0, 0, 2, 3]], TARGET, followers=2)
+DRAFTERS = {"none": None, "itself": TARGET, "close": CLOSE, "another": OTHER, "n-gram tables": COUNTED}
+
+
+def log_probs(target, prompt, new):
+    """What follows some new tokens, off the table."""
+    row = [0] * target.config.order + [*(() if target.config.encoder else prompt), *new]
+    table = np.asarray(target.params, np.float64)
+    if target.config.encoder:
+        table = table[sum(prompt) % VOCAB]
+    logits = table[tuple(row[-target.config.order :])]
+    return logits - np.log(np.exp(logits).sum())
+
+
+def reference(target, prompt, most, eos=(), penalty=1.0, mode=False, beams=BEAMS):
+    """One prompt's hypotheses with their scores, and how many steps they took."""
+    running, finished = [(0.0, ())], []
+    for length in range(1, most + 1):
+        found = [(s + p, x, t) for s, x in running for t, p in enumerate(log_probs(target, prompt, x))]
+        found = sorted(found, key=lambda c: -c[0])[: max(2, 1 + len(eos)) * beams]
+        ends = [t in eos or length == most for _, _, t in found]
+        finished += [(s / length**penalty, (*x, t)) for (s, x, t), e in zip(found[:beams], ends, strict=False) if e]
+        finished = sorted(finished, key=lambda c: -c[0])[:beams]
+        running = [(s, (*x, t)) for (s, x, t), e in zip(found, ends, strict=True) if not e][:beams]
+        full = len(finished) == beams
+        at_best = most if mode == "never" and penalty > 0 else length
+        hopeless = not running or (full and running[0][0] / at_best**penalty <= finished[-1][0])
+        if hopeless or (full and mode is True):
+            break
+    return finished, length
+
+
+def hypotheses(out, row):
+    each = zip(out.scores[row], out.tokens[row], out.lengths[row], strict=True)
+    return [(float(score), tuple(tokens[:n].tolist())) for score, tokens, n in each if n]
+
+
+def check(out, row, expected):
+    assert [x for _, x in hypotheses(out, row)] == [x for _, x in expected]
+    np.testing.assert_allclose([s for s, _ in hypotheses(out, row)], [s for s, _ in expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize("drafter", [None, OTHER], ids=["plain", "speculative"])
+def test_no_sequence_of_all_is_better(drafter):
+    """As many beams as tokens drop none of the first tokens, so that two are searched exhaustively."""
+    for eos, penalty in itertools.product([(), (2,)], [0.6, 2.0]):
+        options = dict(beams=BEAMS, drafter=drafter, eos_ids=eos, length_penalty=penalty, early_stopping="never")
+        out = jaxspec.beam_search(TARGET, PROMPTS, max_new_tokens=2, **options)
+        for row, prompt in enumerate(PROMPTS):
+            first, found = log_probs(TARGET, prompt, ()), []
+            for a, b in itertools.product(range(VOCAB), repeat=2):
+                if a in eos:
+                    found += [(first[a], (a,))] if b == 0 else []
+                else:
+                    found.append(((first[a] + log_probs(TARGET, prompt, (a,))[b]) / 2**penalty, (a, b)))
+            check(out, row, sorted(found, key=lambda c: -c[0])[:BEAMS])
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_hypotheses_are_the_same_with_any_drafter(name):
+    passes, steps = 0, 0
+    for eos, mode, penalty in [((), False, 1.0), *itertools.product([(2,)], MODES, [0.6, 1.0, 2.0])]:
+        options = dict(beams=BEAMS, max_new_tokens=[NEW, 9, NEW], eos_ids=eos, length_penalty=penalty)
+        out = jaxspec.beam_search(TARGET, PROMPTS, drafter=DRAFTERS[name], early_stopping=mode, **options)
+        for row, prompt in enumerate(PROMPTS):
+            expected, length = reference(TARGET, prompt, [NEW, 9, NEW][row], eos, penalty, mode)
+            check(out, row, expected)
+            assert out.steps[row] == length
+            if name in ("none", "itself"):
+                assert out.passes[row] == -(-(length - 1) // (1 if name == "none" else 4))  # gamma + 1 steps a pass
+        passes, steps = passes + out.passes.sum(), steps + out.steps.sum() - len(PROMPTS)
+    assert passes <= steps and (passes < 0.8 * steps or name not in ("close", "itself"))
+    assert out.steps_per_pass == pytest.approx((out.steps - 1) / out.passes)
+
+
+@pytest.mark.parametrize("drafter", [None, ITS_DRAFT], ids=["plain", "speculative"])
+def test_an_encoder_decoder(drafter):
+    out = jaxspec.beam_search(ENCODER, PROMPTS, beams=3, drafter=drafter, max_new_tokens=NEW, eos_ids=[4])
+    for row, prompt in enumerate(PROMPTS):
+        check(out, row, reference(ENCODER, prompt, NEW, (4,), beams=3)[0])
+
+
+def test_values_compile_nothing():
+    options = dict(beams=BEAMS, max_new_tokens=NEW, eos_ids=[2])
+    jaxspec.beam_search(TARGET, PROMPTS, **options)
+    search = importlib.import_module("jaxspec.decode.beam_search")._search
+    before = search._cache_size()
+    jaxspec.beam_search(TARGET, [[1, 1], [2, 3], [4]], length_penalty=0.3, early_stopping=True, **options)
+    assert search._cache_size() == before
+
+
+def test_records_are_plain_values():
+    out = jaxspec.beam_search(TARGET, PROMPTS, beams=BEAMS, max_new_tokens=NEW, eos_ids=[2])
+    records = out.records()
+    assert [r["row"] for r in records] == [0] * 5 + [1] * 5 + [2] * 5
+    assert [(r["score"], tuple(r["tokens"])) for r in records[:5]] == hypotheses(out, 0)
+    assert {type(value) for value in records[0].values()} <= {int, float, list, type(None)}
+
+
+CHAINS = TARGET._replace(lm=TARGET.lm._replace(select=None))
+REFUSED = {
+    "sampling": (dict(temperature=1.0), ValueError, "does not sample, and got temperature"),
+    "a key": (dict(key=jax.random.key(0)), ValueError, "does not sample"),
+    "no beams": (dict(beams=0), ValueError, "beams is 0"),
+    "more than the vocabulary": (dict(beams=6), ValueError, "beams is 6 and the target has 5 tokens"),
+    "fewer draft beams": (dict(drafter=OTHER, draft_beams=3), ValueError, "draft_beams is 3 and beams 4"),
+    "a drafter": (dict(drafter=drafters.prompt_lookup()), TypeError, "expected a jaxspec.Model"),
+    "a drafter of chains": (dict(drafter=OTHER._replace(lm=CHAINS.lm)), ValueError, "the drafter takes chains only"),
+    "another vocabulary": (dict(drafter=table_model(jax.random.key(0), 4)), ValueError, "5 token ids"),
+    "when to stop": (dict(early_stopping="always"), ValueError, "early_stopping is 'always'"),
+    "a wrong name": (dict(num_beams=2), TypeError, "it is called beams, of jaxspec[.]beam_search"),
+    "a penalty": (dict(length_penalty="long"), ValueError, "length_penalty is 'long'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name):
+    options, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        jaxspec.beam_search(TARGET, PROMPTS, **options)
+
+
+def test_refuses_a_target_of_chains_and_logits_that_are_not_finite():
+    with pytest.raises(ValueError, match="the target takes chains only"):
+        jaxspec.beam_search(CHAINS, PROMPTS)
+    broken = TARGET._replace(params=TARGET.params.at[..., 1, 4, :].set(jnp.nan))  # what follows the first prompt
+    with pytest.raises(FloatingPointError, match=r"prompts \[0\]"):
+        jaxspec.beam_search(broken, PROMPTS, beams=BEAMS, max_new_tokens=1)
+
+
+# --- networks
+
+
+def peer_of(kind):
+    """A random network of transformers, that is sure enough of itself that no two scores are nearly equal."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    ids = dict(eos_token_id=1, pad_token_id=0, bos_token_id=2, tie_word_embeddings=False)
+    if kind == "gpt":
+        config = transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=32, **ids)
+        peer = transformers.GPT2LMHeadModel(config).eval()
+    else:
+        sizes = dict(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+        config = transformers.T5Config(vocab_size=24, feed_forward_proj="gated-gelu", **sizes, **ids)
+        peer = transformers.T5ForConditionalGeneration(config).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            parameter.normal_(1.0 if "norm" in name or "ln_" in name else 0.0, 0.4)
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("kind", "beams"),
+    [("t5", 4), *(pytest.param(*x, marks=pytest.mark.slow) for x in [("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 8)])],
+)
+def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
+    torch = pytest.importorskip("torch")
+    peer = peer_of(kind)
+    peer.save_pretrained(tmp_path)
+    target, prompts = jaxspec.load(tmp_path), np.array([[5, 6, 7, 8], [9, 3, 3, 11]])
+    for penalty, mode in [(0.6, False), (1.0, True), (2.0, "never"), (2.0, False)]:
+        options = dict(length_penalty=penalty, early_stopping=mode)
+        with torch.no_grad():
+            theirs = peer.generate(
+                torch.tensor(prompts), attention_mask=torch.ones(prompts.shape, dtype=torch.long), num_beams=beams,
+                num_return_sequences=beams, max_new_tokens=NEW, do_sample=False, output_scores=True,
+                return_dict_in_generate=True, **options,
+            )  # fmt: skip
+        ours = jaxspec.beam_search(target, prompts, beams=beams, max_new_tokens=NEW, eos_ids=[1], **options)
+        given = 1 if kind == "t5" else prompts.shape[1]
+        sequences = theirs.sequences[:, given:].reshape(len(prompts), beams, -1).tolist()
+        for row in range(len(prompts)):
+            found = [list(x) for _, x in hypotheses(ours, row)]
+            assert found == [x[: x.index(1) + 1] if 1 in x else x for x in sequences[row]]
+        np.testing.assert_allclose(ours.scores.ravel(), theirs.sequences_scores.numpy(), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("debian-t5-small" not in shipped(), reason="the checkpoints are not here")
+def test_the_shipped_pair_finds_the_same_in_fewer_passes():
+    target, draft = jaxspec.load("debian-t5-base"), jaxspec.load("debian-t5-small")
+    prompts = [
+        "translate English to German: This package contains the shared library.",
+        "translate English to German: A mail client",
+    ]
+    options = dict(beams=4, max_new_tokens=16)
+    plain = jaxspec.beam_search(target, prompts, **options)
+    fast = jaxspec.beam_search(target, prompts, drafter=draft, **options)
+    assert fast.texts == plain.texts
+    np.testing.assert_allclose(fast.scores, plain.scores, rtol=1e-4)
+    assert fast.passes.sum() < plain.passes.sum()
