@@ -34,6 +34,7 @@ def generate(
         typer.Option(
             help="What drafts: a model, prompt_lookup, prompt_lookup=2, online_ngram, retrieval:DIR, greedy:MODEL, "
             "without_backoff:TABLES, trim=4096:MODEL (a head over 4096 tokens), share:MODEL (another tokenizer's), "
+            "head:DIR (what reads hidden states: EAGLE, Medusa), "
             "prompt_lookup+MODEL, or none. By default the small sibling of a shipped target."
         ),
     ] = None,
@@ -73,6 +74,9 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly, too; compare texts and speeds, and theory.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Of a head: first measure its α on a few texts, and warn if it is too low.")
+    ] = False,
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
@@ -109,6 +113,8 @@ def generate(
     with err.status("loading the models"):
         session = open_session(settings, given, count)
     rows = len(session.texts) if batch else 1
+    if check:
+        _check(session, err)
     with err.status("measuring what passes cost"):
         session = with_costs(session, rows)
     with err.status("compiling (stored for the next call)"):
@@ -127,6 +133,19 @@ def generate(
         print(json.dumps(_report(session, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
         comparing.show(*found, session, out)
+
+
+def _check(session: Session, err: Console) -> None:
+    """Measures a head's acceptance rate, and says what it is."""
+    from jaxspec import heads
+    from jaxspec.base import Model
+
+    made, name = session.job.options["drafter"], session.settings.draft
+    if made is None or isinstance(made, Model) or made.target is None:
+        raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
+    with err.status("checking the head"):
+        rate = heads.check_acceptance(made, name=str(name))
+    err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 1", "dim"))
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:

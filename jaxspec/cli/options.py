@@ -110,7 +110,8 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     model or of n-gram tables); "retrieval:FOLDER" (of a datastore); "greedy:NAME" (a model's most probable token, as a
     point mass); "without_backoff:NAME" or "without_backoff=1:NAME" (n-gram tables, where their longest context, or one
     of 1 token, was counted); "trim=4096:NAME" (a model with a head over 4096 tokens), "share:NAME" (a model with
-    another tokenizer). A + in a path that exists belongs to the path.
+    another tokenizer); "head:FOLDER" (what reads the target's hidden states; `jaxspec.load_drafter`). A + in a
+    path that exists belongs to the path.
 
     Args:
         name: as above.
@@ -120,7 +121,7 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     Raises:
         ValueError: no such drafter, or a datastore that was built with another vocabulary.
     """
-    from jaxspec import drafters, model, shared_vocabulary, trim
+    from jaxspec import drafters, heads, model, shared_vocabulary, trim
     from jaxspec.base import Model
 
     if len(names := drafter_names(name)) > 1:
@@ -128,6 +129,10 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
     kind, colon, rest = name.partition(":")
     if colon and kind == "retrieval":
         return drafters.retrieval(rest, target)
+    if colon and kind == "head":
+        if target is None:
+            raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
+        return heads.load_drafter(rest, target=target)
     if colon and kind == "greedy":
         return drafters.greedy(drafter(rest, dtype, mesh, target))
     option, _, least = kind.partition("=")
@@ -137,7 +142,7 @@ def drafter(name: str, dtype: str, mesh: Mesh | None = None, target: Model | Non
             expected = f"{option}:NAME or {option}={TREES[option]}:NAME"
             raise ValueError(f"the drafter is {name!r}: expected {expected}")
         numbers = [tuple(map(int, sizes))] if option == "tree" and sizes else map(int, sizes)
-        return getattr(drafters, option)(model.load(rest, dtype=dtype, mesh=mesh), *numbers)
+        return getattr(drafters, option)(drafter(rest, dtype, mesh, target), *numbers)
     if colon and option == "without_backoff":
         if least and not least.isdecimal():
             raise ValueError(f"the drafter is {name!r}: expected without_backoff:NAME or without_backoff=NUMBER:NAME")
