@@ -183,7 +183,7 @@ class Learn:
     divergence: str = "blend"
     regression: float = 0.0
     stride: int = 1
-    chunk: int = 1024
+    chunk: int = 256
     answers: tuple[int, ...] = ()
     prompt: int = 16
     temperatures: tuple[float, ...] = (1.0,)

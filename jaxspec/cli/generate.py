@@ -145,7 +145,7 @@ def _check(session: Session, err: Console) -> None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):
         rate = heads.check_acceptance(made, name=str(name))
-    err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 1", "dim"))
+    err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:

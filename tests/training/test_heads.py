@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import recipes
+from jaxspec import published, recipes
+from jaxspec.families import gemma
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import head_loss, heads, run
@@ -175,3 +176,18 @@ def test_what_cannot_be_trained(target, folder, load_target):
         run.checkpoint(recipe_of("medusa"), folder, folder / "out", folder / "run", dtype="int8")
     with pytest.raises(ValueError, match="expected own_embedding"):
         heads.start(recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}), target, None)
+
+
+def test_shipped_recipes_fit_their_targets():
+    """Sizes, taps and mask tokens; no parameters are made."""
+    found = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
+    assert {recipe.family for recipe in found} == {"eagle", "heads", "block"}
+    for recipe in found:
+        name = recipe.target.rpartition("/")[2]
+        config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
+        lm = recipes.net_of(config).language_model(config)
+        made = recipe.head.config(jaxspec.Model(lm, {}, None, config))
+        needs = published.net_of(made).head(made).needs
+        assert (needs.vocab_size, needs.hidden_size) == (lm.vocab_size, lm.feature_size)
+        layers = getattr(config, "decoder_layers", None) or config.layers
+        assert all(0 <= tap < layers - 1 for tap in needs.taps)  # the last one's output is not what others publish
