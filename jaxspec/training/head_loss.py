@@ -239,7 +239,7 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
         among = jnp.ones(best_p.shape)
         if ids is not None:
             log_p, logits = log_p[..., ids], logits[..., ids]
-            among = jnp.isin(best_p, ids).astype(jnp.float32)
+            among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
         log_q = jax.nn.log_softmax(logits).reshape(log_p.shape)
         found.append(Compared(log_p, log_q, among, best_p == best_q))
     return found

@@ -15,15 +15,16 @@ from jaxtyping import Array, Float, Int
 from jaxspec import heads, published, trim
 from jaxspec.base import Model, Params
 from jaxspec.model import load, with_taps
+from jaxspec.nets.eagle import EagleConfig
 from jaxspec.recipes import HeadRecipe
 from jaxspec.training.data import Example
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import Foretold, Lessons, Task, foretell, losses
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.tasks import Tasks, batches, examples
-from jaxspec.weights import draft_heads
+from jaxspec.weights import draft_heads, huggingface
 
-HELDOUT_TEXTS = 64  # per task and temperature
+HELDOUT_TEXTS = 32  # per task and temperature
 VOCABULARY = "vocabulary"  # the one parameter that is not trained
 DTYPES = ("float32", "bfloat16")
 
@@ -82,7 +83,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     A decoder-only target continues the first `learn.prompt` tokens of a text.
     """
     about, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
-    tokenizer = draft_heads.huggingface.tokenizer(folder / about.tokenizer) if about.tokenizer else target.tokenizer
+    tokenizer = huggingface.tokenizer(folder / about.tokenizer) if about.tokenizer else target.tokenizer
     held = split == "heldout"
     tasks = examples(about, encoder, folder / (about.heldout if held else about.train), tokenizer)
     if held:
@@ -120,6 +121,8 @@ def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> He
         often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
     """
     config = draft_heads.in_dtype(recipe.head.config(target), recipe.train.dtype)
+    if recipe.learn.regression and not (isinstance(config, EagleConfig) and not config.taps):
+        raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
     if taps := getattr(config, "taps", ()):
         target = with_taps(target, taps)
     if recipe.train.start:
