@@ -97,7 +97,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
     Raises:
         ValueError: the model is none of jaxspec's networks, or has no such layer.
 
-    >>> target = with_taps(load("debian-t5-small"), (0, 1))
+    >>> target = with_taps(load("debian-t5-base"), (0, 1))
     >>> target.lm.taps
     (0, 1)
     """

@@ -52,8 +52,8 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     speed says so by jax's own name for it, which goes before: `jax.default_matmul_precision("bfloat16")` around
     calls, or the configuration option. Other dtypes are multiplied as they are.
 
-    >>> precision(jnp.float32), precision(jnp.bfloat16)
-    (HIGHEST, None)
+    >>> str(precision(jnp.float32)), precision(jnp.bfloat16)
+    ('HIGHEST', None)
     >>> with jax.default_matmul_precision("bfloat16"):
     ...     print(precision(jnp.float32))
     None

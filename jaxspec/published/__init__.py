@@ -14,7 +14,7 @@ from jaxspec.published.eagle import EAGLE
 from jaxspec.published.medusa import MEDUSA
 from jaxspec.published.mtp import MTP
 
-__all__ = ["FORMATS", "Format", "TargetShape", "format_of", "net_of"]
+__all__ = ["Format", "TargetShape", "format_of", "net_of"]
 
 FORMATS: tuple[Format, ...] = (EAGLE, BLOCK, MEDUSA, MTP)
 NETS = {  # configuration: where its network has `head` and `init`, and its format

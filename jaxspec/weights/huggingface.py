@@ -168,6 +168,12 @@ def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Raises:
+        FamilyError: it holds something else.
+        ValueError: it is no JSON.
+    """
     table = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(table, dict):
         raise FamilyError(f"it is a {type(table).__name__}, expected an object")

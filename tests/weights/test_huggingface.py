@@ -680,7 +680,7 @@ def test_interrupted_saving_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(huggingface, "_write_weights", fail)
+    monkeypatch.setattr(huggingface, "write_weights", fail)
     with pytest.raises(KeyboardInterrupt):
         huggingface.save(model_of(LLAMA), tmp_path / "it")
     assert list(tmp_path.iterdir()) == []
