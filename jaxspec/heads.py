@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec import drafters, folders, published
+import numpy as np
+
+from jaxspec import buffers, drafters, folders, published
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, Model, Params
+from jaxspec.base import Bound, Drafter, Model, Params, Prompt
+from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.eagle import EagleConfig
@@ -24,9 +28,24 @@ DRAFTERS = {
     MTPConfig: drafters.mtp,
 }
 
+TEXTS = (  # to measure on, where none are given
+    "The capital of France is",
+    "This package contains the documentation of",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "It was late in the evening when",
+    "To install the program, first",
+    "In mathematics, a prime number is",
+)
+TOO_LOW = 0.2  # a greedy acceptance rate of the first draft token below that of any drafter made for its target
+
 
 def load_drafter(
-    source: str | Path, *, target: Model, taps: Sequence[int] | None = None, revision: str | None = None
+    source: str | Path,
+    *,
+    target: Model,
+    taps: Sequence[int] | None = None,
+    revision: str | None = None,
+    check: bool | Sequence[str] | Prompt = False,
 ) -> Bound[Drafter]:
     """Loads a published drafter that reads a target's hidden states, ready for `generate(target, ..., drafter=...)`.
 
@@ -41,12 +60,15 @@ def load_drafter(
     need not be asked for: `generate` runs the target with these taps.
 
     Args:
-        source: a folder, or a hub id, owner/name.
+        source: a folder, a hub id, owner/name, or the name of a shipped drafter.
         target: the model that it was made for. Its matrices get the dtype of the target's computation, and lie on its
         mesh.
         taps: the layers to read, counted from 0 for the output of the first one, if the folder is wrong or silent about
             them. Numbers that are off by one cost acceptance, never exactness.
         revision: of a hub id: a branch, a tag or a commit.
+        check: whether to measure how often its first draft token is accepted, on a few texts or on prompts that are
+            given, and to warn if that is too seldom for a drafter of this target. Nothing else shows that weights or
+            numbers of layers are another's: the text stays exact. Takes as long as generating 32 tokens.
 
     Returns:
         The drafter, for this target.
@@ -61,7 +83,41 @@ def load_drafter(
     wanted = getattr(config, "taps", ())
     if wanted:
         target = models.with_taps(target, wanted)
-    return DRAFTERS[type(config)](Bound(published.net_of(config).head(config), params), target)
+    made = DRAFTERS[type(config)](Bound(published.net_of(config).head(config), params), target)
+    if check is not False:
+        check_acceptance(made, None if check is True else check, name=str(source))
+    return made
+
+
+def check_acceptance(
+    drafter: Bound[Drafter], prompts: Sequence[str] | Prompt | None = None, *, tokens: int = 32, name: str = "it"
+) -> float:
+    """How often a drafter's first draft token is accepted, at temperature 0; warns if it is too seldom to be right.
+
+    Args:
+        drafter: with its target.
+        prompts: to continue; None: a few English texts, or single tokens for a target without a tokenizer.
+        tokens: how many to generate for each.
+        name: of the drafter, for the warning.
+
+    Returns:
+        The acceptance rate.
+    """
+    target = drafter.target
+    assert target is not None
+    if prompts is None:
+        few = np.linspace(0, target.lm.vocab_size - 1, len(TEXTS)).astype(int)
+        prompts = list(TEXTS) if target.tokenizer is not None else buffers.pad([[int(i)] for i in few])
+    stats = generate(target, prompts, drafter=drafter, gamma=1, max_new_tokens=tokens).stats
+    rate = float(stats.accepted.sum() / max(1, stats.drafted.sum()))
+    if rate < TOO_LOW:
+        warnings.warn(
+            f"{name} has {rate:.0%} of its first draft tokens accepted (of {int(stats.drafted.sum())}, at temperature "
+            f"0), and one that was made for its target has more than {TOO_LOW:.0%}: it may be another model's, "
+            "or its numbers of layers may be counted otherwise (taps=)",
+            stacklevel=3,
+        )
+    return rate
 
 
 def read_head(
@@ -83,9 +139,20 @@ def read_head(
     return draft_heads.restore(folder, target, None if taps is None else tuple(taps))
 
 
+def shipped() -> dict[str, Path]:
+    """The drafters that come with jaxspec, by name."""
+    found: dict[str, Path] = {}
+    for folder in models.SHIPPED:
+        for config in sorted(folder.glob(f"*/{huggingface.CONFIG}")):
+            found.setdefault(config.parent.name, config.parent)
+    return found
+
+
 def _find(source: str | Path, revision: str | None) -> Path:
     path = Path(source).expanduser()
     folders.recover(path)
+    if not path.exists() and (found := shipped().get(path.name)) and path.parts[-2:-1] in ((), ("checkpoints",)):
+        path = found
     if path.exists():
         if revision is not None:
             raise ValueError(

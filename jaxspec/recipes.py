@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxspec.drafters import ngram_model
 from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.head_sizes import HEADS
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
@@ -54,7 +55,7 @@ class Data:
 
     Attributes:
         train, heldout: JSON-lines files, relative to the data folder.
-        tokenizer: a tokenizer folder, relative to the data folder.
+        tokenizer: a tokenizer folder, relative to the data folder; of a head's recipe empty: the target's.
         shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
         tasks: which of the file's tasks to use (empty for a language model).
         repeat: how often each of the tasks counts in an epoch (empty: once each).
@@ -62,8 +63,8 @@ class Data:
 
     train: str
     heldout: str
-    tokenizer: str
     shapes: tuple[tuple[int, int], ...]
+    tokenizer: str = ""
     tasks: tuple[str, ...] = ()
     repeat: tuple[int, ...] = ()
 
@@ -131,10 +132,14 @@ class Distil:
     texts: int = 0
 
     def __post_init__(self):
-        if self.divergence not in DIVERGENCES:
-            raise RecipeError(f"distil.divergence is {self.divergence!r}: expected one of {', '.join(DIVERGENCES)}")
+        _check_divergence("distil", self.divergence)
         if not 0 <= self.weight <= 1:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
+
+
+def _check_divergence(where: str, name: str) -> None:
+    if name not in DIVERGENCES:
+        raise RecipeError(f"{where}.divergence is {name!r}: expected one of {', '.join(DIVERGENCES)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +152,70 @@ class Recipe:
     data: Data
     train: Train
     distil: Distil | None = None
+
+    def __post_init__(self):
+        if not self.data.tokenizer:
+            raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learn:
+    """What a drafter that reads its target's hidden states learns; see `training.head_loss`.
+
+    Attributes:
+        depths: draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block.
+        decay: weight of each draft token, relative to the one before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP.
+        kl: share of the steps, at the beginning, with the forward KL divergence from the target's distribution.
+        divergence: after these: a name of `training.divergences.DIVERGENCES`.
+        regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
+        stride: drafts begin at every so manieth position, where they begin at all positions in the course of time.
+        chunk: positions of a batch, about, whose logits are in memory at once.
+        answers: how many training inputs of each task the target answers; the drafter then learns on these answers
+            alone. Empty: on the data.
+        prompt: of a decoder-only target: how many tokens of a text it is given to continue.
+        temperatures: at which each input is answered, once each; 0 is greedily.
+        texts: how often the data's own examples count beside the answers, in an epoch.
+    """
+
+    depths: int = 0
+    decay: float = 0.8
+    kl: float = 0.5
+    divergence: str = "blend"
+    regression: float = 0.0
+    stride: int = 1
+    chunk: int = 256
+    answers: tuple[int, ...] = ()
+    prompt: int = 16
+    temperatures: tuple[float, ...] = (1.0,)
+    texts: int = 0
+
+    def __post_init__(self):
+        _check_divergence("learn", self.divergence)
+        for name in ("stride", "chunk", "prompt"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected at least 1")
+        for name in ("decay", "kl"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected a number from 0 to 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRecipe:
+    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp" or "block".
+
+    Attributes:
+        target: what `jaxspec.load` takes.
+        head: its sizes, of `head_sizes`.
+        learn, data, train: see there; `train.start` is a folder that `jaxspec.load_drafter` takes.
+    """
+
+    name: str
+    family: str
+    target: str
+    head: Any
+    data: Data
+    train: Train
+    learn: Learn = dataclasses.field(default_factory=Learn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +267,9 @@ class TableRecipe:
     tables: Tables
 
 
+AnyRecipe = Recipe | TableRecipe | HeadRecipe
+
+
 def shipped() -> dict[str, Path]:
     """The recipes that come with jaxspec, by name: those of a wheel, else those of a checkout."""
     package = Path(__file__).resolve().parent
@@ -208,7 +280,7 @@ def shipped() -> dict[str, Path]:
     return found
 
 
-def load(path: str | Path) -> Recipe | TableRecipe:
+def load(path: str | Path) -> AnyRecipe:
     """Reads a recipe: a file, or one that comes with jaxspec, by its name.
 
     Raises:
@@ -229,12 +301,15 @@ def load(path: str | Path) -> Recipe | TableRecipe:
     return parse(table, str(path))
 
 
-def parse(table: dict[str, Any], where: str = "recipe") -> Recipe | TableRecipe:
+def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
     """A recipe from the tables of its TOML file; its family says of which kind."""
     family = table.get("family")
-    if family not in CONFIGS:
-        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted(CONFIGS)}")
-    whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
+    if family not in {**CONFIGS, **HEADS}:
+        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*CONFIGS, *HEADS])}")
+    if family in HEADS:
+        whole, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
+    else:
+        whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
     if family == "ngram":
         whole, parts = TableRecipe, {"data": Texts, "tables": Tables}
     table = dict(table)
@@ -255,7 +330,8 @@ def build(kind: type, table: dict[str, Any], where: str) -> Any:
             near = difflib.get_close_matches(key, fields, n=1)
             raise RecipeError(f"{where} has an unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
     for name, field in fields.items():
-        if name not in table and field.default is dataclasses.MISSING:
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if name not in table and required:
             raise RecipeError(f"{where} lacks the key {name!r}")
     return kind(**{key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()})
 

@@ -69,7 +69,7 @@ def trim_vocabulary(
         ) from None
     if not isinstance(drafter_model.params, dict):
         raise ValueError(f"{drafter_model.name or 'the model'} has a vocabulary map already: trim the model first")
-    chosen = _chosen(drafter_model, size, counts, ids)
+    chosen = frequent_ids(drafter_model, size, counts, ids)
     # A start token must be an id of the smaller vocabulary, too, although a head does not read it.
     unread = {"start_token": 0} if hasattr(drafter_model.config, "start_token") else {}
     config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
@@ -82,8 +82,8 @@ def trim_vocabulary(
     return trimmed._replace(name=f"{drafter_model.name} ({len(chosen)} tokens)".strip())
 
 
-def _chosen(model: Model, size: int | None, counts: Any, ids: Any) -> Int[np.ndarray, " W"]:
-    """The ids to draft, ascending."""
+def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -> Int[np.ndarray, " W"]:
+    """The ids to draft, ascending; arguments and errors as `trim_vocabulary`'s."""
     vocab = model.lm.vocab_size
     if (ids is None) == (size is None and counts is None):
         raise ValueError("trim_vocabulary takes ids, or size and counts (one or both)")

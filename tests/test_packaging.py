@@ -23,7 +23,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
-MODELS = {"nets", "families", "published", "recipes", "weights", "model", "heads", "vocabulary"}
+MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
@@ -49,7 +49,8 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "sharding": CORE,
     "families": {"nets"},
     "published": {"nets", "families"},  # drafters' files, as families are models'
-    "recipes": {"nets", "drafters"},  # n-gram tables are a family of models
+    "head_sizes": {"base", "nets"},
+    "recipes": {"nets", "drafters", "head_sizes"},  # n-gram tables are a family of models
     "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},

@@ -36,6 +36,7 @@ def generate(
     chat: Annotated[bool, flag("A prompt is a user's message: use the chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round: draft tokens, the rejected one, its correction.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
+    check: Annotated[bool, flag("Of a head: measure its α first; warn if it is too low.", "--check")] = False,
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
@@ -58,6 +59,8 @@ def generate(
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
         session = sessions.open_session(settings, sampling, texts, count, chat)
+    if check:
+        _check(session, err)
     if search.beams:
         searching.run(session, search, as_json, show.headline(session), out)
         return
@@ -80,6 +83,19 @@ def generate(
         print(json.dumps(_report(session, sampling, decoded, found, trace), ensure_ascii=False))
     elif found is not None:
         comparing.show(*found, session, out)
+
+
+def _check(session: Session, err: Console) -> None:
+    """Measures a head's acceptance rate, and says what it is."""
+    from jaxspec import heads
+    from jaxspec.base import Model
+
+    made, name = session.job.options["drafter"], session.settings.draft
+    if made is None or isinstance(made, Model) or made.target is None:
+        raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
+    with err.status("checking the head"):
+        rate = heads.check_acceptance(made, name=str(name))
+    err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
 
 
 def _draft_name(target: str, draft: str | None) -> str | None:

@@ -18,6 +18,7 @@ MADE = {  # how drafters are written that are no model; numbers may be left out,
     "token_recycling": "token_recycling",
     "retrieval": "retrieval:FOLDER",
     "greedy": "greedy:NAME",
+    "head": "head:FOLDER",
     "share": "share:NAME",
     "trim": "trim=NUMBER:NAME, the number of tokens to draft",
     "without_backoff": "without_backoff:NAME or without_backoff=NUMBER:NAME",
@@ -83,7 +84,7 @@ def drafter(
     Raises:
         ValueError: no such drafter, or a datastore that was built with another vocabulary.
     """
-    from jaxspec import drafters, shared_vocabulary, trim
+    from jaxspec import drafters, heads, shared_vocabulary, trim
     from jaxspec.base import Model
 
     if len(parts := drafter_names(name)) > 1:
@@ -107,6 +108,10 @@ def drafter(
         return drafters.prompt_lookup(max(3, *sizes), *sizes) if sizes else drafters.prompt_lookup()
     if not colon:
         return getattr(drafters, kind)()
+    if kind == "head":
+        if target is None:
+            raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
+        return heads.load_drafter(rest, target=target)
     if kind == "greedy":
         return drafters.greedy(drafter(rest, load, target))
     if kind == "cascade":
@@ -115,13 +120,15 @@ def drafter(
             raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
         return drafters.cascade(load(first), drafter(inner, load, target), **({"gamma": sizes[0]} if sizes else {}))
     made = drafter(rest, load, target)
+    if kind in ("tree", "dynamic_tree", "sequences"):
+        return getattr(drafters, kind)(made, *([sizes] if sizes and kind == "tree" else sizes))
     if not isinstance(made, Model):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
     if kind == "trim":
         return trim.trim_vocabulary(made, size=sizes[0])
     if kind == "share":
         return made if target is None else shared_vocabulary.share_vocabulary(made, target)
-    return getattr(drafters, kind)(made, *([sizes] if sizes and kind == "tree" else sizes))
+    return drafters.without_backoff(made, *sizes)
 
 
 def _own_layers(name: str, kind: str, layers: str, target: Model | None) -> Bound:

@@ -102,6 +102,20 @@ def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Tex
     return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, last)
 
 
+def labels(prompt: str) -> tuple[str, str, str]:
+    """What to call a prompt and its answer, and the prompt without its task prefix, if that is one of T5's.
+
+    >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
+    (('English', 'German', 'A new cat.'), ('text', 'summary'))
+    """
+    task = re.match(r"translate (\w+) to (\w+): ", prompt)
+    if task:
+        return task[1], task[2], prompt[task.end() :]
+    if prompt.startswith("summarize: "):
+        return "text", "summary", prompt.removeprefix("summarize: ")
+    return "prompt", "answer", prompt
+
+
 def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
     """A prompt, what is generated of it (`fresh` by the last round), and a last line.
 
@@ -111,14 +125,11 @@ def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text 
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1)
     text = Text.assemble(settled, (fresh, "bold cyan"))
-    task = re.match(r"translate (\w+) to (\w+): ", prompt)
     if continues:
         grid.add_row("text", Text.assemble((prompt, "dim"), text))
     else:
-        source, answer = (task[1], task[2]) if task else ("prompt", "answer")
-        if prompt.startswith("summarize: "):
-            source, answer = "text", "summary"
-        grid.add_row(source, Text(prompt[task.end() :] if task else prompt.removeprefix("summarize: "), "dim"))
+        source, answer, body = labels(prompt)
+        grid.add_row(source, Text(body, "dim"))
         grid.add_row(answer, text)
     if last is not None:
         grid.add_row("", last)

@@ -21,7 +21,7 @@ def train(
     out: Annotated[Path | None, options.text("FOLDER", "For the checkpoint. Default: trained/NAME.")] = None,
     work: Annotated[Path | None, options.text("FOLDER", "For the state of the run. Default: runs/NAME.")] = None,
     steps: Annotated[int | None, options.text("N", "Train for so many steps instead of the recipe's.")] = None,
-    minutes: Annotated[float | None, options.text("M", "Of a language model: as many steps as fit.")] = None,
+    minutes: Annotated[float | None, options.text("M", "Of a language model or a head: as many steps as fit.")] = None,
     dtype: Annotated[str, options.text("DTYPE", "Store matrices as float32, bfloat16 or int8.")] = "float32",
     overwrite: options.Overwrite = False,
     prepare_data: Annotated[
@@ -34,7 +34,7 @@ def train(
         str, options.text("NAMES", "For --prepare-data: other Debian releases to add texts of: trixie,sid.")
     ] = "",
 ) -> None:
-    """Train a model by a recipe, or make the data that the recipes train on.
+    """Train a model, or a head on a model, by a recipe, or make the data that the recipes train on.
 
     A run that was interrupted goes on where it was when the same command is given again. The data of the recipes that
     come with jaxspec are Debian's package descriptions, which --prepare-data fetches with apt-get (on Debian or Ubuntu;
@@ -65,7 +65,7 @@ def train(
         from jaxspec.training import run
 
         work = work or Path("runs", found.name)
-        if minutes is not None and isinstance(found, recipes.Recipe):
+        if minutes is not None and isinstance(found, recipes.Recipe | recipes.HeadRecipe):
             from jaxspec.training import budget
 
             found = budget.within(found, minutes, work)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import BlockHead, Forward, Needs, Params, Shared
-from jaxspec.nets import stack
+from jaxspec.nets import stack, unroll
 from jaxspec.nets.attention import RMSNorm, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
@@ -168,16 +168,45 @@ class BlockDrafter(nn.Module):
     def block(self, shared: Shared, cache: kv.KVCache, last: Int[Array, " B"], count: int) -> Float[Array, "B C M"]:
         """The last committed token is at position `cache.length`; the block's keys and values are dropped."""
         config, c, length = self.config, self.config.layer, cache.length
-        masks = jnp.full((last.shape[0], config.block - 1), config.mask_token, last.dtype)
-        tokens = jnp.concatenate([last[:, None], masks], axis=1)
-        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
-        x = embedded.astype(jnp.dtype(c.dtype)) * jnp.asarray(config.embedding_scale, c.dtype)
         slot = jnp.arange(cache.keys[0].shape[2], dtype=length.dtype)
         seen = (slot[None, :] < length[:, None] + config.block)[:, None, None, :]
         inputs = AttentionInputs(seen, rotation_of(c, kv.positions(length, config.block)), None)
-        x, _, _ = stack.with_cache([functools.partial(layer, inputs=inputs) for layer in self.layers], x, cache)
+        layers = [functools.partial(layer, inputs=inputs) for layer in self.layers]
+        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache)
         first = config.block - config.count
         return self.norm(x[:, first : first + count])
+
+    def blocks(
+        self, shared: Shared, context: Float[Array, "B T M"], last: Int[Array, "B A"], place: Int[Array, " A"]
+    ) -> Float[Array, "B A C M"]:
+        """Many blocks of each row, in training: block a follows the token at `place[a]` and reads what is before it.
+
+        Args:
+            shared: what is the target's.
+            context: `fused` at the positions of the rows.
+            last: the tokens at these places.
+            place: positions in the rows, the same in each.
+        """
+        config, c, size = self.config, self.config.layer, self.config.block
+        batch, anchors = last.shape
+        x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
+        slot = jnp.arange(size, dtype=place.dtype)
+        position = (place[:, None] + slot[None, :]).reshape(1, -1)
+        of = jnp.repeat(jnp.arange(anchors), size)
+        before = jnp.arange(context.shape[1], dtype=place.dtype)[None, :] < jnp.repeat(place, size)[:, None]
+        seen = jnp.concatenate([before, of[:, None] == of[None, :]], axis=1)[None, None]
+        inputs = AttentionInputs(seen, rotation_of(c, position), None)
+        rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
+        past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
+        x, _ = unroll.with_past([functools.partial(layer, inputs=inputs) for layer in self.layers], x, past)
+        return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count :])
+
+    def _embedded(self, shared: Shared, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
+        """A block's tokens: the last one of what is before it, and mask tokens."""
+        config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)
+        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
+        return embedded.astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
 
     def logits(self, shared: Shared, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
         config = self.config
@@ -233,6 +262,22 @@ def head(config: BlockConfig) -> BlockHead:
     return BlockHead(
         *(read, empty, append, block, kv.rewind, logits, correction, config.markov_rank, config.count, needs)
     )
+
+
+def blocks(
+    config: BlockConfig,
+    params: Params,
+    shared: Shared,
+    forward: Forward,
+    last: Int[Array, "B A"],
+    place: Int[Array, " A"],
+) -> Float[Array, "B A C M"]:
+    """Features of many blocks of each row, for training; see `BlockDrafter.blocks`. `forward` is of whole rows."""
+
+    def run(net: BlockDrafter) -> Float[Array, "B A C M"]:
+        return net.blocks(shared, net.fused(forward.taps), last, place)
+
+    return nn.apply(run, BlockDrafter(config))({"params": params})
 
 
 def init(config: BlockConfig, key: Key[Array, ""]) -> Params:

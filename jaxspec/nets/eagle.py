@@ -18,11 +18,11 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Forward, Needs, Params, RecurrentHead, Shared
-from jaxspec.nets import stack
+from jaxspec.nets import stack, unroll
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
@@ -187,11 +187,37 @@ class Eagle(nn.Module):
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
-        config, c = self.config, self.config.layer
         length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
         mask = kv.mask(length, step, capacity, parent)[:, None]
-        inputs = AttentionInputs(mask, rotation_of(c, kv.positions(length, step, parent)), None)
-        dtype = jnp.dtype(c.dtype)
+        x, layers = self._layers(shared, hidden, tokens, kv.positions(length, step, parent), mask)
+        x, _, cache = stack.with_cache(layers, x, cache)
+        return self._fed_on(x), cache
+
+    def step(
+        self,
+        shared: Shared,
+        hidden: Float[Array, "B S D"],
+        tokens: Int[Array, "B S"],
+        position: Int[Array, "1 S"],
+        mask: Bool[Array, "1 1 S past"],
+        past: unroll.Past,
+    ) -> tuple[Float[Array, "B S M"], unroll.Past]:
+        """`extend` over whole rows, in training: see `nets.unroll`."""
+        x, layers = self._layers(shared, hidden, tokens, position, mask)
+        x, past = unroll.with_past(layers, x, past)
+        return self._fed_on(x), past
+
+    def _layers(
+        self,
+        shared: Shared,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "#B T"],
+        mask: Bool[Array, "#B 1 T S"],
+    ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
+        """What goes into the layers, and these."""
+        config, c = self.config, self.config.layer
+        inputs, dtype = AttentionInputs(mask, rotation_of(c, position), None), jnp.dtype(c.dtype)
         embedded = (self.embedding(tokens) if config.own_embedding else shared.embed(tokens)).astype(dtype)
         hidden = hidden.astype(dtype)
         first, *rest = self.layers
@@ -200,9 +226,10 @@ class Eagle(nn.Module):
         else:
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
             layers = [functools.partial(first, inputs=inputs)]
-        layers += [functools.partial(layer, inputs=inputs) for layer in rest]
-        x, _, cache = stack.with_cache(layers, hidden, cache)
-        return self.norm(x) if config.norm_output and config.taps else x, cache
+        return hidden, layers + [functools.partial(layer, inputs=inputs) for layer in rest]
+
+    def _fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return self.norm(x) if self.config.norm_output and self.config.taps else x
 
     def logits(self, shared: Shared, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         config = self.config
@@ -247,6 +274,21 @@ def head(config: EagleConfig) -> RecurrentHead:
         return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
 
     return RecurrentHead(read, empty, extend, kv.rewind, logits, needs(config))
+
+
+@functools.cache
+def unroll_of(config: EagleConfig) -> unroll.Unroll:
+    """The head over whole rows, fed what it made, for training."""
+    module = Eagle(config)
+
+    def run(params: Params, shared: Shared, forward: Forward, tokens: Array, depths: int) -> Float[Array, "B S K M"]:
+        def step(params: Params, *arguments):
+            return nn.apply(lambda net: net.step(shared, *arguments), module)({"params": params})
+
+        hidden = head(config).read(params, forward)
+        return unroll.unrolled(step, params, hidden, tokens, depths)
+
+    return run
 
 
 def needs(config: EagleConfig) -> Needs:

@@ -15,11 +15,11 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Forward, Needs, Params, RecurrentHead, Shared
-from jaxspec.nets import stack
+from jaxspec.nets import stack, unroll
 from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
 from jaxspec.nets.dense import Dense
@@ -85,17 +85,46 @@ class MTP(nn.Module):
         tokens: Int[Array, "B T"],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
-        config, c = self.config, self.config.layer
         length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        position = kv.positions(length, step, parent)
-        inputs = AttentionInputs(kv.mask(length, step, capacity, parent)[:, None], rotation_of(c, position), None)
+        mask = kv.mask(length, step, capacity, parent)[:, None]
+        x, layers = self._layers(shared, hidden, tokens, kv.positions(length, step, parent), mask)
+        x, _, cache = stack.with_cache(layers, x, cache)
+        return self._fed_on(x), cache
+
+    def step(
+        self,
+        shared: Shared,
+        hidden: Float[Array, "B S M"],
+        tokens: Int[Array, "B S"],
+        position: Int[Array, "1 S"],
+        mask: Bool[Array, "1 1 S past"],
+        past: unroll.Past,
+    ) -> tuple[Float[Array, "B S M"], unroll.Past]:
+        """`extend` over whole rows, in training: see `nets.unroll`."""
+        x, layers = self._layers(shared, hidden, tokens, position, mask)
+        x, past = unroll.with_past(layers, x, past)
+        return self._fed_on(x), past
+
+    def _layers(
+        self,
+        shared: Shared,
+        hidden: Float[Array, "B T M"],
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "#B T"],
+        mask: Bool[Array, "#B 1 T S"],
+    ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
+        """What goes into the layer, and this."""
+        config, c = self.config, self.config.layer
+        inputs = AttentionInputs(mask, rotation_of(c, position), None)
         embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
         if config.zero_first:
             embedded = jnp.where((position == 0)[..., None], 0.0, embedded)
         joined = self.embedding_norm(embedded), self.hidden_norm(hidden)
         x = self.fc(jnp.concatenate(joined[::-1] if config.hidden_first else joined, axis=-1))
-        x, _, cache = stack.with_cache([functools.partial(self.layer, inputs=inputs)], x, cache)
-        return self.norm(x) if config.feeds_normed else x, cache
+        return x, [functools.partial(self.layer, inputs=inputs)]
+
+    def _fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return self.norm(x) if self.config.feeds_normed else x
 
     def logits(self, shared: Shared, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         x = hidden if self.config.feeds_normed else self.norm(hidden)
@@ -121,6 +150,20 @@ def head(config: MTPConfig) -> RecurrentHead:
 
     needs = Needs(c.vocab_size, c.dim, (), not config.own_embedding, not config.own_head)
     return RecurrentHead(read, empty, extend, kv.rewind, logits, needs)
+
+
+@functools.cache
+def unroll_of(config: MTPConfig) -> unroll.Unroll:
+    """The module over whole rows, fed what it made, for training."""
+    module = MTP(config)
+
+    def run(params: Params, shared: Shared, forward: Forward, tokens: Array, depths: int) -> Float[Array, "B S K M"]:
+        def step(params: Params, *arguments):
+            return nn.apply(lambda net: net.step(shared, *arguments), module)({"params": params})
+
+        return unroll.unrolled(step, params, forward.features, tokens, depths)
+
+    return run
 
 
 def init(config: MTPConfig, key: Key[Array, ""]) -> Params:

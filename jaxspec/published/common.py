@@ -39,10 +39,9 @@ class Format(NamedTuple):
         matches: (config.json, names in that spelling) -> whether this is one of these.
         read: (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
         names: configuration -> {path of our parameter: name in that spelling}.
-        write: (configuration, the target's name and architectures, draft tokens a round) -> config.json in the format
-        of
-            `speculators`; None: it has none.
-        spelled: name in that spelling -> as `speculators` has it.
+        write: (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and
+            SGLang read it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
+        spelled: name in that spelling -> as they have it.
         prefix: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
     """
 
@@ -51,7 +50,7 @@ class Format(NamedTuple):
     matches: Callable[[dict, Shapes], bool]
     read: Callable[[dict, Shapes, TargetShape], Any]
     names: Callable[[Any], dict[str, str]]
-    write: Callable[[Any, dict, int], dict] | None = None
+    write: Callable[[Any, dict, int], dict]
     spelled: Callable[[str], str] = lambda name: name
     prefix: Callable[[Shapes], str] = lambda shapes: ""
 

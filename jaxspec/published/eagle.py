@@ -5,8 +5,10 @@ One layer is called midlayer, layers.0 or model.layers.0; all other names are th
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from jaxspec.families import describe
 from jaxspec.nets.eagle import EagleConfig
 from jaxspec.published.common import (
     VOCABULARY,
@@ -116,9 +118,10 @@ def names(config: EagleConfig) -> dict[str, str]:
 
 
 def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
-    """The config.json of EAGLE-3, as `speculators` has it."""
+    """The config.json of EAGLE-3, as `speculators` has it; of EAGLE-1, as its authors have it."""
     if not config.taps:
-        raise FamilyError("the format of speculators has EAGLE-3, and this is EAGLE-1 (no taps)")
+        _, layer = describe(dataclasses.replace(config.layer, tied_head=False))
+        return {**layer, "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
     if config.fc_bias:
         raise FamilyError("the format of speculators has no bias of the projection of what is read (fc_bias)")
     own = {

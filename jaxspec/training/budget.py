@@ -6,28 +6,33 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.base import Params
 from jaxspec.model import load
-from jaxspec.recipes import Recipe, net_of
-from jaxspec.training import data, optimizer
+from jaxspec.recipes import HeadRecipe, Recipe, Train, net_of
+from jaxspec.training import data, head_loss, heads, optimizer
 from jaxspec.training.distil import distillation
 from jaxspec.training.loop import TrainState, make_step
-from jaxspec.training.losses import cross_entropy
+from jaxspec.training.losses import LossFunction, cross_entropy
 
 SHARE = 0.8  # of the minutes, for the steps; the rest goes to reading data, held-out losses and saving
 TIMED = 10  # steps, to learn how long one takes
 STEPS = "steps.json"  # beside a run's state: what was decided when it began
 
 
-def within(recipe: Recipe, minutes: float, work: Path) -> Recipe:
-    """A language model's recipe with as many of its steps as fit the minutes; a run that goes on has those it had.
+AnyTrained = TypeVar("AnyTrained", Recipe, HeadRecipe)
+
+
+def within(recipe: AnyTrained, minutes: float, work: Path) -> AnyTrained:
+    """A recipe of a language model or a head with as many of its steps as fit; a run that goes on has those it had.
 
     Args:
-        recipe: of a GPT or another decoder.
+        recipe: of a GPT or another decoder, or of a drafter that reads hidden states.
         minutes: for the training, about.
         work: holds the state of the run.
 
@@ -48,18 +53,31 @@ def within(recipe: Recipe, minutes: float, work: Path) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps))
 
 
-def seconds_per_step(recipe: Recipe) -> float:
+def seconds_per_step(recipe: Recipe | HeadRecipe) -> float:
     """What a step takes in the largest shape, compiled, on random tokens; the teacher's pass included."""
-    config, random = recipe.model, np.random.default_rng(0)
-    buckets = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
-    shape = max(buckets, key=lambda bucket: bucket.rows * bucket.width)
-    rows = random.integers(0, config.vocab_size, (shape.rows, shape.width))
-    batch = data.collate([data.Example(np.zeros(0, np.int32), row) for row in rows], shape)
+    if isinstance(recipe, HeadRecipe):
+        target = load(recipe.target, dtype=recipe.train.dtype)
+        head = heads.start(recipe, target, np.ones(target.lm.vocab_size, np.int64))
+        lesson = head_loss.Lesson(_batch(recipe, target.lm.vocab_size), target.params)
+        return _seconds(head_loss.losses(head.task)[1], head.params, lesson, recipe.train)
+    config = recipe.model
     loss = cross_entropy(config)
     if recipe.distil is not None:
         loss = distillation(config, load(recipe.distil.teacher, dtype=config.dtype), recipe.distil.weight)
-    made = optimizer.make(recipe.train)
     params = net_of(config).init(config, jax.random.key(0))
+    return _seconds(loss, params, _batch(recipe, config.vocab_size), recipe.train)
+
+
+def _batch(recipe: Recipe | HeadRecipe, vocab: int) -> data.Batch:
+    """Random tokens in the largest shape."""
+    buckets, random = data.buckets(recipe.data.shapes, recipe.train.batch_tokens), np.random.default_rng(0)
+    shape = max(buckets, key=lambda bucket: bucket.rows * (bucket.source + bucket.width))
+    rows = random.integers(0, vocab, (shape.rows, shape.source + shape.width)).astype(np.int32)
+    return data.collate([data.Example(row[: shape.source], row[shape.source :]) for row in rows], shape)
+
+
+def _seconds(loss: LossFunction, params: Params, batch: Any, train: Train) -> float:
+    made = optimizer.make(train)
     state, step = TrainState(jnp.zeros((), jnp.int32), params, made.init(params)), make_step(loss, made)
     state, value = step(state, batch)
     float(value)

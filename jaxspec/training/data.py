@@ -59,14 +59,18 @@ def read_pairs(path: Path, tokenizer, tasks: Sequence[str], max_source: int, max
 
 
 def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
-    """Documents from JSON lines with `text`, each begun and ended with the end token, cut into rows."""
+    """Documents from JSON lines with `text`, each begun and ended with a token for that, cut into rows.
+
+    A tokenizer without a token for the beginning of a text has its end token stand there.
+    """
     end, empty = tokenizer.eos_token_id, np.zeros((0,), np.int32)
+    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     texts = [row["text"] for row in _read(path)]
     if not texts:
         raise ValueError(f"{path} is empty")
     examples = []
     for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
-        row = np.array([end, *ids, end], np.int32)
+        row = np.array([begin, *ids, end], np.int32)
         starts = range(0, max(1, len(row) - 1), max_target)
         examples += [Example(empty, row[i : i + max_target + 1]) for i in starts]
     return [example for example in examples if len(example.target) > 8]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,45 @@ def distillation(config, teacher: Model, weight: float, divergence: Divergence =
         return over_real(weight * apart + (1 - weight) * likelihood, real)
 
     return loss
+
+
+class Asked(Protocol):
+    """How many of each task's inputs a model answers, at which temperatures, and how often the texts count beside."""
+
+    @property
+    def answers(self) -> tuple[int, ...]: ...
+    @property
+    def temperatures(self) -> tuple[float, ...]: ...
+    @property
+    def texts(self) -> int: ...
+
+
+def own_texts(
+    teacher: Model, tasks: Mapping[str, Sequence[Example]], asked: Asked, longest: int, path: Path, progress: bool
+) -> dict[str, list[Example]]:
+    """The examples of each task with what a model makes of their sources, and the examples themselves `texts` times.
+
+    Args:
+        teacher: the model.
+        tasks: examples with sources.
+        asked: a recipe's numbers.
+        longest: most tokens of an answer.
+        path: where answers are stored, less what differs from task to task.
+        progress: whether to show it.
+
+    Raises:
+        ValueError: another number of tasks than `asked` has, or as `answers`.
+    """
+    if len(asked.answers) != len(tasks):
+        raise ValueError(f"answers is {list(asked.answers)}: expected a number for each of {list(tasks)}")
+    learnt: dict[str, list[Example]] = {}
+    for (task, known), count in zip(tasks.items(), asked.answers, strict=True):
+        some = known[:: max(1, len(known) // max(1, count))][:count]
+        learnt[task] = list(known) * asked.texts
+        for temperature in asked.temperatures:
+            end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
+            learnt[task] += answers(teacher, some, path.with_name(path.name + end), longest, progress, temperature)
+    return learnt
 
 
 def answers(

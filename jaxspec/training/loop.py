@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from jaxspec import progress as bars
 from jaxspec.recipes import Train
 from jaxspec.training import optimizer
-from jaxspec.training.data import Batch, Batches
+from jaxspec.training.data import Batch
 from jaxspec.training.losses import LossFunction
 
 
@@ -68,12 +68,28 @@ class Objective(NamedTuple):
     Attributes:
         loss, batches: of training.
         heldout_loss, heldout: of the evaluation; nats per token.
+        later: a step, and the loss from that step on.
+        report: what else to report of parameters.
     """
 
     loss: LossFunction
-    batches: Batches
+    batches: Source
     heldout_loss: LossFunction
-    heldout: Batches
+    heldout: Source
+    later: tuple[int, LossFunction] | None = None
+    report: Callable[[Any], object] | None = None
+
+
+class Source(Protocol):
+    """What batches come from: `data.Batches`, or what has the same methods."""
+
+    def at(self, step: int) -> Any:
+        """The batch of a step."""
+        ...
+
+    def once(self) -> Iterable[Any]:
+        """Every example once."""
+        ...
 
 
 def fit(
@@ -99,7 +115,9 @@ def fit(
         FloatingPointError: the loss is no longer finite; the last checkpoint stays.
     """
     rule, evaluation = optimizer.make(train), jax.jit(objective.heldout_loss)
-    step_fn = make_step(objective.loss, rule, train.average)
+    steps = [(0, make_step(objective.loss, rule, train.average))]
+    if objective.later is not None:
+        steps.append((objective.later[0], make_step(objective.later[1], rule, train.average)))
 
     def heldout(state: TrainState) -> float:
         return evaluate(evaluation, state.best, objective.heldout.once())
@@ -116,6 +134,7 @@ def fit(
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
             for step in range(int(state.step), train.steps):
+                step_fn = [made for start, made in steps if step >= start][-1]
                 state, value = step_fn(state, objective.batches.at(step))
                 recent.append(float(value))
                 if not np.isfinite(recent[-1]):
@@ -123,7 +142,8 @@ def fit(
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
                 if done % train.evaluate_every == 0 or done == train.steps:
-                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {heldout(state):.4f}")
+                    more = "" if objective.report is None else f"; {objective.report(state.best)}"
+                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {heldout(state):.4f}{more}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
                     manager.save(done, args=ocp.args.StandardSave(state))

@@ -15,26 +15,16 @@ from jaxspec import folders, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
-from jaxspec.recipes import Distil, Recipe, TableRecipe, net_of
-from jaxspec.training import data, ngrams
-from jaxspec.training.distil import answers, distillation
+from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, TableRecipe, net_of
+from jaxspec.training import heads, ngrams
+from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.losses import LossFunction, cross_entropy
+from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import orbax
 
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
-
-Tasks = dict[str, list[data.Example]]
-
-
-def examples(recipe: Recipe, folder: Path, tokenizer, file: str) -> Tasks:
-    """The examples of each task of a recipe (of the one task "text" for a language model)."""
-    source = max(s for s, _ in recipe.data.shapes)
-    target = max(t for _, t in recipe.data.shapes)
-    if recipe.family != "t5":
-        return {"text": data.read_texts(folder / file, tokenizer, target)}
-    return {task: data.read_pairs(folder / file, tokenizer, [task], source, target) for task in recipe.data.tasks}
 
 
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
@@ -44,20 +34,11 @@ def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bo
     if distil.weight:  # without it, a pass is saved
         teacher = load(distil.teacher, dtype=recipe.train.dtype)
         loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
-    if not distil.answers:
-        return loss, tasks
-    if len(distil.answers) != len(tasks):
-        raise ValueError(f"distil.answers is {list(distil.answers)}: expected a number for each of {list(tasks)}")
-    teacher = load(distil.teacher, dtype=recipe.model.dtype)
-    longest = max(t for _, t in recipe.data.shapes)
-    learnt = {}
-    for (task, asked), count in zip(tasks.items(), distil.answers, strict=True):
-        some = asked[:: max(1, len(asked) // max(1, count))][:count]
-        learnt[task] = list(asked) * distil.texts
-        for temperature in distil.temperatures:
-            path = work / (f"answers.{task}.{temperature}.jsonl" if temperature else f"answers.{task}.jsonl")
-            learnt[task] += answers(teacher, some, path, longest, progress, temperature)
-    return loss, learnt
+    if distil.answers:
+        longest = max(t for _, t in recipe.data.shapes)
+        teacher = load(distil.teacher, dtype=recipe.model.dtype)
+        tasks = own_texts(teacher, tasks, distil, longest, work / "answers", progress)
+    return loss, tasks
 
 
 def _in_training(recipe: Recipe) -> Any:
@@ -81,16 +62,14 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
         The parameters, and the held-out negative log likelihood per token in nats.
     """
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
-    likelihood = cross_entropy(recipe.model)
-    loss, tasks = cross_entropy(_in_training(recipe)), examples(recipe, folder, tokenizer, recipe.data.train)
+    likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
+    tasks = examples(recipe.data, encoder, folder / recipe.data.train, tokenizer)
+    loss = cross_entropy(_in_training(recipe))
     if recipe.distil is not None:
         loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
-    held = examples(recipe, folder, tokenizer, recipe.data.heldout)
-    few = [e for task in held.values() for e in task[:: max(1, len(task) // HELDOUT_EXAMPLES)]]
-    repeats = recipe.data.repeat or (1,) * len(tasks)
-    repeated = [e for task, repeat in zip(tasks.values(), repeats, strict=True) for _ in range(repeat) for e in task]
-    shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
-    training, heldout = (data.Batches(some, shapes, recipe.train.seed) for some in (repeated, few))
+    held = examples(recipe.data, encoder, folder / recipe.data.heldout, tokenizer)
+    few = {task: some[:: max(1, len(some) // HELDOUT_EXAMPLES)] for task, some in held.items()}
+    training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
     params = start(recipe)
     count = sum(x.size for x in jax.tree.leaves(params))
     log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
@@ -99,7 +78,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
 
 
 def checkpoint(
-    recipe: Recipe | TableRecipe,
+    recipe: AnyRecipe,
     folder: Path,
     out: Path,
     work: Path,
@@ -127,7 +106,8 @@ def checkpoint(
     """
     counted = isinstance(recipe, TableRecipe)
     wanted = [recipe.data.train, recipe.data.heldout]
-    wanted += [] if counted else [f"{recipe.data.tokenizer}/tokenizer.json"]
+    if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:
+        wanted.append(f"{recipe.data.tokenizer}/tokenizer.json")
     if missing := [file for file in wanted if not (folder / file).is_file()]:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: `jaxspec train --prepare-data --data {folder}` makes the data "
@@ -137,6 +117,8 @@ def checkpoint(
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")
     if counted and dtype != "float32":
         raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
+    if isinstance(recipe, HeadRecipe):
+        return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
     if dtype not in orbax.DTYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
     about: dict[str, Any] = {"jaxspec": jaxspec.__version__}

@@ -48,7 +48,8 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
         table = huggingface.read_object(folder / CONFIG)
         form, held = _recognised(folder, table, files)
         shapes = {name: shape for name, (shape, _) in held.items()}
-        config = _in_dtype(form.read(table, shapes, _shape_of(target, taps)), target)
+        config = form.read(table, shapes, _shape_of(target, taps))
+        config = in_dtype(config, getattr(target.config, "dtype", "float32"))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
     prefix = form.prefix(shapes)
@@ -86,8 +87,8 @@ def _shape_of(target: Model, taps: tuple[int, ...] | None) -> TargetShape:
     return TargetShape(config, target.lm.vocab_size, target.lm.feature_size, layers, taps)
 
 
-def _in_dtype(config: Any, target: Model) -> Any:
-    dtype = getattr(target.config, "dtype", "float32")
+def in_dtype(config: Any, dtype: str) -> Any:
+    """A network's configuration with another dtype of its computation."""
     if hasattr(config, "layer"):
         return dataclasses.replace(config, layer=dataclasses.replace(config.layer, dtype=dtype))
     return dataclasses.replace(config, dtype=dtype)
@@ -139,7 +140,10 @@ def _ids(path: Path, name: str, x: np.ndarray, vocab: int) -> np.ndarray:
 def save(
     config: Any, params: Params, folder: str | Path, *, target: Model, tokens: int = 5, overwrite: bool = False
 ) -> Path:
-    """Writes a drafter in the format of `speculators`, which vLLM and SGLang serve: EAGLE-3, DFlash, DSpark, MTP.
+    """Writes a drafter as vLLM and SGLang read it: EAGLE-3, DFlash, DSpark and MTP in the format of `speculators`.
+
+    That has no EAGLE-1, which is written as its authors publish it, and no Medusa, which is written as vLLM has it,
+    with tensors of our own for blockwise and Hydra's heads.
 
     Args:
         config: of the network, as `restore` returns it.
@@ -157,8 +161,6 @@ def save(
         raise CheckpointError(complaint)
     form = published.format_of(config)
     try:
-        if form.write is None:
-            raise FamilyError(f"the format of speculators has no {form.title}")
         table = form.write(config, _verifier(target), tokens)
     except FamilyError as error:
         raise CheckpointError(f"the drafter cannot be written: {error}") from error
@@ -186,6 +188,9 @@ def _theirs(config: Any, params: Params, form: Format, dtype: str) -> Iterator[t
     flat = parameters.flat(params)
     for path, name in form.names(config).items():
         x = sharding.fetch(parameters.apart(flat[path]))
+        if name == MAP:
+            yield MAP, x.astype(np.int64)
+            continue
         if name != VOCABULARY:
             yield form.spelled(name), np.ascontiguousarray(x, jnp.dtype(dtype))
             continue

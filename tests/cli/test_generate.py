@@ -131,6 +131,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
         (["a", "--target", "stranger"], "needs a --draft"),
+        (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-small"),
         (["a", "--target", "someone/something"], "needs a --draft"),
         (["a", "--draft", "stranger"], "different tokenizers"),
         (["a", "--draft", "debian-gpt-small"], "both must be of one kind"),

@@ -120,6 +120,11 @@ def test_a_lookup_by_its_shortest_match():
     assert names.drafter("prompt_lookup=5", names.model) == drafters.prompt_lookup(5, 5)
 
 
+def test_a_head_is_of_a_target():
+    with pytest.raises(ValueError, match="'head:x': it reads a target's hidden states, and there is no target here"):
+        options.drafter("head:x", "float32")
+
+
 def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = datastore.build([[1, 2]], vocab_size=3)

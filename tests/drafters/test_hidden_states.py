@@ -15,7 +15,10 @@ import jaxspec
 from jaxspec import Bound, Model, buffers, drafters
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.nets import block, decoder, eagle, gpt, heads, lookahead_embeddings, mtp, t5
+from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
+from jaxspec.training import head_loss
+from jaxspec.training.data import Batch
 from jaxspec.warp import SamplingParams, sampling
 
 V, D = 3, 8
@@ -311,3 +314,42 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
 def test_shapes_that_make_no_drafter(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
+
+
+# --- in training
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("eagle 1", "gpt"), ("eagle 3", "decoder"), ("mtp", "decoder"), ("hydra", "gpt"), ("dspark", "t5")],
+)
+def test_training_sees_the_distributions_of_decoding(name, target):
+    """Those of a draft, and those of training at the place where it begins, on a text that holds the draft."""
+    drafter, config = drafter_of(name, target), CONFIGS[name][1]
+    lm, encoder = drafter.target.lm, drafter.target.lm.start_token is not None
+    length = np.full(4, 2) if encoder else LENGTH + 1  # committed: the prompt, or a start token, and one token more
+    prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
+    decoded = draft_after(drafter, np.zeros((0, 4), int), prompt, length, GAMMA)
+    rows = np.concatenate([TEXT[:, : WIDTH + 1], np.zeros((4, GAMMA + 1), np.int32)], axis=1)
+    for row, end, tokens in zip(rows, length, np.asarray(decoded.tokens), strict=True):
+        row[end : end + GAMMA] = tokens
+    none = np.zeros((4, 0), np.int32), np.zeros(4, np.int32)
+    source = (TEXT[:, :WIDTH], LENGTH.astype(np.int32)) if encoder else none
+    target_rows, ends = (rows[:, 1:], length + GAMMA) if encoder else (rows, length + GAMMA + 1)
+    lesson = head_loss.Lesson(Batch(*source, target_rows, ends.astype(np.int32)), drafter.target.params)
+    frozen = {name: x for name, x in drafter.params.items() if name == "vocabulary"}
+    trained = {name: x for name, x in drafter.params.items() if name != "vocabulary"}
+    task = head_loss.Task(lm, config, frozen, Learn(depths=GAMMA))
+
+    @jax.jit
+    def run(params, lesson):
+        made = head_loss.draft(task, params, lesson)
+        part = jax.tree.map(lambda x: x[0], made.parts)  # all places are in one
+        return [x.log_q for x in head_loss.compare(task, lesson.target, params, made.hidden[0], part)], part.real
+
+    log_q, real = run(trained, lesson)
+    for row, end in enumerate(length):
+        for depth in range(GAMMA):
+            expected = np.asarray(decoded.log_probs)[row, depth, frozen.get("vocabulary", slice(None))]
+            np.testing.assert_allclose(log_q[depth][row, end - 2], expected, rtol=1e-4, atol=1e-4)
+        assert real[row, end - 2].all() and not real[row, end - 1].all()  # and then the text is at its end

@@ -152,7 +152,7 @@ def test_divergences():
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
-    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", "", ((8, 6),)), Train(1, 1, 1.0))
+    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", ((8, 6),), "tokenizer"), Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
     _, learnt = run_recipe.teach(made, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
     assert {task: len(some) for task, some in learnt.items()} == {"one": 3, "two": 0}
@@ -161,7 +161,7 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     _, learnt = run_recipe.teach(made, some, tasks, tmp_path, progress=False)
     assert {task: len(some) for task, some in learnt.items()} == {"one": 2 * 6 + 2 * 3, "two": 2 * 4}
     assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
-    with pytest.raises(ValueError, match=r"distil.answers is \[3\]: expected a number for each of \['one', 'two'\]"):
+    with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
         run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
 
 

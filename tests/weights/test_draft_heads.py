@@ -20,7 +20,9 @@ import jaxspec
 from jaxspec import Model, heads, published
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
 from jaxspec.nets import decoder, gpt
+from jaxspec.nets import heads as heads_net
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.heads import HeadsConfig
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.warp import SamplingParams, sampling
 from jaxspec.weights import draft_heads, huggingface
@@ -525,12 +527,29 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path):
             draft_heads.save(config, params, written, target=target)
 
 
-def test_formats_without_such_a_drafter(target, folder, tmp_path):
-    for name, complaint in (("EAGLE", "EAGLE-1"), ("Medusa", "no Medusa"), ("MTP, MiMo's", "hidden_first")):
-        config, params = heads.read_head(CASES[name].write(tmp_path / name, folder), target=target)
-        with pytest.raises(CheckpointError, match=complaint):
-            draft_heads.save(config, params, tmp_path / "out", target=target)
+def test_a_format_without_such_a_drafter(target, folder, tmp_path):
+    config, params = heads.read_head(CASES["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
+    with pytest.raises(CheckpointError, match="hidden_first"):
+        draft_heads.save(config, params, tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, folder, tmp_path):
+    """What vLLM's or the authors' files hold, and with tensors of our own what they have not: all is read again."""
+    some = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
+    hydra = HeadsConfig(V, D, heads=2, blocks=2, reads_tokens=True, draft_vocab=5)
+    made = [(some, heads_net.init(some, jax.random.key(0))), (hydra, heads_net.init(hydra, jax.random.key(1)))]
+    for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
+        made.append(heads.read_head(CASES[name].write(tmp_path / name, folder), target=target))
+    for number, (config, params) in enumerate(made):
+        written = draft_heads.save(config, params, tmp_path / str(number), target=target)
+        again, same = heads.read_head(written, target=target)
+        assert again == config
+        jax.tree.map(np.testing.assert_array_equal, same, params)
+    theirs, ours = (load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written))
+    assert {name: tuple(x.shape) for name, x in ours.items()} == {n: tuple(x.shape) for n, x in theirs.items()}
+    table = json.loads((written / "config.json").read_text())
+    assert {name: table[name] for name in CASES["Medusa, vLLM's"].table} == CASES["Medusa, vLLM's"].table
 
 
 def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tmp_path):

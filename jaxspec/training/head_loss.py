@@ -1,0 +1,334 @@
+"""The loss of a drafter that reads its target's hidden states, and what it promises, without decoding.
+
+The target reads a batch of texts in the training step itself, as it reads them in decoding: nothing is stored, and it
+stays as it is. At every position a draft begins (`training.drafts`), whose distributions are compared with the target's
+after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and the
+gradient of each part with it, so that memory does not grow with the length of texts.
+
+With a vocabulary of its own a drafter learns the target's distribution among its tokens, at the positions where the
+target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). What is reported counts all of the target's
+probability.
+
+Shapes: B batch, R tokens of a row, S = R - 1 positions, A places where drafts begin, K draft tokens, M model dimension,
+V vocabulary, W drafter's vocabulary, C places at once, P parts of C places.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.base import Forward, LanguageModel, Params, Prompt
+from jaxspec.drafters.hidden_states import shared_with
+from jaxspec.nets.eagle import EagleConfig
+from jaxspec.recipes import Learn
+from jaxspec.training import drafts
+from jaxspec.training.data import Batch, Batches
+from jaxspec.training.divergences import DIVERGENCES, Divergence
+from jaxspec.training.losses import LossFunction
+
+
+class Lesson(NamedTuple):
+    """What a step learns from: texts, and the target's parameters, which a compiled program is given as arguments."""
+
+    batch: Batch
+    target: Params
+
+
+class Lessons(NamedTuple):
+    """Batches with a target's parameters beside each."""
+
+    batches: Batches
+    target: Params
+
+    def at(self, step: int) -> Lesson:
+        """That of a step."""
+        return Lesson(self.batches.at(step), self.target)
+
+    def once(self) -> Iterable[Lesson]:
+        """Every example once."""
+        return (Lesson(batch, self.target) for batch in self.batches.once())
+
+
+class Rows(NamedTuple):
+    """Texts as the target's rows, and what it makes of them."""
+
+    tokens: Int[Array, "B R"]
+    length: Int[Array, " B"]
+    forward: Forward
+
+
+class Task(NamedTuple):
+    """Who learns what.
+
+    Attributes:
+        lm: of the target.
+        config: of the drafter's network.
+        frozen: parameters that are not trained: the drafter's vocabulary.
+        learn: of the recipe.
+    """
+
+    lm: LanguageModel
+    config: Any
+    frozen: dict[str, Array]
+    learn: Learn
+
+    @property
+    def depths(self) -> int:
+        """Draft tokens: as many as are asked for, or as there are."""
+        most = drafts.longest(self.config)
+        asked = self.learn.depths or most or 4
+        return asked if most is None else min(asked, most)
+
+
+class Foretold(NamedTuple):
+    """What one pass over texts promises of decoding, for each number of draft tokens.
+
+    Attributes:
+        alpha: acceptance rate of each draft token at temperature 1, after right ones: the mean of sum_x min(p, q).
+        agrees: how often its most probable token is the target's: the acceptance rate at temperature 0.
+        accepted: the mean of the products of the former up to each draft token.
+        all_agree: how often all up to it agree.
+
+    Texts that the target itself generated, at the temperature in question, are those that decoding meets.
+    """
+
+    alpha: Float[np.ndarray, " K"]
+    agrees: Float[np.ndarray, " K"]
+    accepted: Float[np.ndarray, " K"]
+    all_agree: Float[np.ndarray, " K"]
+
+    @property
+    def tokens_per_round(self) -> tuple[float, float]:
+        """Expected at temperatures 0 and 1, with as many draft tokens a round.
+
+        >>> each = np.array([0.5, 0.25])
+        >>> Foretold(each, each, each, each).tokens_per_round
+        (1.75, 1.75)
+        """
+        return 1 + float(self.all_agree.sum()), 1 + float(self.accepted.sum())
+
+    def __str__(self) -> str:
+        def each(rates: Float[np.ndarray, " K"]) -> str:
+            return " ".join(f"{rate:.2f}" for rate in rates)
+
+        cold, warm = self.tokens_per_round
+        return f"T=0: α {each(self.agrees)}, {cold:.2f} tokens a round; T=1: α {each(self.alpha)}, {warm:.2f}"
+
+
+def read(lm: LanguageModel, lesson: Lesson) -> Rows:
+    """The target's pass over whole rows."""
+    target, length = jnp.asarray(lesson.batch.target), jnp.asarray(lesson.batch.target_length)
+    if lm.start_token is None:
+        forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), target.shape[1])
+        return Rows(target, length, forward)
+    source = Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
+    first, cache = lm.prefill(lesson.target, source, target.shape[1] + 1)
+    rest, _ = lm.extend(lesson.target, cache, target)
+
+    def joined(x: Array | None, y: Array | None) -> Array | None:
+        return None if x is None or y is None else jnp.concatenate([x, y], axis=1)
+
+    features = jnp.concatenate([first.features, rest.features], axis=1)
+    forward = Forward(first.logits, features, joined(first.taps, rest.taps))
+    return Rows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.start_token), length + 1, forward)
+
+
+class Part(NamedTuple):
+    """Some of the places of a batch's rows where drafts begin; the leading axis P is scanned over.
+
+    Attributes:
+        ahead: the token that each draft begins after, and those after it.
+        real: whether the text goes on after these.
+        window: the target's features from the first of these tokens on, with all that the drafts are compared with.
+    """
+
+    ahead: Int[Array, "P B C K"]
+    real: Bool[Array, "P B C K"]
+    window: Float[Array, "P B C*stride+K M"]
+
+
+class Drafted(NamedTuple):
+    """A batch, ready for the comparison of distributions."""
+
+    hidden: Float[Array, "P B C _ D"]
+    parts: Part
+    distance: Float[Array, ""]
+    count: Float[Array, " K"]
+
+
+def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
+    """The hidden states of all drafts of a batch, and what they are to be compared with, in parts."""
+    rows, depths, stride = jax.lax.stop_gradient(read(task.lm, lesson)), task.depths, task.learn.stride
+    shared, size = shared_with(task.lm, lesson.target), rows.tokens.shape[1] - 1
+    stride = min(stride, size)
+    # Where drafts begin differs from batch to batch, and depends on nothing else.
+    offset = jnp.sum(rows.tokens, dtype=jnp.int32) % stride
+    place = offset + stride * jnp.arange(size // stride, dtype=jnp.int32)
+    tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
+    forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
+    whole = {**params, **task.frozen}
+    hidden = drafts.hidden_states(task.config, whole, shared, forward, tokens[:, : size + depths - 1], place, depths)
+
+    number = jnp.arange(depths, dtype=jnp.int32)
+    after = place[:, None] + number[None, :]
+    real = after[None] + 2 < rows.length[:, None, None]
+    distance = jnp.zeros(())
+    if task.learn.regression and isinstance(task.config, EagleConfig) and not task.config.taps:
+        actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
+        each = jnp.mean(smooth_l1(hidden - actual), axis=-1)
+        distance = jnp.sum(jnp.where(real, each, 0.0) * _weights(task)[None, None])
+
+    batch, places = hidden.shape[0], place.shape[0]
+    each = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
+    count, features = -(-places // each), rows.forward.features
+    missing = count * each - places
+    width = (each - 1) * stride + depths
+    features = jnp.pad(features, ((0, 0), (0, count * each * stride + depths), (0, 0)))
+
+    def in_parts(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(padded.reshape(batch, count, each, *x.shape[2:]), 1, 0)
+
+    starts = offset + 1 + stride * each * jnp.arange(count, dtype=jnp.int32)
+    windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
+    parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
+    return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
+
+
+def smooth_l1(x: Array) -> Array:
+    """Half the square of what is at most 1, the absolute value less a half of what is more.
+
+    >>> smooth_l1(jnp.array([0.5, -2.0])).tolist()
+    [0.125, 1.5]
+    """
+    size = jnp.abs(x)
+    return jnp.where(size < 1, 0.5 * jnp.square(x), size - 0.5)
+
+
+class Compared(NamedTuple):
+    """The target's and the drafter's distributions of draft tokens of one number, among the drafter's tokens."""
+
+    log_p: Float[Array, "B C W"]
+    log_q: Float[Array, "B C W"]
+    among: Float[Array, "B C"]
+    agrees: Bool[Array, "B C"]
+
+
+def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B C _ D"], part: Part) -> list[Compared]:
+    """For each draft token the distributions at some places.
+
+    log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether its most
+    probable one is among these; `agrees`: whether it is the drafter's most probable one, too.
+    """
+    shared, ids, params = shared_with(task.lm, target), task.frozen.get("vocabulary"), {**params, **task.frozen}
+    batch, places, depths = part.ahead.shape
+    wide = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
+    flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
+    found, last = [], (places - 1) * task.learn.stride
+    for depth in range(depths):
+        log_p = wide[:, depth : depth + last + 1 : task.learn.stride]
+        logits, memory = drafts.logits(task.config, params, shared, flat, ahead, depth, memory)
+        best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
+        among = jnp.ones(best_p.shape)
+        if ids is not None:
+            log_p, logits = log_p[..., ids], logits[..., ids]
+            among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
+        log_q = jax.nn.log_softmax(logits).reshape(log_p.shape)
+        found.append(Compared(log_p, log_q, among, best_p == best_q))
+    return found
+
+
+def head_loss(task: Task, divergence: Divergence) -> LossFunction:
+    """Divergence from the target's distributions, draft tokens weighted by `learn.decay`; a sum, and their weights."""
+    weights = _weights(task)
+
+    def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
+        total = jnp.zeros(())
+        for depth, found in enumerate(compare(task, target, params, hidden, part)):
+            log_p = found.log_p - jax.nn.logsumexp(found.log_p, axis=-1, keepdims=True)
+            counted = part.real[:, :, depth].astype(jnp.float32) * found.among
+            total += weights[depth] * jnp.sum(divergence(log_p, found.log_q, counted) * counted)
+        return total
+
+    def loss(params: Params, lesson: Lesson) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        made = draft(task, params, lesson)
+        total = in_parts(of_part, lesson.target, params, made.hidden, made.parts)
+        return total + task.learn.regression * made.distance, jnp.sum(weights * made.count)
+
+    return loss
+
+
+def losses(task: Task) -> tuple[LossFunction, LossFunction]:
+    """That of a run's beginning, forward KL, and that of the rest."""
+    return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
+
+
+def foretell(task: Task) -> Callable[[Params, Iterable[Lesson]], Foretold]:
+    """(params, lessons) -> what the drafter promises on these texts."""
+
+    def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
+        sums, run_p, run_best = [], 1.0, 1.0
+        for depth, found in enumerate(compare(task, target, params, hidden, part)):
+            real = part.real[:, :, depth].astype(jnp.float32)
+            alpha = jnp.sum(jnp.exp(jnp.minimum(found.log_p, found.log_q)), axis=-1)
+            agrees = found.agrees.astype(jnp.float32)
+            run_p, run_best = run_p * alpha, run_best * agrees
+            sums.append(jnp.stack([jnp.sum(x * real) for x in (alpha, agrees, run_p, run_best)]))
+        return jnp.stack(sums, axis=1)
+
+    @jax.jit
+    def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
+        made = draft(task, params, lesson)
+
+        def add(total: Array, part: tuple[Array, Part]) -> tuple[Array, None]:
+            return total + of_part(lesson.target, params, *part), None
+
+        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (made.hidden, made.parts))[0], made.count
+
+    def over(params: Params, lessons: Iterable[Lesson]) -> Foretold:
+        sums, counts = zip(*(of_batch(params, lesson) for lesson in lessons), strict=True)
+        return Foretold(*np.asarray(sum(sums)) / np.maximum(np.asarray(sum(counts)), 1.0))
+
+    return over
+
+
+def _weights(task: Task) -> Float[Array, " K"]:
+    return jnp.asarray(task.learn.decay ** np.arange(task.depths), jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def in_parts(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any) -> Array:
+    """The sum of function(fixed, params, hidden[i], parts[i]) over i, one after the other.
+
+    The gradient, by `params` and `hidden`, is computed with the value, so that nothing inside of `function` is stored
+    or computed twice.
+    """
+
+    def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
+        return total + function(fixed, params, *part), None
+
+    return jax.lax.scan(add, jnp.zeros(()), (hidden, parts))[0]
+
+
+def _forward(function: Callable[..., Array], fixed: Any, params: Params, hidden: Array, parts: Any):
+    def add(carry: tuple[Array, Params], part: tuple[Array, Any]):
+        value, (by_params, by_hidden) = jax.value_and_grad(function, argnums=(1, 2))(fixed, params, *part)
+        return (carry[0] + value, jax.tree.map(jnp.add, carry[1], by_params)), by_hidden
+
+    start = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    (value, by_params), by_hidden = jax.lax.scan(add, start, (hidden, parts))
+    return value, (by_params, by_hidden)
+
+
+def _backward(function: Callable[..., Array], gradient: tuple[Params, Array], cotangent: Array):
+    return None, *jax.tree.map(lambda x: (cotangent * x).astype(x.dtype), gradient), None
+
+
+in_parts.defvjp(_forward, _backward)

@@ -1,0 +1,177 @@
+"""From a recipe to a trained drafter that reads its target's hidden states: EAGLE, Medusa, MTP, block drafters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import heads, published, trim
+from jaxspec.base import Model, Params
+from jaxspec.model import load, with_taps
+from jaxspec.nets.eagle import EagleConfig
+from jaxspec.recipes import HeadRecipe
+from jaxspec.training.data import Example
+from jaxspec.training.distil import own_texts
+from jaxspec.training.head_loss import Foretold, Lessons, Task, foretell, losses
+from jaxspec.training.loop import Objective, fit
+from jaxspec.training.tasks import Tasks, batches, examples
+from jaxspec.weights import draft_heads, huggingface
+
+HELDOUT_TEXTS = 32  # per task and temperature
+VOCABULARY = "vocabulary"  # the one parameter that is not trained
+DTYPES = ("float32", "bfloat16")
+
+
+class Head(NamedTuple):
+    """A drafter in training.
+
+    Attributes:
+        target: with the taps that it reads.
+        task: what it learns.
+        params: without those that are not trained.
+    """
+
+    target: Model
+    task: Task
+    params: Params
+
+
+def train(
+    recipe: HeadRecipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True
+) -> tuple[Head, Foretold]:
+    """Trains a recipe's drafter on the data in `folder`, keeping its state in `work`.
+
+    Returns:
+        The drafter, and what it promises on held-out texts.
+    """
+    target = load(recipe.target, dtype=recipe.train.dtype)
+    tasks, held = (texts(recipe, target, folder, split, work, progress) for split in ("train", "heldout"))
+    head = start(recipe, target, counts(tasks, target.lm.vocab_size))
+    training, heldout = (
+        Lessons(batches(recipe, some, repeat), target.params)
+        for some, repeat in ((tasks, recipe.data.repeat), (held, ()))
+    )
+    report = foretell(head.task)
+    log(f"{recipe.name}: {count(head.params):,} parameters; {training.batches.per_epoch} steps an epoch")
+    log(f"untrained: {report(head.params, heldout.once())}")
+    objective = objective_of(head, recipe, training, heldout)
+    params, _ = fit(head.params, objective, recipe.train, work / "state", log=log, progress=progress)
+    return head._replace(params=params), report(params, heldout.once())
+
+
+def objective_of(head: Head, recipe: HeadRecipe, training: Lessons, heldout: Lessons) -> Objective:
+    """The losses of a run, one after the other, and what is reported."""
+    first, rest = losses(head.task)
+    report, later = foretell(head.task), round(recipe.learn.kl * recipe.train.steps)
+
+    def line(params: Params) -> str:
+        return str(report(params, heldout.once()))
+
+    return Objective(first, training, first, heldout, (later, rest), line)
+
+
+def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:
+    """The examples of each task, training or held-out: the data's, the target's own, or both.
+
+    A decoder-only target continues the first `learn.prompt` tokens of a text.
+    """
+    about, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
+    tokenizer = huggingface.tokenizer(folder / about.tokenizer) if about.tokenizer else target.tokenizer
+    held = split == "heldout"
+    tasks = examples(about, encoder, folder / (about.heldout if held else about.train), tokenizer)
+    if held:
+        tasks = {task: some[:: max(1, len(some) // HELDOUT_TEXTS)][:HELDOUT_TEXTS] for task, some in tasks.items()}
+        learn = dataclasses.replace(learn, answers=tuple(HELDOUT_TEXTS for _ in learn.answers), texts=0)
+    if not learn.answers:
+        return tasks
+    longest = max(t for _, t in about.shapes)
+    if not encoder:
+        longest += 1 - learn.prompt
+        cut = learn.prompt
+        tasks = {
+            task: [Example(e.target[:cut], e.target[cut:]) for e in some if len(e.target) > cut]
+            for task, some in tasks.items()
+        }
+    made = own_texts(target, tasks, learn, longest, work / f"{split}.answers", progress)
+    return made if encoder else {task: [_joined(e) for e in some] for task, some in made.items()}
+
+
+def _joined(example: Example) -> Example:
+    return Example(example.source[:0], np.concatenate([example.source, example.target]).astype(np.int32))
+
+
+def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
+    """How often each token occurs in the texts that are learnt from."""
+    return sum(np.bincount(e.target, minlength=vocab) for some in tasks.values() for e in some)
+
+
+def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> Head:
+    """The drafter that a run begins with: random, with copies of the target's embedding and head, or a trained one.
+
+    Args:
+        recipe: its sizes.
+        target: whom it drafts for.
+        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
+    """
+    config = draft_heads.in_dtype(recipe.head.config(target), recipe.train.dtype)
+    if recipe.learn.regression and not (isinstance(config, EagleConfig) and not config.taps):
+        raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
+    if taps := getattr(config, "taps", ()):
+        target = with_taps(target, taps)
+    if recipe.train.start:
+        known, params = heads.read_head(recipe.train.start, target=target)
+        if known != config:
+            raise ValueError(f"{recipe.train.start} holds {known}, and {recipe.name} is {config}: start from another")
+    else:
+        params = published.net_of(config).init(config, jax.random.key(recipe.train.seed))
+        if VOCABULARY in params:
+            params = {**params, VOCABULARY: jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))}
+        params = with_copies(params, target)
+    params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    frozen = {name: x for name, x in params.items() if name == VOCABULARY}
+    trained = {name: x for name, x in params.items() if name != VOCABULARY}
+    return Head(target, Task(target.lm, config, frozen, recipe.learn), trained)
+
+
+def with_copies(params: Params, target: Model) -> Params:
+    """The parameters with the target's embedding and head wherever there is one of the same width."""
+    lm, ids = target.lm, params.get(VOCABULARY)
+    rows: Float[Array, "V M"] | None = None
+    if lm.head is not None and getattr(target.config, "logits_cap", None) is None:
+        rows = lm.head(target.params, jnp.eye(lm.feature_size)[None])[0].T
+        rows = rows if ids is None else rows[ids]
+
+    def copied(path: tuple, x: Array) -> Array:
+        names = [getattr(key, "key", "") for key in path]
+        if names[-2:] == ["head", "weight"] and rows is not None and rows.shape == x.shape:
+            return rows.astype(x.dtype)
+        if names[:2] == ["embedding", "embedding"] and lm.embed is not None and x.shape[1] == lm.feature_size:
+            return lm.embed(target.params, jnp.arange(x.shape[0])[None])[0].astype(x.dtype)
+        return x
+
+    return jax.tree_util.tree_map_with_path(copied, params)
+
+
+def count(params: Params) -> int:
+    """How many numbers."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def checkpoint(
+    recipe: HeadRecipe, folder: Path, out: Path, work: Path, *, dtype: str = "float32", overwrite: bool = False
+) -> str:
+    """Trains a recipe's drafter and writes what `jaxspec.load_drafter` reads; arguments as `run.checkpoint`'s."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {' or '.join(DTYPES)}")
+    head, found = train(recipe, folder, work)
+    config: Any = draft_heads.in_dtype(head.task.config, dtype)
+    whole, tokens = {**head.params, **head.task.frozen}, head.task.depths
+    draft_heads.save(config, whole, out, target=head.target, tokens=tokens, overwrite=overwrite)
+    return f"{out}: {count(head.params):,} parameters as {dtype}. On held-out texts at {found}"

@@ -1,0 +1,27 @@
+"""A recipe's examples, task by task, and the batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxspec.recipes import Data, HeadRecipe, Recipe
+from jaxspec.training import data
+
+Tasks = dict[str, list[data.Example]]
+
+
+def examples(about: Data, encoder: bool, path: Path, tokenizer) -> Tasks:
+    """The examples of each task of a recipe (of the one task "text" for a language model, which has no encoder)."""
+    source = max(s for s, _ in about.shapes)
+    target = max(t for _, t in about.shapes)
+    if not encoder:
+        return {"text": data.read_texts(path, tokenizer, target)}
+    return {task: data.read_pairs(path, tokenizer, [task], source, target) for task in about.tasks}
+
+
+def batches(recipe: Recipe | HeadRecipe, tasks: Tasks, repeat: Sequence[int] = ()) -> data.Batches:
+    """The batches of some examples, those of each task as often as `repeat` has it."""
+    repeated = [e for some, n in zip(tasks.values(), repeat or (1,) * len(tasks), strict=True) for e in list(some) * n]
+    shapes = data.buckets(recipe.data.shapes, recipe.train.batch_tokens)
+    return data.Batches(repeated, shapes, recipe.train.seed)

@@ -1,0 +1,193 @@
+"""Training drafters that read hidden states: they learn, resume exactly, and are read by `load_drafter`."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import published, recipes
+from jaxspec.families import gemma
+from jaxspec.nets import decoder
+from jaxspec.testing import word_tokenizer
+from jaxspec.training import head_loss, heads, run
+from jaxspec.weights import draft_heads
+
+V = 12
+SHAPE = decoder.DecoderConfig(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
+WORDS = ["</s>", "<unk>", *"abcdefghij"]
+TABLE = {
+    "name": "toy",
+    "target": "toy",
+    "data": dict(train="train.jsonl", heldout="heldout.jsonl", shapes=[[0, 20]]),
+    "train": dict(steps=40, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=20, save_every=8),
+}
+LAYER = dict(ff_dim=24, heads=2)
+KINDS = {  # family, sizes, what is learnt
+    "eagle 3": (
+        "eagle",
+        LAYER | dict(taps=[0, 1, 2], own_head=True, draft_vocab=9),
+        dict(depths=3, answers=[24], prompt=2),
+    ),
+    "eagle 1": ("eagle", LAYER, dict(depths=2, regression=1.0, divergence="minus_log_alpha")),
+    "medusa": ("heads", dict(heads=3), dict(stride=2, chunk=20)),
+    "dspark": ("block", LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True), {}),
+    "mtp": ("mtp", LAYER, dict(depths=2, decay=0.6)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def promotion():
+    """Optax's own bias correction multiplies a float by an int32 count, which strict promotion refuses."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A random network with sharp distributions: a language that its hidden states know more of than its tokens do."""
+    params = decoder.init(SHAPE, jax.random.key(0))
+    leaves, structure = jax.tree.flatten(params)
+    noise = jax.random.split(jax.random.key(1), len(leaves))
+    leaves = [x + 0.4 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
+    lm = decoder.language_model(SHAPE)
+    return jaxspec.Model(lm, jax.tree.unflatten(structure, leaves), word_tokenizer(WORDS), SHAPE, "toy")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random = np.random.default_rng(0)
+    for name, count in (("train", 60), ("heldout", 20)):
+        texts = [" ".join(random.choice(WORDS[2:], 18)) for _ in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return tmp_path
+
+
+def recipe_of(kind):
+    family, sizes, learn = KINDS[kind]
+    return recipes.parse(TABLE | {"family": family, "head": sizes, "learn": learn})
+
+
+@pytest.fixture
+def load_target(target, monkeypatch):
+    monkeypatch.setattr(heads, "load", lambda name, dtype: target)
+
+
+def promise(head, recipe, target, folder):
+    """What a drafter promises on held-out texts, at temperature 1."""
+    text = heads.texts(recipe, target, folder, "heldout", folder / "run", progress=False)
+    lessons = head_loss.Lessons(heads.batches(recipe, text), target.params)
+    return head_loss.foretell(head.task)(head.params, lessons.once())
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "eagle 1" else ()) for kind in KINDS]
+)
+def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
+    """It promises more tokens a round than at the beginning, and what is written is what was trained."""
+    recipe, lines = recipe_of(kind), []
+    trained, found = heads.train(recipe, folder, folder / "run", lines.append, progress=False)
+    tokens = heads.counts(heads.texts(recipe, target, folder, "train", folder / "run", progress=False), V)
+    before = promise(heads.start(recipe, target, tokens), recipe, target, folder)
+    assert lines[1] == f"untrained: {before}" and lines[-1].endswith(str(found))
+    assert found.tokens_per_round[1] > before.tokens_per_round[1] + 0.1, lines
+
+    monkeypatch.setattr(heads, "train", lambda *_: (trained, found))
+    assert str(found) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
+    drafter = jaxspec.load_drafter(folder / "out", target=target)
+    jax.tree.map(np.testing.assert_array_equal, drafter.params, {**trained.params, **trained.task.frozen})
+
+
+class Killed(Exception):
+    """The machine went away."""
+
+
+def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
+    """From a step before the loss changes."""
+
+    def kill(line):
+        if line.startswith("step 20"):
+            raise Killed
+
+    recipe, lines = recipe_of("medusa"), []
+    whole, found = heads.train(recipe, folder, folder / "whole", lambda _: None, progress=False)
+    with pytest.raises(Killed):
+        heads.train(recipe, folder, folder / "cut", kill, progress=False)
+    resumed, again = heads.train(recipe, folder, folder / "cut", lines.append, progress=False)
+    assert any(line.startswith("resumed at step 16") for line in lines)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
+    assert str(found) == str(again)
+
+
+def test_the_gradient_in_parts_is_that_of_the_sum():
+    def function(fixed, params, hidden, part):
+        return jnp.sum(jnp.sin(fixed * params["a"] * hidden) * part)
+
+    key = jax.random.key(0)
+    hidden, parts, params, fixed = (
+        jax.random.normal(key, (3, 4)),
+        jnp.arange(3.0),
+        {"a": jnp.array(0.7)},
+        jnp.array(2.0),
+    )
+
+    def plain(params, hidden):
+        return 0.5 * sum(function(fixed, params, hidden[i], parts[i]) for i in range(3))
+
+    def in_parts(params, hidden):
+        return 0.5 * head_loss.in_parts(function, fixed, params, hidden, parts)
+
+    for a, b in zip(*(jax.value_and_grad(f, (0, 1))(params, hidden) for f in (plain, in_parts)), strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
+    assert float(in_parts(params, hidden)) == pytest.approx(float(plain(params, hidden)))
+
+
+def test_a_head_of_another_target_is_noticed(target, folder, load_target):
+    """Measured on texts of the target's; a random head is warned of, one that drafts what the target draws is not."""
+    recipe = recipe_of("medusa")
+    head = heads.start(recipe, target, np.ones(V, int))
+    config = head.task.config
+    bad = jax.tree.map(lambda x: 30 * jax.random.normal(jax.random.key(1), x.shape), head.params)
+    draft_heads.save(config, bad, folder / "bad", target=target)
+    with pytest.warns(UserWarning, match="bad has .*% of its first draft tokens accepted"):
+        jaxspec.load_drafter(folder / "bad", target=target, check=["a b c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"family": "eagel"}, "family is 'eagel': expected one of"),
+        ({"head": LAYER | {"tap": [1]}}, r"\[head\] has an unknown key 'tap': did you mean 'taps'"),
+        ({"learn": {"divergence": "kld"}}, "learn.divergence is 'kld': expected one of kl, "),
+        ({"learn": {"stride": 0}}, "learn.stride is 0: expected at least 1"),
+        ({"learn": {"kl": 2.0}}, "learn.kl is 2.0: expected a number from 0 to 1"),
+        ({"distil": {"teacher": "x"}}, "unknown key 'distil'"),
+    ],
+)
+def test_mistakes_in_recipes_are_named(change, message):
+    with pytest.raises(recipes.RecipeError, match=message):
+        recipes.parse(TABLE | {"family": "eagle", "head": LAYER} | change)
+
+
+def test_what_cannot_be_trained(target, folder, load_target):
+    with pytest.raises(ValueError, match="dtype is 'int8': drafters that read hidden states are stored as float32 or"):
+        run.checkpoint(recipe_of("medusa"), folder, folder / "out", folder / "run", dtype="int8")
+    with pytest.raises(ValueError, match="expected own_embedding"):
+        heads.start(recipes.parse(TABLE | {"family": "eagle", "head": LAYER | {"dim": 8, "taps": [0]}}), target, None)
+
+
+def test_shipped_recipes_fit_their_targets():
+    """Sizes, taps and mask tokens; no parameters are made."""
+    found = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
+    assert {recipe.family for recipe in found} == {"eagle", "heads", "block"}
+    for recipe in found:
+        name = recipe.target.rpartition("/")[2]
+        config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
+        lm = recipes.net_of(config).language_model(config)
+        made = recipe.head.config(jaxspec.Model(lm, {}, None, config))
+        needs = published.net_of(made).head(made).needs
+        assert (needs.vocab_size, needs.hidden_size) == (lm.vocab_size, lm.feature_size)
+        layers = getattr(config, "decoder_layers", None) or config.layers
+        assert all(0 <= tap < layers - 1 for tap in needs.taps)  # the last one's output is not what others publish
