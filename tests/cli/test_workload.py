@@ -122,7 +122,7 @@ def test_a_lookup_by_its_shortest_match():
 
 def test_a_head_is_of_a_target():
     with pytest.raises(ValueError, match="'head:x': it reads a target's hidden states, and there is no target here"):
-        options.drafter("head:x", "float32")
+        names.drafter("head:x", names.model)
 
 
 def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
