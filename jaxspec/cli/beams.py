@@ -73,6 +73,7 @@ def _search(session: Session, search: Search, start: int, rows: int) -> BeamSear
 
     part = session.rows(start, rows)
     given = {name: part.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids")}
+    assert search.beams is not None
     stops: Any = STOPS[search.early_stopping]
     return beam_search(
         part.target,

@@ -97,7 +97,7 @@ def drafter(
         return _own_layers(name, kind, given + colon + rest, target)
     if kind not in MADE:
         return load(name)
-    sizes = tuple(int(size) if size.isdecimal() else 0 for size in given.split("x")) if given else ()
+    sizes: tuple[int, ...] = tuple(int(size) if size.isdecimal() else 0 for size in given.split("x")) if given else ()
     most = (9 if kind == "tree" else 1) if "=" in MADE[kind] else 0
     fits = 0 not in sizes and (kind == "trim") <= len(sizes) <= most
     if not fits or bool(colon) != (":" in MADE[kind]):
@@ -118,7 +118,7 @@ def drafter(
         first, inner_colon, inner = rest.partition(":")
         if not inner_colon:
             raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
-        return drafters.cascade(load(first), drafter(inner, load, target), **({"gamma": sizes[0]} if sizes else {}))
+        return drafters.cascade(load(first), drafter(inner, load, target), gamma=sizes[0] if sizes else 3)
     made = drafter(rest, load, target)
     if kind in ("tree", "dynamic_tree", "sequences"):
         return getattr(drafters, kind)(made, *([sizes] if sizes and kind == "tree" else sizes))

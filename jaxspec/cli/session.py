@@ -75,6 +75,7 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
 
     target = names.model(settings.target, settings.dtype, mesh)
     texts = given or heldout_for(target, count)
+    more: dict[str, Any] = sampling | ({"banned": tuple(settings.ban)} if settings.ban else {})
     job = prepare(
         target,
         as_chat(target, texts) if chat else texts,
@@ -84,7 +85,7 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
         policy=names.policy(settings.policy) if settings.policy else None,
         max_new_tokens=settings.max_new_tokens,
         key=jax.random.key(settings.seed),
-        **sampling | ({"banned": tuple(settings.ban)} if settings.ban else {}),
+        **more,
     )
     return Session(settings, texts, job)
 

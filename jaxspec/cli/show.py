@@ -40,8 +40,9 @@ def headline(session: Session) -> Text:
     lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
     mesh = sharding.mesh_of(target.params)
     for model in (target, drafter):
-        split = mesh is not None and isinstance(model, Model) and model.config is not None
-        if split and (axes := sharding.kept_whole(model.config, mesh)):
+        if mesh is None or not isinstance(model, Model) or model.config is None:
+            continue
+        if axes := sharding.kept_whole(model.config, mesh):
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
     return Text("\n").join([*lines, Text()])
 

@@ -66,8 +66,9 @@ def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> d
 
 
 def _yarn(found: dict, table: dict) -> dict[str, Any]:
-    original = found.get("original_max_position_embeddings") or need(table, "max_position_embeddings")
-    factor = float(found.get("factor") or need(table, "max_position_embeddings") / original)
+    original, longest = found.get("original_max_position_embeddings"), table.get("max_position_embeddings")
+    factor = found.get("factor") or (longest / original if longest and original else need(found, "factor"))
+    original = original or need(table, "max_position_embeddings")
     weight, overall = found.get("mscale"), found.get("mscale_all_dim")
     magnitude = found.get("attention_factor")
     if magnitude is None:
@@ -76,7 +77,7 @@ def _yarn(found: dict, table: dict) -> dict[str, Any]:
             magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
     return {
         "rope_scaling": "yarn",
-        "rope_factor": factor,
+        "rope_factor": float(factor),
         "rope_low": float(found.get("beta_slow") or 1),
         "rope_high": float(found.get("beta_fast") or 32),
         "rope_original": int(original),

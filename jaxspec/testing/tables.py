@@ -272,4 +272,5 @@ def table_job(**options: Any) -> Job:
 
     target, draft = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
     prompt = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
-    return prepare(target, prompt, **{"drafter": draft} | options)
+    given: dict[str, Any] = {"drafter": draft, **options}
+    return prepare(target, prompt, **given)

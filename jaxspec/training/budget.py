@@ -25,7 +25,7 @@ TIMED = 10  # steps, to learn how long one takes
 STEPS = "steps.json"  # beside a run's state: what was decided when it began
 
 
-AnyTrained = TypeVar("AnyTrained", Recipe, HeadRecipe)
+AnyTrained = TypeVar("AnyTrained", bound=Recipe | HeadRecipe)
 
 
 def within(recipe: AnyTrained, minutes: float, work: Path) -> AnyTrained:

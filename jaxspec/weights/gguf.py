@@ -80,7 +80,7 @@ def _header(content: mmap.mmap) -> Header:
         nonlocal at
         found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
         at += struct.calcsize(f"<{form}")
-        return found if len(found) > 1 else found[0]
+        return found[0] if len(found) == 1 else found
 
     def text() -> str:
         nonlocal at

@@ -182,7 +182,10 @@ TOLD = [  # what people pass, and what they are told
         r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",
     ),
     (
-        dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True)),
+        dict(
+            accept=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True),
+            eos_ids=[],
+        ),
         r"the rule mine accepted more draft tokens than there were, .* for prompts \[0\]: expected num_accepted from 0",
     ),
 ]

@@ -27,12 +27,7 @@ GEMMA = DECODER | WIDTH | {"attention.sliding_window": 4}
 LAYER_NORM = {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5}
 T5 = SHAPE | {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_epsilon": 1e-6}
 CASES = {  # name: architecture, metadata, and whether it has biases on queries, keys and values, and a head
-    "gpt2": (
-        "gpt2",
-        SHAPE | {"context_length": 1024, "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5},
-        False,
-        False,
-    ),
+    "gpt2": ("gpt2", SHAPE | LAYER_NORM | {"context_length": 1024, "feed_forward_length": 256}, False, False),
     "llama": ("llama", DECODER | {"rope.dimension_count": 16}, False, True),
     "qwen2": ("qwen2", DECODER, True, False),
     "qwen3": ("qwen3", DECODER | {"attention.key_length": 128, "attention.value_length": 128}, False, False),

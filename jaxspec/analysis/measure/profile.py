@@ -79,7 +79,7 @@ def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
                 f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
             )
 
-    taken = dict.fromkeys((*STAGES, "other"), 0.0)
+    taken: dict[str, float] = {name: 0.0 for name in (*STAGES, "other")}
     for kernel in profiled(run):
         taken[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
     return taken
