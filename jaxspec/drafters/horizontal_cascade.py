@@ -97,8 +97,11 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         if count == gamma:
             return draft, Caches(first_caches.target, (first_caches.draft, then_caches.draft))
         left = context.limit - length
-        if context.should_continue is not None:  # a policy may have ended the draft before
-            left = jnp.where(length == own.limit, left, 0)
+        if context.should_continue is not None and draft.aux is not None and "confidence" in draft.aux:
+            # The policy may have ended the draft before its last token, or with it.
+            read = jnp.pad(draft.aux["confidence"], ((0, 0), (0, gamma - count)))
+            goes_on = jnp.logical_and(length == own.limit, context.should_continue(count - 1, read))
+            left = jnp.where(goes_on, left, 0)
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
             keys=noise.at(context.keys, row.length, noise.Purpose.LATER),

@@ -16,7 +16,7 @@ LARGE, SMALL = (made._replace(params=TARGET.params + 0.6 * made.params) for made
 FORGETS = Bound(drafters.prompt_lookup().functions._replace(rollback=None))
 ROWS = buffers.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
-SHAPE = gpt.GPTConfig(6, 8, 8, layers=3, heads=2, max_positions=64)
+SHAPE = gpt.GPTConfig(6, 8, 8, layers=2, heads=1, max_positions=64)
 NET = Model(gpt.language_model(SHAPE), gpt.init(SHAPE, jax.random.key(0)), config=SHAPE)
 INNER = {
     "three levels": (LARGE, drafters.cascade(SMALL, drafters.prompt_lookup(), gamma=2), {"gamma": 2}),
