@@ -81,7 +81,9 @@ def test_no_sequence_of_all_is_better(drafter):
             check(out, row, sorted(found, key=lambda c: -c[0])[:BEAMS])
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "n-gram tables" else ()) for name in DRAFTERS]
+)
 def test_hypotheses_are_the_same_with_any_drafter(name):
     passes, steps = 0, 0
     for eos, mode, penalty in [((), False, 1.0), *itertools.product([(2,)], MODES, [0.6, 1.0, 2.0])]:
