@@ -38,6 +38,7 @@ from jaxspec.decode import inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prompts, prepare
 from jaxspec.decode.state import decoder_prompt
+from jaxspec.drafters.model import known
 from jaxspec.warp.options import OPTIONS
 
 
@@ -245,14 +246,14 @@ def _search(
 
     def one_round(state: SearchState) -> SearchState:
         last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-        fed, parent = last, jnp.concatenate([state.parent, state.above], axis=1)
-        draft_cache, found = state.caches.draft, DraftTree(jnp.zeros((batch, 0), jnp.int32), parent[:, :0])
+        found, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
         if draft is not None:
             with jax.named_scope("draft"):
                 cache = draft.rewind(draft_cache, base + size.kept)
-                tree, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, parent, goal.eos, target)
-                found = tree
-                fed, parent = (jnp.concatenate(x, axis=1) for x in ((last, tree.tokens), (parent, tree.parent)))
+                above = jnp.concatenate([state.parent, state.above], axis=1)
+                found, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
+        fed = jnp.concatenate([last, found.tokens], axis=1)
+        parent = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
         with jax.named_scope("target"):
             cache = target.rewind(state.caches.target, base + size.kept)
             forward, cache = target.extend(weights.target, cache, fed, parent)
@@ -260,7 +261,7 @@ def _search(
         with jax.named_scope("steps"):
             beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal)
         with jax.named_scope("commit"):
-            order, parent, above = _keep(state.parent, state.count, state.above, parent, walk, size)
+            order, kept, above = _keep(state.parent, state.count, state.above, parent, walk, size)
             path = size.kept - state.count[:, None] + order
 
             def keep(lm: LanguageModel, cache: Cache) -> Cache:
@@ -270,19 +271,18 @@ def _search(
             if draft is not None:
 
                 def read_last_level(cache: Cache) -> Cache:
-                    return draft.extend(weights.draft, cache, _known(draft, fed[:, -size.draft_beams :]), all_parents)[
-                        1
-                    ]
+                    deepest = known(draft, fed[:, -size.draft_beams :])
+                    _, cache = draft.extend(weights.draft, cache, deepest, parent)
+                    return cache
 
-                all_parents = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
-                deepest = jnp.any(walk.kept[:, -size.draft_beams :])
-                draft_cache = jax.lax.cond(deepest, read_last_level, lambda cache: cache, draft_cache)
+                wanted = jnp.any(walk.kept[:, -size.draft_beams :])
+                draft_cache = jax.lax.cond(wanted, read_last_level, lambda cache: cache, draft_cache)
                 draft_cache = keep(draft, draft_cache)
             caches = Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)
         beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-        kept = state.count + jnp.sum(walk.kept, axis=1, dtype=jnp.int32)
-        return SearchState(beams, parent, kept, above, caches, state.passes + live.astype(jnp.int32), failed)
+        held, passes = state.count + jnp.sum(walk.kept, axis=1, dtype=jnp.int32), state.passes + live.astype(jnp.int32)
+        return SearchState(beams, kept, held, above, caches, passes, failed)
 
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
@@ -302,12 +302,12 @@ def _draft(
 ) -> tuple[DraftTree, Cache]:
     """The draft model's beam search from the running beams, without end tokens, which no beam goes on after.
 
-    Of its last level nothing is fed: what follows those tokens is not drafted.
+    Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
     """
     scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.kept
     tokens, parents = [], [parent]
     for level in range(size.gamma):
-        forward, cache = lm.extend(params, cache, _known(lm, fed), jnp.concatenate(parents, axis=1))
+        forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
         logits = warps.match_vocab(forward.logits, target.vocab_size)
         log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
         found = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
@@ -396,11 +396,6 @@ def _keep(
     wide = buffers.append(wide, count, jnp.where(real, new, -1))
     above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
     return order, wide[:, : size.kept], above
-
-
-def _known(lm: LanguageModel, tokens: Int[Array, "B n"]) -> Int[Array, "B n"]:
-    """Ids that the draft model lacks are read as its last one."""
-    return jnp.minimum(tokens, lm.vocab_size - 1)
 
 
 def _check_options(options: dict[str, Any]) -> None:

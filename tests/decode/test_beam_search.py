@@ -81,7 +81,9 @@ def test_no_sequence_of_all_is_better(drafter):
             check(out, row, sorted(found, key=lambda c: -c[0])[:BEAMS])
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "n-gram tables" else ()) for name in DRAFTERS]
+)
 def test_hypotheses_are_the_same_with_any_drafter(name):
     passes, steps = 0, 0
     for eos, mode, penalty in [((), False, 1.0), *itertools.product([(2,)], MODES, [0.6, 1.0, 2.0])]:
@@ -183,7 +185,7 @@ def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
     peer = peer_of(kind)
     peer.save_pretrained(tmp_path)
     target, prompts = jaxspec.load(tmp_path), np.array([[5, 6, 7, 8], [9, 3, 3, 11]])
-    for penalty, mode in [(0.6, False), (1.0, True), (2.0, "never"), (2.0, False)]:
+    for penalty, mode in [(0.6, False), (1.0, True), (2.0, "never")]:
         options = dict(length_penalty=penalty, early_stopping=mode)
         with torch.no_grad():
             theirs = peer.generate(
