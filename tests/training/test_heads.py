@@ -33,7 +33,11 @@ KINDS = {  # family, sizes, what is learnt
     ),
     "eagle 1": ("eagle", LAYER, dict(depths=2, regression=1.0, divergence="minus_log_alpha", kl=0.0)),
     "medusa": ("heads", dict(heads=3), dict(stride=2, chunk=20)),
-    "dspark": ("block", LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True), dict(kl=1.0)),
+    "dspark": (
+        "block",
+        LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True),
+        dict(kl=1.0),
+    ),
     "mtp": ("mtp", LAYER, dict(depths=2, decay=0.6, kl=1.0)),
 }  # fmt: skip
 
