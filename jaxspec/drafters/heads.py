@@ -95,7 +95,8 @@ def _heads(head: ParallelHeads, lm: LanguageModel) -> Drafter:
 
         def following(i: Int[Array, ""], token: Int[Array, " B"], read: Int[Array, "B H"]):
             read = jax.lax.dynamic_update_slice_in_dim(read, token[:, None].astype(read.dtype), i, axis=1)
-            each = [functools.partial(logits_of, index) for index in range(1, count)]
+            later = range(1, count) or (0,)  # of a single draft token this is traced, and never run
+            each = [functools.partial(logits_of, index) for index in later]
             return jax.lax.switch(i - 1, each, read), read
 
         draft, _ = draw_in_a_row(first, following, read, context, head.count)

@@ -61,20 +61,11 @@ def train(
     report = foretell(head.task)
     log(f"{recipe.name}: {count(head.params):,} parameters; {training.batches.per_epoch} steps an epoch")
     log(f"untrained: {report(head.params, heldout.once())}")
-    objective = objective_of(head, recipe, training, heldout)
-    params, _ = fit(head.params, objective, recipe.train, work / "state", log=log, progress=progress)
-    return head._replace(params=params), report(params, heldout.once())
-
-
-def objective_of(head: Head, recipe: HeadRecipe, training: Lessons, heldout: Lessons) -> Objective:
-    """The losses of a run, one after the other, and what is reported."""
     first, rest = losses(head.task)
-    report, later = foretell(head.task), round(recipe.learn.kl * recipe.train.steps)
-
-    def line(params: Params) -> str:
-        return str(report(params, heldout.once()))
-
-    return Objective(first, training, first, heldout, (later, rest), line)
+    later = round(recipe.learn.kl * recipe.train.steps), rest
+    objective = Objective(first, training, first, heldout, later, report)
+    params, found = fit(head.params, objective, recipe.train, work / "state", log=log, progress=progress)
+    return head._replace(params=params), found
 
 
 def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Path, progress: bool) -> Tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -69,7 +70,7 @@ class Objective(NamedTuple):
         loss, batches: of training.
         heldout_loss, heldout: of the evaluation; nats per token.
         later: a step, and the loss from that step on.
-        report: what else to report of parameters.
+        report: (parameters, batches) -> what is reported in place of the held-out loss.
     """
 
     loss: LossFunction
@@ -77,7 +78,7 @@ class Objective(NamedTuple):
     heldout_loss: LossFunction
     heldout: Source
     later: tuple[int, LossFunction] | None = None
-    report: Callable[[Any], object] | None = None
+    report: Callable[[Any, Iterable[Any]], Any] | None = None
 
 
 class Source(Protocol):
@@ -100,7 +101,7 @@ def fit(
     *,
     log: Callable[[str], None] = print,
     progress: bool = True,
-) -> tuple[Any, float]:
+) -> tuple[Any, Any]:
     """Trains as a recipe says, or the rest of it if `folder` holds an earlier, interrupted run.
 
     A checkpoint is a whole folder that Orbax renames into place when it is complete, so a run killed at any moment
@@ -109,7 +110,7 @@ def fit(
 
     Returns:
         The trained parameters (their moving average, if the recipe wants one), and their held-out loss in nats per
-        token.
+        token, or what the objective reports.
 
     Raises:
         FloatingPointError: the loss is no longer finite; the last checkpoint stays.
@@ -119,8 +120,9 @@ def fit(
     if objective.later is not None:
         steps.append((objective.later[0], make_step(objective.later[1], rule, train.average)))
 
-    def heldout(state: TrainState) -> float:
-        return evaluate(evaluation, state.best, objective.heldout.once())
+    def heldout(state: TrainState) -> Any:
+        report = objective.report or functools.partial(evaluate, evaluation)
+        return report(state.best, objective.heldout.once())
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
@@ -142,8 +144,9 @@ def fit(
                 bar.update(task, advance=1, description=f"loss {np.mean(recent[-50:]):.3f}")
                 done = step + 1
                 if done % train.evaluate_every == 0 or done == train.steps:
-                    more = "" if objective.report is None else f"; {objective.report(state.best)}"
-                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {heldout(state):.4f}{more}")
+                    found = heldout(state)
+                    shown = f"{found:.4f}" if isinstance(found, float) else found
+                    log(f"step {done}: loss {np.mean(recent):.4f}, held-out {shown}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
                     manager.save(done, args=ocp.args.StandardSave(state))

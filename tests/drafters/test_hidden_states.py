@@ -321,7 +321,13 @@ def test_shapes_that_make_no_drafter(make, complaint):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("eagle 1", "gpt"), ("eagle 3", "decoder"), ("mtp", "decoder"), ("hydra", "gpt"), ("dspark", "t5")],
+    [
+        ("eagle 3", "decoder"),
+        ("dspark", "t5"),
+        ("hydra", "gpt"),
+        pytest.param("eagle 1", "gpt", marks=pytest.mark.slow),  # as EAGLE-3
+        pytest.param("mtp", "decoder", marks=pytest.mark.slow),
+    ],
 )
 def test_training_sees_the_distributions_of_decoding(name, target):
     """Those of a draft, and those of training at the place where it begins, on a text that holds the draft."""
@@ -352,4 +358,4 @@ def test_training_sees_the_distributions_of_decoding(name, target):
         for depth in range(GAMMA):
             expected = np.asarray(decoded.log_probs)[row, depth, frozen.get("vocabulary", slice(None))]
             np.testing.assert_allclose(log_q[depth][row, end - 2], expected, rtol=1e-4, atol=1e-4)
-        assert real[row, end - 2].all() and not real[row, end - 1].all()  # and then the text is at its end
+        assert real[row, end - 2].all() and not real[row, end].all()  # and then the text is at its end

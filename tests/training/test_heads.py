@@ -29,13 +29,20 @@ KINDS = {  # family, sizes, what is learnt
     "eagle 3": (
         "eagle",
         LAYER | dict(taps=[0, 1, 2], own_head=True, draft_vocab=9),
-        dict(depths=3, answers=[24], prompt=2),
+        dict(depths=3, answers=[24], prompt=2, kl=0.0),
     ),
-    "eagle 1": ("eagle", LAYER, dict(depths=2, regression=1.0, divergence="minus_log_alpha")),
+    "eagle 1": ("eagle", LAYER, dict(depths=2, regression=1.0, divergence="minus_log_alpha", kl=0.0)),
     "medusa": ("heads", dict(heads=3), dict(stride=2, chunk=20)),
-    "dspark": ("block", LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True), {}),
-    "mtp": ("mtp", LAYER, dict(depths=2, decay=0.6)),
+    "dspark": (
+        "block",
+        LAYER | dict(taps=[0, 2], block=3, mask_token=1, markov_rank=4, from_anchor=True),
+        dict(kl=1.0),
+    ),
+    "mtp": ("mtp", LAYER, dict(depths=2, decay=0.6, kl=1.0)),
 }  # fmt: skip
+
+
+SELDOM = ("eagle 1", "mtp")  # as EAGLE-3
 
 
 @pytest.fixture
@@ -75,24 +82,15 @@ def load_target(target, monkeypatch):
     monkeypatch.setattr(heads, "load", lambda name, dtype: target)
 
 
-def promise(head, recipe, target, folder):
-    """What a drafter promises on held-out texts, at temperature 1."""
-    text = heads.texts(recipe, target, folder, "heldout", folder / "run", progress=False)
-    lessons = head_loss.Lessons(heads.batches(recipe, text), target.params)
-    return head_loss.foretell(head.task)(head.params, lessons.once())
-
-
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "eagle 1" else ()) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SELDOM else ()) for kind in KINDS]
 )
 def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
     """It promises more tokens a round than at the beginning, and what is written is what was trained."""
     recipe, lines = recipe_of(kind), []
     trained, found = heads.train(recipe, folder, folder / "run", lines.append, progress=False)
-    tokens = heads.counts(heads.texts(recipe, target, folder, "train", folder / "run", progress=False), V)
-    before = promise(heads.start(recipe, target, tokens), recipe, target, folder)
-    assert lines[1] == f"untrained: {before}" and lines[-1].endswith(str(found))
-    assert found.tokens_per_round[1] > before.tokens_per_round[1] + 0.1, lines
+    assert lines[1].startswith("untrained: T=0") and lines[-1].endswith(str(found))
+    assert found.tokens_per_round[1] > float(lines[1].rsplit(" ")[-1]) + 0.1, lines
 
     monkeypatch.setattr(heads, "train", lambda *_: (trained, found))
     assert str(found) in run.checkpoint(recipe, folder, folder / "out", folder / "run")
