@@ -102,6 +102,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.set_num_threads(1)
