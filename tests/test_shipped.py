@@ -33,6 +33,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PROMPTS, WIDTH, NEW = 48, 128, 32  # WIDTH: most tokens of a prompt
 
 pytestmark = pytest.mark.slow
+ONE = pytest.mark.parametrize("pair", list(PAIRS)[:1], indirect=True)
 
 
 def heldout(kind, count):
@@ -85,6 +86,7 @@ def test_greedy_equals_plain_in_ragged_batches(pair):
         assert texts(out) == [plain[i] for i in chosen]
 
 
+@ONE
 def test_greedy_equals_plain_with_trees_of_the_top_choices(pair):
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.tree(draft, (2, 2, 1), draw="top")
@@ -163,6 +165,7 @@ def test_coupled_equals_plain_sampling(sampled, drafter):
         assert texts(out) == [plain[i] for i in chosen], chosen
 
 
+@pytest.mark.parametrize("pair", list(PAIRS)[-1:], indirect=True)  # a prompt after which drafts are often wrong
 def test_sampled_tokens_have_the_targets_distribution(pair):
     target, draft, prompts, _ = pair
     shortest = int(np.argmin(prompts.length))
@@ -177,7 +180,7 @@ def test_sampled_tokens_have_the_targets_distribution(pair):
     assert fitted.pvalue > 1e-3
 
 
-@pytest.mark.parametrize("pair", list(PAIRS)[:1], indirect=True)
+@ONE
 def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
     target, draft, prompts, _ = pair
@@ -188,6 +191,7 @@ def test_bfloat16_diverges_at_near_ties_only(pair):
         assert abs(found.margin) < 0.25, found
 
 
+@ONE
 def test_rows_are_keyed_by_row_and_position(pair):
     """Sampled text of a row is the same among other rows, for the same row key."""
     target, draft, prompts, _ = pair

@@ -23,9 +23,9 @@ STOPS = {"no": False, "yes": True, "never": "never"}
 class Search(NamedTuple):
     """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
 
-    beams: Annotated[int | None, number("Beam search: the N best texts of each prompt, with scores.")] = None
-    length_penalty: Annotated[float, text("P", "Of --beams: scores are divided by length to this power.")] = 1.0
-    early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes (when N have ended) or never.")] = "no"
+    beams: Annotated[int | None, number("Search for the N best texts.")] = None
+    length_penalty: Annotated[float, text("P", "Of --beams: score / length ** P.")] = 1.0
+    early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes or never.")] = "no"
 
 
 def check(search: Search, settings: Settings, sampling: dict[str, Any], refused: dict[str, Any]) -> None:

@@ -32,18 +32,18 @@ def generate(
     search: Search,
     prompt: Annotated[str | None, typer.Argument(help="What to generate from; - reads standard input.")] = None,
     prompts: Annotated[str | None, text("FILE", "Prompts, one a line, or .jsonl with inputs.")] = None,
-    count: Annotated[int, text("N", "Held-out prompts to take where none are given.")] = 8,
-    chat: Annotated[bool, flag("A prompt is a user's message: use the chat template.", "--chat")] = False,
-    trace: Annotated[bool, flag("Show each round: draft tokens, the rejected one, its correction.", "--trace")] = False,
+    count: Annotated[int, text("N", "Held-out prompts, where none are given.")] = 8,
+    chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
+    trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
-    check: Annotated[bool, flag("Of a head: measure its α first; warn if it is too low.", "--check")] = False,
+    check: Annotated[bool, flag("Measure α of a head first.", "--check")] = False,
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
 
-    Without a prompt it decodes held-out ones that come with jaxspec. A T5's task prefix is part of the prompt.
+    Without a prompt it decodes held-out ones. A T5's task prefix is part of a prompt.
 
     \b
         jaxspec generate "translate English to German: A fast editor."

@@ -30,7 +30,7 @@ def flag(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-Target = Annotated[str, text("MODEL", "Model to decode from: a shipped one, a folder, or a hub id.")]
+Target = Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")]
 Draft = Annotated[str, text("MODEL", "Model that drafts.", "--draft", "-d")]
 Gamma = Annotated[int, number("Draft tokens a round.", "--gamma", "-g")]
 Count = Annotated[int, number("Prompts to measure on.")]

@@ -34,8 +34,8 @@ class Settings(NamedTuple):
     rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, lenient=0.3, ...")] = ""
     max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
-    stop: Annotated[list[str] | None, text("TEXT", "Ends the text and is cut from it; may be repeated.")] = None
-    ban: Annotated[list[int] | None, text("ID", "A token that is never generated; may be repeated.")] = None
+    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
     seed: Annotated[int, text("N", "Of sampling; the same seed gives the same text.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""

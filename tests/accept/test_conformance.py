@@ -100,7 +100,7 @@ def programs():
         for kind, gamma in itertools.product(kinds, (0, 1, 3)):
             slow = gamma == 1 and (kind, name) not in [("model", "block"), ("model", "coupled")]
             if (kind, gamma) != ("point mass", 1):
-                yield pytest.param(name, kind, gamma, marks=[pytest.mark.slow] if slow else [])
+                yield pytest.param(name, kind, gamma, marks=[pytest.mark.exhaustive] if slow else [])
 
 
 def cells(kind, gamma):

@@ -51,7 +51,7 @@ def test_drafters_over_other_vocabularies():
 
 
 def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
-    target = names.model("debian-gpt-small")
+    target = names.model("debian-gpt-base")
     assert names.drafter("early_exit=1", names.model, target).target is target
     assert names.drafter("skip_layers=1:", names.model, target).target is target
     made = names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)

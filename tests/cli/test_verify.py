@@ -24,7 +24,7 @@ def verify(*options):
 @pytest.fixture
 def pair(zoo, monkeypatch):
     """Table models instead of checkpoints, in any precision."""
-    monkeypatch.setattr(model, "load", lambda name, dtype: zoo[name])
+    monkeypatch.setattr(model, "load", lambda name, dtype, mesh=None: zoo[name])
 
 
 @pytest.fixture

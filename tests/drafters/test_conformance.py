@@ -79,11 +79,11 @@ POLICIES = {
     "oracle": policies.oracle(np.array([[2, 0, 1]])),
 }
 TREES = {name for name, drafter in DRAFTERS.items() if drafter.functions.tree is not None}
-STAND_FOR_TREES = {"a tree", "token_recycling", "lookahead"}
 # Others stand for these.
 CASCADES = {name for name in DRAFTERS if "cascade" in name} | {"a look-up, then a model"}
-SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", *TREES, *CASCADES}
-SELDOM -= STAND_FOR_TREES | {"a cascade of three levels", "a horizontal cascade"}
+SELDOM = {"a model", "a model of another vocabulary", "its argmax", "unigram", "a ragged tree", "a tree of n-grams"}
+SELDOM |= {"a dynamic tree of n-grams", "retrieval, a tree", *CASCADES}
+SELDOM -= {"a cascade of three levels", "a horizontal cascade"}
 STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should_continue is not None}  # refuse trees
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
 OF_CASCADES = {name: {"adaptive", "confidence"} for name in ("a cascade", "a horizontal cascade")}
@@ -99,7 +99,7 @@ QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")
 
 
 def _slow(really):
-    return pytest.mark.slow if really else ()
+    return pytest.mark.exhaustive if really else ()
 
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))

@@ -83,10 +83,10 @@ def drafter_of(name, target):
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = ("blockwise", "dspark", "hydra", "mtp")  # others have the same loop
+SELDOM = ("blockwise", "dflash")  # others have the same loop
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if x in SELDOM else ()) for x in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in NAMES])
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; heads with a vocabulary of two tokens of three among them."""
     drafter = drafter_of(name, "decoder")
@@ -105,7 +105,7 @@ def tree_of(name):
     return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
 
 
-@pytest.mark.parametrize("name", ["eagle 3", "medusa", pytest.param("dflash", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["eagle 3", "medusa", pytest.param("dflash", marks=pytest.mark.exhaustive)])
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
@@ -325,8 +325,8 @@ def test_shapes_that_make_no_drafter(make, complaint):
         ("eagle 3", "decoder"),
         ("dspark", "t5"),
         ("hydra", "gpt"),
-        pytest.param("eagle 1", "gpt", marks=pytest.mark.slow),  # as EAGLE-3
-        pytest.param("mtp", "decoder", marks=pytest.mark.slow),
+        pytest.param("eagle 1", "gpt", marks=pytest.mark.exhaustive),  # as EAGLE-3
+        pytest.param("mtp", "decoder", marks=pytest.mark.exhaustive),
     ],
 )
 def test_training_sees_the_distributions_of_decoding(name, target):

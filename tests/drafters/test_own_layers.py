@@ -66,7 +66,7 @@ SELDOM = (
 )  # as the others
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow if x in SELDOM else ()) for x in MAKE])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in MAKE])
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0."""
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))

@@ -83,7 +83,7 @@ def load_target(target, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SELDOM else ()) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.exhaustive if kind in SELDOM else ()) for kind in KINDS]
 )
 def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypatch, promotion):
     """It promises more tokens a round than at the beginning, and what is written is what was trained."""
