@@ -223,7 +223,6 @@ def test_standard_error_of_a_single_row_is_unknown():
     one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
     assert np.isnan(one.stderr) and np.isnan(one.interval).all()
     assert one.rate.to_dict() == {"value": 0.75, "stderr": None, "low": None, "high": None}
-    assert one.to_dict() == {"alpha": 0.75, "stderr": None, "low": None, "high": None, "positions": 2}
 
 
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():

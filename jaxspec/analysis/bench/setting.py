@@ -130,6 +130,8 @@ def setting_of(job: Job, name: str, batch: int) -> Setting:
         ValueError: the job has options with a value for each row.
     """
     options = dict(job.options)
+    if options.pop("num_samples", 1) != 1:
+        raise ValueError(f"num_samples is {job.options['num_samples']}: expected 1, and each prompt as often as wanted")
     drafter, gamma, rule, policy, limit, _, eos = (
         options.pop(name) for name in ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")
     )
