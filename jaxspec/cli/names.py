@@ -125,7 +125,7 @@ def drafter(
     if not isinstance(made, Model):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
     if kind == "trim":
-        return trim.trim_vocabulary(made, size=sizes[0])
+        return trim.trim_vocabulary(made, size=next(iter(sizes)))
     if kind == "share":
         return made if target is None else shared_vocabulary.share_vocabulary(made, target)
     return drafters.without_backoff(made, *sizes)

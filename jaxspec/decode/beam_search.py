@@ -268,15 +268,14 @@ def _search(
                 assert lm.select is not None
                 return lm.select(cache, base + state.count, path)
 
+            def read_last_level(draft: LanguageModel, cache: Cache) -> Cache:
+                deepest = known(draft, fed[:, -size.draft_beams :])
+                return draft.extend(weights.draft, cache, deepest, parent)[1]
+
             if draft is not None:
-
-                def read_last_level(cache: Cache) -> Cache:
-                    deepest = known(draft, fed[:, -size.draft_beams :])
-                    _, cache = draft.extend(weights.draft, cache, deepest, parent)
-                    return cache
-
                 wanted = jnp.any(walk.kept[:, -size.draft_beams :])
-                draft_cache = jax.lax.cond(wanted, read_last_level, lambda cache: cache, draft_cache)
+                read = functools.partial(read_last_level, draft)
+                draft_cache = jax.lax.cond(wanted, read, lambda cache: cache, draft_cache)
                 draft_cache = keep(draft, draft_cache)
             caches = Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)
@@ -417,7 +416,7 @@ def _check_beams(target: Model, beams: Any) -> int:
 
 
 def _result(target: Model, found: SearchState) -> BeamSearch:
-    b = found.beams
+    b, passes = jax.device_get((found.beams, found.passes))
     width = int(b.lengths.max())
     real = np.arange(width)[None, None, :] < b.lengths[:, :, None]
     tokens = np.where(real, b.hypotheses[:, :, :width], 0)
@@ -427,4 +426,4 @@ def _result(target: Model, found: SearchState) -> BeamSearch:
             [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(rows, lengths, strict=True) if n]
             for rows, lengths in zip(tokens, b.lengths, strict=True)
         ]
-    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, found.passes)
+    return BeamSearch(texts, tokens, b.lengths, b.final_scores, b.steps, passes)

@@ -275,6 +275,7 @@ def blocks(
     """Features of many blocks of each row, for training; see `BlockDrafter.blocks`. `forward` is of whole rows."""
 
     def run(net: BlockDrafter) -> Float[Array, "B A C M"]:
+        assert forward.taps is not None
         return net.blocks(shared, net.fused(forward.taps), last, place)
 
     return nn.apply(run, BlockDrafter(config))({"params": params})

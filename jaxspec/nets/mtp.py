@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -158,8 +159,8 @@ def unroll_of(config: MTPConfig) -> unroll.Unroll:
     module = MTP(config)
 
     def run(params: Params, shared: Shared, forward: Forward, tokens: Array, depths: int) -> Float[Array, "B S K M"]:
-        def step(params: Params, *arguments):
-            return nn.apply(lambda net: net.step(shared, *arguments), module)({"params": params})
+        def step(params: Params, *arguments: Any, **named: Any):
+            return nn.apply(lambda net: net.step(shared, *arguments, **named), module)({"params": params})
 
         return unroll.unrolled(step, params, forward.features, tokens, depths)
 

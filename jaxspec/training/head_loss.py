@@ -257,9 +257,10 @@ def head_loss(task: Task, divergence: Divergence) -> LossFunction:
             total += weights[depth] * jnp.sum(divergence(log_p, found.log_q, counted) * counted)
         return total
 
-    def loss(params: Params, lesson: Lesson) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        lesson: Lesson = batch
         made = draft(task, params, lesson)
-        total = in_parts(of_part, lesson.target, params, made.hidden, made.parts)
+        total: Any = in_parts(of_part, lesson.target, params, made.hidden, made.parts)
         return total + task.learn.regression * made.distance, jnp.sum(weights * made.count)
 
     return loss
