@@ -86,7 +86,7 @@ def test_stop_is_per_row():
 
 def test_stream_takes_one_prompt():
     model, _ = parrot("ab")
-    with pytest.raises(ValueError, match="stream takes one prompt, got 2"):
+    with pytest.raises(ValueError, match="stream takes one prompt and one sample of it, got 2"):
         jaxspec.stream(model, Prompt(jnp.array([[0], [1]]), jnp.array([1, 1])))
 
 
