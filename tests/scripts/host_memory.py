@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxspec.weights import huggingface, parameters, tensors
 
@@ -32,7 +33,7 @@ def peak(work):
 
 def everything_first(folder):
     _, config = huggingface.read_config(folder)
-    read = {name: x for shard in tensors.shards(folder) for name, x in shard.read()}
+    read = {name: np.array(x) for shard in tensors.shards(folder) for name, x in shard.read()}
     return {name: parameters.place(name, x, config, None, "float32") for name, x in read.items()}
 
 

@@ -221,7 +221,7 @@ def test_no_manifest(copy):
         ("heads = 2\n", "", r"\[model\] lacks the key 'heads'"),
         ('name = "tiny-t5"\n', "", "lacks the key 'name'"),
         ("[about]", "[abouts]", "unknown key 'abouts': did you mean 'about'"),
-        ('"tokenizer.json" = [2,', '"tokenizer.json" = ["2",', r"tokenizer\.json must be \[size, sha256\]"),
+        ('"tokenizer.json" = [\n    2,', '"tokenizer.json" = ["2",', r"tokenizer\.json must be \[size, sha256\]"),
         ('"tokenizer.json" = ', '"token.json" = ', r"does not list tokenizer\.json"),
         ("steps = 4000", "steps = \udc80", "cannot be used"),
     ],
