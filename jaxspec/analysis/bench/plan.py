@@ -156,7 +156,7 @@ def of_sizes(
         c, c_hat: if they are known; else by bytes, and by parameters.
 
     >>> of_sizes(0.75, "11B", "77M", "tpu-v4").gamma
-    14
+    12
     """
     chip = roofline.machine(device)
     big, small = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
