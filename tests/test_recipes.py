@@ -42,7 +42,7 @@ def test_a_whole_number_will_do_for_a_float():
         ),
         (changed("model", qqq=1), r"\[model\] has an unknown key 'qqq'$"),
         (TABLE | {"famly": "t5"}, "unknown key 'famly': did you mean 'family'"),
-        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of \['decoder', 'gpt', 'ngram', 't5'\]"),
+        (TABLE | {"family": "rnn"}, r"family is 'rnn': expected one of"),
         ({k: v for k, v in TABLE.items() if k != "data"}, "lacks the key 'data'"),
         (changed("train", steps="many"), r"\[train\] steps must be of type int, got 'many'"),
         (changed("train", steps=True), "steps must be of type int, got True"),
