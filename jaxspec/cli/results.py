@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxspec.files import write_text
 
-BLOCK = re.compile(r"(```console\n(?P<commands>(?:\$ jaxspec (?:bench|measure) .*\n)+)```\n\n<!-- measured -->\n)"
+BLOCK = re.compile(r"(```console\n(?P<commands>(?:\$ jaxspec (?:bench|measure) [^\n]*\n)+)```\n\n<!-- measured -->\n)"
                    r".*?(?=<!-- /measured -->)", re.DOTALL)  # fmt: skip
 
 
@@ -36,11 +36,11 @@ def fill(page: Path, store: Path | None) -> None:
     if not BLOCK.search(text):
         raise ValueError(f"{page} has no console block of jaxspec bench or measure before a line <!-- measured -->")
 
-    def filled(found: re.Match[str]) -> str:
+    for found in BLOCK.finditer(text):
         commands = [line.removeprefix("$ ") for line in found["commands"].splitlines()]
-        return found[1] + "\n" + "\n".join(printed(command, store) for command in commands) + "\n"
-
-    write_text(page, [BLOCK.sub(filled, text)])
+        tables = "\n".join(printed(command, store) for command in commands)
+        now = page.read_text(encoding="utf-8")  # with the tables before, and whatever was edited meanwhile
+        write_text(page, [now.replace(found[0], f"{found[1]}\n{tables}\n")])
 
 
 def printed(command: str, store: Path) -> str:

@@ -88,7 +88,13 @@ def test_the_papers_rows(loading, monkeypatch, zoo):
     assert "('tiny', 'float32'" in shown.output.replace("\n", "")
 
 
-PAGE = """Before.
+PAGE = """How this page is made:
+
+```console
+$ jaxspec bench --results page.md --resume rows.jsonl
+```
+
+Before.
 
 ```console
 $ jaxspec bench --gamma 3

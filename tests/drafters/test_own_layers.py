@@ -107,6 +107,12 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
         np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
 
 
+def temporaries(job, room):
+    """Bytes that rounds need beside their arguments and results."""
+    state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, room))
+    return loop.advance.lower(job.decoder, job.weights, state).compile().memory_analysis().temp_size_in_bytes
+
+
 def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     """Counted in the compiled programs: the operations of verification, and the memory of a round."""
     config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
@@ -135,8 +141,9 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     whole, rest = flops(plain, target.params, cache, tokens), flops(verify, job.weights, cache, drafted, tokens)
     once = flops(run_first, target.params, cache, drafted.stream)
     assert once > 0.6 * whole and once + rest < 1.02 * whole
-    memory = loop.advance.lower(job.decoder, job.weights, state).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 0.5 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    # XLA copies parts of a cache on a CPU, in plain decoding, too: a second cache would come on top of those.
+    assert temporaries(job, 960) < temporaries(prepare(target, prompt, **options), 960) + 0.1 * held
 
 
 # --- bad input
