@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -49,15 +50,22 @@ hypothesis.settings.load_profile("jaxspec")
 # programs, as those of the command line do; what is listed in SEPARATE is long, and shares little.
 LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/accept/", "tests/cli/", "tests/test_notebooks.py")
 TOGETHER = ("tests/cli/",)
+SLOW = Path(__file__).parent / "tests" / "slow.txt"  # marked `slow`; written by `pytest --record-slow 4`
 SEPARATE = {"tests/test_shipped.py": re.compile(r"t5|gpt"), "tests/test_notebooks.py": re.compile(r"\[.*")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the combinations, too, that others stand for")
+    parser.addoption("--record-slow", type=float, metavar="S", help="write tests that take S seconds to tests/slow.txt")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, the rest as it was; without `--exhaustive`, not what others stand for."""
+    slow = set(SLOW.read_text().splitlines()) if SLOW.is_file() else set()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
     if not config.getoption("exhaustive"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
@@ -81,6 +89,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     config.option.loadscopereorder = False  # not those with the most tests first, but in the order above
     return BySharedPrograms(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("record_slow") is not None and not hasattr(config, "workerinput"):
+        SLOW.unlink(missing_ok=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    controller = not hasattr(session.config, "workerinput")
+    if controller and session.config.getoption("record_slow") is not None and SLOW.is_file():
+        SLOW.write_text("".join(sorted(SLOW.read_text().splitlines(keepends=True))))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With `--record-slow`, notes what takes long: processor time, which a busy machine changes little."""
+    before, least = sum(os.times()[:4]), item.config.getoption("record_slow")
+    result = yield
+    if least is not None and sum(os.times()[:4]) - before > least and not item.get_closest_marker("slow"):
+        with SLOW.open("a") as file:
+            file.write(item.nodeid + "\n")
+    return result
 
 
 def pytest_report_header() -> str:

@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, names, options, rows
+from jaxspec.cli import console, names, options, rows, tree_plan
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
-    from jaxspec.decode.request import Job
 
 
 def plan(
@@ -33,6 +32,8 @@ def plan(
     tree: Annotated[bool, typer.Option("--tree", help="The token tree that a pair should draft here.")] = False,
     nodes: Annotated[int, options.number("With --tree: most draft tokens.")] = 32,
     figure: Annotated[Path | None, options.text("FILE", "With --tree: a .svg or .png to draw it in.")] = None,
+    timed: Annotated[bool, options.flag("With --tree: time it, and the best chain.", "--timed")] = False,
+    widen: Annotated[int, options.number("Widen the target's MLPs: same text, more cost.", least=0)] = 0,
     alpha: Annotated[float | None, options.text("RATE", "Acceptance rate, if it is known.")] = None,
     c: Annotated[float | None, options.text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None,
     v: Annotated[float, options.text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0,
@@ -48,7 +49,7 @@ def plan(
 
     \b
         jaxspec plan --batch 1,8
-        jaxspec plan --tree --nodes 32 --figure tree.svg
+        jaxspec plan --tree --nodes 32 --timed --figure tree.svg
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
@@ -68,30 +69,15 @@ def plan(
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        job = names.pair_job(target, draft, dtype or "float32", prompts, count, **asked)
+        job = names.pair_job(target, draft, dtype or "float32", prompts, count, widen, **asked)
         if tree:
-            return _show_tree(job, min(batches), nodes, repeats, figure, as_json)
+            return tree_plan.show(job, min(batches), nodes, repeats, timed, figure, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=gamma, repeats=repeats, advance=advance))
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
     if as_json:
         return rows.print_json(about=about, plans=[planning.to_dict(found) for found in plans])
     _show(about, plans)
-
-
-def _show_tree(job: Job, batch: int, nodes: int, repeats: int, figure: Path | None, as_json: bool) -> None:
-    from jaxspec.analysis.bench import tree_plan
-
-    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
-        found = tree_plan.of_job(job, nodes=nodes, batch=batch, repeats=repeats)
-    if figure is not None:
-        from jaxspec.analysis import figures
-
-        drawn = figures.tree_diagram(found.tree.shape, found.acceptance[found.tree.draw])
-        figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
-    if as_json:
-        return rows.print_json(**tree_plan.to_dict(found))
-    Console(highlight=False, soft_wrap=True).print(tree_plan.sentence(found))
 
 
 def _show(about: str, plans: Sequence[Plan]) -> None:

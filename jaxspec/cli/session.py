@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec import trace
-from jaxspec.cli import names
+from jaxspec.cli import drafter_names, names
 from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.cli.options import TARGET, Target, number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
@@ -79,7 +79,7 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
     job = prepare(
         target,
         as_chat(target, texts) if chat else texts,
-        drafter=names.drafter(settings.draft, draft, target) if settings.draft else None,
+        drafter=drafter_names.drafter(settings.draft, draft, target) if settings.draft else None,
         gamma=settings.gamma,
         accept=names.rule(settings.rule) if settings.rule else None,
         policy=names.policy(settings.policy) if settings.policy else None,

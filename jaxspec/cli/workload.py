@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec.cli import names, options
+from jaxspec.cli import drafter_names, names, options
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import from_file, heldout, references
 
@@ -75,7 +75,7 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     for dtype, target in targets.items():
         load = functools.partial(_draft_model, work, dtype)
         left = functools.partial(references, target, max(work.count, work.rows))
-        drafters = {name: names.drafter(name, load, target, left) for name in drafts}
+        drafters = {name: drafter_names.drafter(name, load, target, left) for name in drafts}
         own = shared | {"target": None if target is first else target, "drafter": drafters or [None]}
         made += product(**own, gamma=gammas if drafts else 0)
         made += product(**own, gamma=most, policy=policies) if drafts and policies else []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.cli import main, names, options
+from jaxspec.cli import drafter_names, main, names, options
 from jaxspec.cli.options import integers
 from jaxspec.warp.options import OPTIONS
 
@@ -39,22 +39,22 @@ def test_what_is_given_arrives_as_one_argument():
 
 
 def test_drafters_over_other_vocabularies():
-    assert names.drafter("trim=512:debian-t5-small", names.model).params.to_target.shape == (512,)
+    assert drafter_names.drafter("trim=512:debian-t5-small", names.model).params.to_target.shape == (512,)
     target = names.model("debian-t5-base")
-    shared = names.drafter("share:debian-t5-small", names.model, target)
+    shared = drafter_names.drafter("share:debian-t5-small", names.model, target)
     assert shared.params.to_target.tolist() == list(range(target.lm.vocab_size))
     for name in ("trim=few:debian-t5-small", "trim:debian-t5-small"):
         with pytest.raises(ValueError, match="expected trim=NUMBER:NAME"):
-            names.drafter(name, names.model)
+            drafter_names.drafter(name, names.model)
     with pytest.raises(ValueError, match="expected a model after the colon"):
-        names.drafter("share:prompt_lookup", names.model)
+        drafter_names.drafter("share:prompt_lookup", names.model)
 
 
 def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     target = names.model("debian-gpt-base")
-    assert names.drafter("early_exit=1", names.model, target).target is target
-    assert names.drafter("skip_layers=1:", names.model, target).target is target
-    made = names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
+    assert drafter_names.drafter("early_exit=1", names.model, target).target is target
+    assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
+    made = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
     assert len(made.models) == 2
     for name, message in (
         ("early_exit=a", "expected early_exit=4"),
@@ -64,18 +64,18 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
         ("cascade:debian-gpt-small", "expected cascade:NAME:INNER"),
     ):
         with pytest.raises(ValueError, match=f"the drafter is '{name}': {message}"):
-            names.drafter(name, names.model, target)
+            drafter_names.drafter(name, names.model, target)
     with pytest.raises(ValueError, match="expected a target"):
-        names.drafter("early_exit=1", names.model)
+        drafter_names.drafter("early_exit=1", names.model)
 
 
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
-    assert names.drafter("token_recycling", names.model).functions.tree == (32, 4)
+    assert drafter_names.drafter("token_recycling", names.model).functions.tree == (32, 4)
     for name, expected in (
         ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
         ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),
         ("sequences=a:debian-gpt-small", "sequences=4:NAME"),
     ):
         with pytest.raises(ValueError, match=f"the drafter is '{name}': expected .* or {expected}"):
-            names.drafter(name, names.model)
+            drafter_names.drafter(name, names.model)

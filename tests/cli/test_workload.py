@@ -8,7 +8,7 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.table import Column
 from jaxspec.analysis.measure import synthetic
-from jaxspec.cli import names, prompts, rows
+from jaxspec.cli import drafter_names, names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
 
@@ -116,13 +116,13 @@ def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
 
 
 def test_a_lookup_by_its_shortest_match():
-    assert names.drafter("prompt_lookup=2", names.model) == drafters.prompt_lookup(3, 2)
-    assert names.drafter("prompt_lookup=5", names.model) == drafters.prompt_lookup(5, 5)
+    assert drafter_names.drafter("prompt_lookup=2", names.model) == drafters.prompt_lookup(3, 2)
+    assert drafter_names.drafter("prompt_lookup=5", names.model) == drafters.prompt_lookup(5, 5)
 
 
 def test_a_head_is_of_a_target():
     with pytest.raises(ValueError, match="'head:x': it reads a target's hidden states, and there is no target here"):
-        names.drafter("head:x", names.model)
+        drafter_names.drafter("head:x", names.model)
 
 
 def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
@@ -138,9 +138,9 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
     ]:
-        assert names.drafter_names(name) == wanted
+        assert drafter_names.parts(name) == wanted
     both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
-    assert names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
+    assert drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys):

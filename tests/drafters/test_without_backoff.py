@@ -8,7 +8,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.base import Caches, Distribution, DraftContext, Prompt, Weights
-from jaxspec.cli import names
+from jaxspec.cli import drafter_names, names
 from jaxspec.drafters import fallback, greedy, without_backoff
 from jaxspec.testing import table_model
 from jaxspec.weights import orbax
@@ -91,12 +91,12 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
     loaded = without_backoff(jaxspec.load(str(folder)))
     assert loaded.functions is without_backoff(TABLES).functions
     for name, made in (("without_backoff", without_backoff(TABLES)), ("without_backoff=1", without_backoff(TABLES, 1))):
-        assert names.drafter(f"{name}:{folder}", names.model).functions is made.functions
-        certain = names.drafter(f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model)
+        assert drafter_names.drafter(f"{name}:{folder}", names.model).functions is made.functions
+        certain = drafter_names.drafter(f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model)
         expected = fallback(drafters.prompt_lookup(), greedy(made), drafters.prompt_lookup())
         assert certain.functions is expected.functions
     with pytest.raises(ValueError, match=r"'without_backoff=x:tri': expected without_backoff:NAME or without_backoff="):
-        names.drafter("without_backoff=x:tri", names.model)
+        drafter_names.drafter("without_backoff=x:tri", names.model)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from jaxspec import drafters
 from jaxspec.analysis.bench import plan as planning
+from jaxspec.analysis.bench.setting import Setting, setting_of
 from jaxspec.analysis.measure import cost, jobs, replay
 from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
 from jaxspec.analysis.tree import DEEPEST, best_of_size
@@ -156,6 +158,16 @@ def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: 
     shape = shape_of(tuple(tuple(map(int, node)) for node in choices))
     fed = [2, *(len(level.parents) for level in shape.levels[1:])]
     return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
+
+
+def settings(plan: TreePlan, job: Job, batch: int) -> list[Setting]:
+    """The chain and the tree of a plan, to be compared by `bench.run`."""
+    draft, own = jobs.drafting_model(job), setting_of(job, "prompts", batch)
+    chain = own._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
+    if plan.tree is plan.chain:
+        return [chain]
+    tree = drafters.tree(draft, shape=plan.tree.shape, draw=plan.tree.draw)
+    return [chain, own._replace(drafter=tree, gamma=plan.tree.depth, name=f"tree of {len(plan.tree.shape)}")]
 
 
 def sentence(plan: TreePlan) -> str:

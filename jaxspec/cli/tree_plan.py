@@ -1,0 +1,49 @@
+"""`jaxspec plan --tree`: the tree that a pair should draft here, drawn, and timed beside the best chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from jaxspec.cli import console, rows
+
+if TYPE_CHECKING:
+    from jaxspec.decode.request import Job
+
+TEXTS = 8  # prompts that a timed run decodes
+
+
+def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Path | None, as_json: bool) -> None:
+    """Plans, and prints the plan.
+
+    Args:
+        job, nodes, batch, repeats: as `tree_plan.of_job` takes them.
+        timed: whether the tree and the chain also decode, interleaved with plain decoding.
+        figure: to draw the tree in.
+        as_json: prints one JSON object.
+    """
+    from jaxspec.analysis import bench
+    from jaxspec.analysis.bench import table, tree_plan
+
+    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
+        found = tree_plan.of_job(job, nodes=nodes, batch=batch, repeats=repeats)
+    if figure is not None:
+        from jaxspec.analysis import figures
+
+        drawn = figures.tree_diagram(found.tree.shape, found.acceptance[found.tree.draw])
+        figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
+    speeds = []
+    if timed:
+        config = bench.Config(TEXTS, repeats=5, quantities=("speed", "costs"))
+        with console.counting("timing", 1) as advance:
+            speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config))
+            advance("timed")
+    if as_json:
+        return rows.print_json(**tree_plan.to_dict(found), timed=[bench.to_json(row) for row in speeds])
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(tree_plan.sentence(found))
+    if speeds:
+        for made in table.tables(speeds, (*table.PEERS, *table.THEORY), out.width):
+            out.print(made)
