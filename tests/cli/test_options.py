@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxspec import drafters
 from jaxspec.cli import drafter_names, main, names, options
 from jaxspec.cli.options import integers
 from jaxspec.warp.options import OPTIONS
@@ -72,6 +73,10 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
     assert drafter_names.drafter("token_recycling", names.model).functions.tree == (32, 4)
+    mixed = drafters.tree(names.model("debian-gpt-small"), (3, 1), draw="mixed")
+    assert drafter_names.drafter("tree=3x1-mixed:debian-gpt-small", names.model).functions is mixed.functions
+    with pytest.raises(ValueError, match="draw is 'often'"):
+        drafter_names.drafter("tree=3x1-often:debian-gpt-small", names.model)
     for name, expected in (
         ("tree=4x0:debian-gpt-small", "tree=4x2x1:NAME"),
         ("dynamic_tree=3x2:debian-gpt-small", "dynamic_tree=32:NAME"),

@@ -76,6 +76,17 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
     assert known["measured"] is None and 8 in known["near"]
 
 
+def test_a_tree_is_planned_and_timed(run, report):
+    asked = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
+    found = report(*asked, "--widen", "0")
+    assert 1 <= len(found["tree"]["shape"]) <= 3 and found["chain"]["depth"] == len(found["chain"]["shape"])
+    assert found["acceptance"].keys() == {"top"} and found["advice"]
+    drafters = [row["drafter"] for row in found["timed"]]
+    assert drafters[:2] == ["", f"chain of {found['chain']['depth']}"]
+    assert all(row["same_text"] == row["texts"] == 8 for row in found["timed"])
+    assert "tokens/s" in run(*asked).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
