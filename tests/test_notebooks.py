@@ -73,12 +73,18 @@ def test_text_form_without_a_title_is_refused(sync: ModuleType):
 
 # One is run without ipywidgets, as a user might.
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sliders"), [(name, name != "when_does_it_pay") for name in NAMES])
+@pytest.mark.parametrize(
+    ("name", "sliders"),
+    [  # the real model's programs take minutes to compile
+        pytest.param(name, name != "when_does_it_pay", marks=[pytest.mark.exhaustive] if name == "real_model" else [])
+        for name in NAMES
+    ],
+)
 def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
     if "debian-t5-base" not in shipped():
         pytest.skip("the checkpoints are not here")
-    if name == "real_model" and not (os.environ.get("JAXSPEC_GEMMA") and importlib.util.find_spec(GEMMA)):
-        pytest.skip(f"a real model, on request: JAXSPEC_GEMMA=1, with the package {GEMMA}")
+    if name == "real_model" and not importlib.util.find_spec(GEMMA):
+        pytest.skip(f"the package {GEMMA} is not installed")
     if not sliders:
         (tmp_path / "ipywidgets.py").write_text("raise ImportError\n")
     notebook = nbformat.read(COLAB / f"{name}.ipynb", as_version=4)
