@@ -71,7 +71,10 @@ def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
     if drafter.tree is None:
         return
     if target.select is None:
-        raise ValueError("the drafter drafts trees, and the target takes chains only: its LanguageModel has no select")
+        raise ValueError(
+            "the drafter drafts trees, and the target takes chains only: give its LanguageModel a select, or use a "
+            "drafter of chains, such as drafters.model"
+        )
     if not rule.trees:
         raise ValueError(f"the drafter drafts trees, and the rule {rule.name} judges chains only: use {JUDGE_TREES}")
 

@@ -77,7 +77,7 @@ def commands(page: Path) -> Iterator[tuple[str, str | None]]:
             first, _, output = part.removeprefix("$ ").partition("\n")
             for command in first.split(" && "):
                 yield command, output
-    for command in re.findall(r"`(jaxspec [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+    for command in re.findall(r"`(jaxspec\s[^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         yield " ".join(command.split()), None
 
 

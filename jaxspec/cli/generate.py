@@ -136,10 +136,14 @@ def _report(
         "device": {name: about[name] for name in ("device", "devices", "cpu", "cpus", "platform")},
     }
     if trace:
-        rounds = [
-            [{"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted} for x in row.rounds] for row in decoded
+        report["rounds"] = [
+            [
+                {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
+                | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
+                for x in row.rounds
+            ]
+            for row in decoded
         ]
-        report["rounds"] = rounds
     if found is not None:
         report["compare"] = dict(zip(("plain", "speculative"), map(to_json, found), strict=True))
     return report

@@ -57,6 +57,12 @@ def plan(
 
     batches = options.integers(batch, "--batch")
     _check(alpha, c, v, device, batches)
+    if not tree and (timed or figure is not None):
+        raise ValueError("--timed and --figure are of --tree: add it, or leave them out")
+    if figure is not None and figure.suffix not in (".svg", ".png"):
+        raise ValueError(f"--figure is {figure}: expected a name that ends with .svg or .png")
+    if widen and (alpha is not None or device):
+        raise ValueError("--widen is for a pair, which it measures: leave out --alpha and --device")
     if tree and (alpha is not None or device or len(batches) > 1):
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
     if device:

@@ -12,7 +12,7 @@ from jaxspec.cli.prompts import from_file, heldout, references
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Setting, Task
-    from jaxspec.base import Model
+    from jaxspec.base import Bound, Model
 
 PLANNED, NONE = "plan", "none"
 
@@ -21,10 +21,10 @@ class Workload(NamedTuple):
     """The shared options; lists are separated by commas, and every combination is measured."""
 
     target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
-    draft: Annotated[str, text("NAMES", "As of generate; unigram to 4-gram; none.", "--draft", "-d")] = DRAFT
+    draft: Annotated[str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")] = DRAFT
     gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
-    policy: Annotated[str, text("NAMES", "Also these, at the largest gamma.")] = ""
-    rule: Annotated[str, text("NAMES", "Of acceptance: block, lenient=0.3; or all.")] = "rejection"
+    policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = ""
+    rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
     temperature: Annotated[str, text("T,T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = "0"
     batch: Batches = "1"
     dtype: Annotated[str, text("NAMES", "float32, bfloat16, int8.")] = "float32"
@@ -76,9 +76,13 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
         load = functools.partial(_draft_model, work, dtype)
         left = functools.partial(references, target, max(work.count, work.rows))
         drafters = {name: drafter_names.drafter(name, load, target, left) for name in drafts}
-        own = shared | {"target": None if target is first else target, "drafter": drafters or [None]}
-        made += product(**own, gamma=gammas if drafts else 0)
-        made += product(**own, gamma=most, policy=policies) if drafts and policies else []
+        own = shared | {"target": None if target is first else target}
+        trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}  # of their own size
+        chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
+        made += product(**own, drafter=chains, gamma=gammas) if chains else []
+        made += product(**own, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1)) if trees else []
+        made += product(**own, drafter=drafters, gamma=most, policy=policies) if drafters and policies else []
+        made += [] if drafters else product(**own, drafter=[None], gamma=0)
     order = {id(task): i for i, task in enumerate(shared["task"])}
     made = [one._replace(backend=backend) for one in made for backend in backends]
     return first, sorted(made, key=lambda one: order[id(one.task)])
@@ -109,6 +113,10 @@ def tasks_of(target: Model, work: Workload) -> list[Task]:
         return [Task(work.prompts.stem, from_file(work.prompts, prompts), work.max_new_tokens, ends)]
     tasks = options.values(work.task or ",".join(corpus.tasks_of(target)), "--task")
     return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
+
+
+def _drafts_trees(drafter: Model | Bound) -> bool:
+    return getattr(getattr(drafter, "functions", None), "tree", None) is not None
 
 
 def _gamma(part: str) -> int | str:

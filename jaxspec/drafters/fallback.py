@@ -43,7 +43,10 @@ def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
     made = [as_drafter(drafter) for drafter in drafters]
     for index, drafter in enumerate(made):
         if drafter.functions.tree is not None:
-            raise ValueError(f"drafter {index} of {len(made)} drafts trees: fallback takes drafters of chains")
+            raise ValueError(
+                f"drafter {index} of {len(made)} drafts trees: fallback takes drafters of chains, such as "
+                "drafters.model; several look-ups in one tree are drafters.prompt_lookup(candidates=...)"
+            )
         if index < len(made) - 1 and not drafter.functions.may_be_empty:
             raise ValueError(
                 f"drafter {index} of {len(made)} always has a draft, so those after it would never be asked: put it "

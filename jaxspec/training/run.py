@@ -118,7 +118,8 @@ def checkpoint(
     if counted and dtype != "float32":
         raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
     if isinstance(recipe, HeadRecipe):
-        return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
+        with folders.locked(work, "another training run"):
+            return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
     if dtype not in orbax.DTYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
     about: dict[str, Any] = {"jaxspec": jaxspec.__version__}

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspec import folders, published, sharding
 from jaxspec.base import Model, Params
-from jaxspec.families import FamilyError, describe
+from jaxspec.families import FamilyError, common, describe
 from jaxspec.published import TargetShape
 from jaxspec.published.common import VOCABULARY, Format
 from jaxspec.published.medusa import MAP
@@ -46,11 +46,12 @@ def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) ->
     files = tensors.shards(folder, tensors.OF_DRAFTERS)
     try:
         table = huggingface.read_object(folder / CONFIG)
+        common.check(table)
         form, held = _recognised(folder, table, files)
         shapes = {name: shape for name, (shape, _) in held.items()}
         config = form.read(table, shapes, _shape_of(target, taps))
         config = in_dtype(config, getattr(target.config, "dtype", "float32"))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
     prefix = form.prefix(shapes)
     where = {f"{prefix}{name}": path for path, name in form.names(config).items()}

@@ -188,7 +188,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         model = build(CONFIGS[table["family"]], table.get("model", {}), "[model]")
         manifest = build(Manifest, {**table, "model": model}, "it")
         _check_manifest(manifest)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecipeError, RecursionError) as error:
         raise CheckpointError(
             f"the manifest {path} cannot be used: {error}. Copy or build the checkpoint again"
         ) from error

@@ -121,7 +121,7 @@ def _files(folder: Path, name: str) -> list[Path]:
         return []
     try:
         listed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index} is no index of weights ({error!r}): download it again") from error
     if outside := [file for file in listed if not isinstance(file, str) or Path(file).name != file]:
         raise CheckpointError(f"{index} names {outside[0]!r}: expected files of the same folder")
@@ -235,11 +235,11 @@ def _pickle(path: Path) -> Shard:
         shapes = {name: tuple(x.shape) for name, x in state.items()}
         del state
         gc.collect()
-    except pickle.UnpicklingError as error:  # whose words advise to trust the file
+    except pickle.UnpicklingError:  # whose words advise to trust the file
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: it holds more than tensors, or "
             "not even those, and nothing of it was run. Get the model as model.safetensors, or from whom you know"
-        ) from error
+        ) from None  # PyTorch's message says how to run it all the same
     except Exception as error:  # a pickle can fail in any way
         raise damaged(path, error) from error
 

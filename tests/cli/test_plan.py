@@ -76,7 +76,7 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
     assert known["measured"] is None and 8 in known["near"]
 
 
-def test_a_tree_is_planned_and_timed(run, report):
+def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
     asked = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
     found = report(*asked, "--widen", "0")
     assert 1 <= len(found["tree"]["shape"]) <= 3 and found["chain"]["depth"] == len(found["chain"]["shape"])
@@ -84,7 +84,8 @@ def test_a_tree_is_planned_and_timed(run, report):
     drafters = [row["drafter"] for row in found["timed"]]
     assert drafters[:2] == ["", f"chain of {found['chain']['depth']}"]
     assert all(row["same_text"] == row["texts"] == 8 for row in found["timed"])
-    assert "tokens/s" in run(*asked).stdout
+    figure = tmp_path / "tree.svg"
+    assert "tokens/s" in run(*asked, "--figure", str(figure)).stdout and "<svg" in figure.read_text()
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,9 @@ def test_a_tree_is_planned_and_timed(run, report):
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
+        (["--timed"], "--timed and --figure are of --tree"),
+        (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),
+        (["--widen", "64", "--alpha", "0.5", "--c", "0.1"], "--widen is for a pair"),
         (["--target", "11B", "--draft", "1M", "--device", "h200"], "add an --alpha"),
         (["--alpha", ".5", "--target", "11X", "--draft", "1M", "--device", "h200"], "size is '11X'"),
         (["--alpha", ".5", "--target", "11B", "--draft", "-1M", "--device", "h200"], "size is '-1M'"),

@@ -27,6 +27,15 @@ def test_every_combination_is_a_setting(zoo):
     assert {one.sampling["temperature"] for one in settings} == {0.0, 1.0}
 
 
+def test_a_tree_whose_size_is_its_own_is_measured_once():
+    names = "debian-t5-small,tree=2x1:debian-t5-small"
+    _, settings = settings_of(Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1))
+    assert [(one.drafter_name, one.gamma) for one in settings] == [
+        *(("debian-t5-small", gamma) for gamma in ("plan", 2, 4)),
+        ("tree=2x1:debian-t5-small", 2),
+    ]
+
+
 def test_plain_decoding_and_tasks_in_their_order():
     _, settings = settings_of(Workload(draft="none", count=2, max_new_tokens=5, full_length=True))
     assert [(one.task.name, one.is_plain, one.task.ends) for one in settings] == [

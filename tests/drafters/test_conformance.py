@@ -139,9 +139,18 @@ def test_an_encoder_decoders_prompt_is_no_part_of_its_row(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sequences", "a dynamic tree", "token_recycling"])
-def test_coupled_text_is_plain_samplings_distribution_on_trees(name):
-    assert certify(TARGET, drafter=DRAFTERS[name], accept=accept.coupled(), prompt=PROMPT, steps=3) < EXACT
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        *((name, accept.coupled()) for name in ("sequences", "a dynamic tree", "token_recycling")),
+        *((name, accept.traversal()) for name in ("sequences", "a dynamic tree", "token_recycling", "lookahead")),
+        ("sequences", accept.k_seq()),
+        ("a dynamic tree", accept.exact_match()),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_trees_are_exact_with_every_rule_that_judges_them(name, rule):
+    assert certify(TARGET, drafter=DRAFTERS[name], accept=rule, prompt=PROMPT, steps=3) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,12 @@ def test_scaled_positions_of_llama_3_are_read_from_their_tensor(tmp_path):
         reader._llama3(tmp_path / "x.gguf", header, table | {"rope_theta": 1e4})
 
 
+def with_number(whole, key, value):
+    """A file with another value of a key, a 32-bit integer after its type's number."""
+    at = whole.index(key) + len(key) + 4
+    return whole[:at] + struct.pack("<I", value) + whole[at + 4 :]
+
+
 def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     path = tmp_path / "model.gguf"
     write(path, "llama")
@@ -171,6 +177,7 @@ def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
         "quantised as type 77": whole[:kind] + struct.pack("<I", 77) + whole[kind + 4 :],
         "quantised as I8": whole[:kind] + struct.pack("<I", 24) + whole[kind + 4 :],
         "missing \\(1\\): model.layers.0.input_layernorm": whole.replace(b"0.attn_norm", b"0.attn_nxrm"),
+        "expected at most 10,000": with_number(whole, b"llama.block_count", 10**6),
         "it lacks 'embedding_length'": whole.replace(b"embedding_length", b"embedding_longth"),
     }
     for words, content in cut.items():

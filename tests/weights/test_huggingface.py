@@ -8,7 +8,9 @@ import pickle
 import shutil
 import subprocess
 import sys
+import traceback
 import weakref
+import zipfile
 from pathlib import Path
 
 import flax.serialization
@@ -327,19 +329,23 @@ class Malicious:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [False, True])
-def test_a_malicious_pickle_runs_nothing(t5_folder, tmp_path, hidden):
+@pytest.mark.parametrize("kind", ["a call", "a call beside tensors", "a function", "a zip bomb"])
+def test_a_malicious_file_runs_nothing(t5_folder, tmp_path, kind):
     torch = pytest.importorskip("torch")
     folder, _ = t5_folder
     replace_weights(folder)
-    evil = Malicious(tmp_path / "was here")
-    if hidden:
-        torch.save({"shared.weight": torch.ones(2), "more": evil}, folder / "pytorch_model.bin")
+    evil, path = Malicious(tmp_path / "was here"), folder / "pytorch_model.bin"
+    if kind == "a call beside tensors":
+        torch.save({"shared.weight": torch.ones(2), "more": evil}, path)
+    elif kind == "a zip bomb":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", bytes(200_000_000))
     else:
-        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(evil, protocol=2))
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged"):
+        path.write_bytes(pickle.dumps(evil if kind == "a call" else {"shared.weight": os.mkdir}, protocol=2))
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin .* is no file of weights, or damaged") as found:
         jaxspec.load(folder)
     assert not (tmp_path / "was here").exists()
+    assert "weights_only" not in "".join(traceback.format_exception(found.value))  # what PyTorch advises instead
 
 
 @pytest.mark.parametrize("end", [0, 7, 500, -1])
@@ -459,7 +465,9 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
     ({"hidden_act": ["silu"]}, "describes no model that can be loaded: TypeError"),
     ({"num_hidden_layers": 5000}, "says 5000 layers, but there are only 21 tensors"),
-    ({"num_hidden_layers": 10**9}, "says 1000000000 layers"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: expected at most 10,000"),
+    ({"num_hidden_layers": 10**6, "model_type": "gemma2"}, "expected at most 10,000"),
+    ({"num_hidden_layers": 10**6, "model_type": "qwen2", "use_sliding_window": True}, "expected at most 10,000"),
     ({"num_hidden_layers": 3}, r"missing \(9\): model.layers.2"),
     ({"model_type": "gpt2"}, "it lacks 'n_embd'"),
     ({"model_type": {}}, r"model_type is \{\}"),

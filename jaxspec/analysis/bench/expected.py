@@ -138,14 +138,17 @@ class Passes:
     """
 
     def __init__(self, job: Job, drafts: Sequence[int], searches: bool):
-        self._model = cost.paid_model(job)
+        self._whole = job if cost.drafts_as_a_whole(job) else None  # a cascade, or layers of the target
+        self._model = None if self._whole else cost.paid_model(job)
         self._job = job.replace(drafter=self._model or job.target, policy=None, gamma=1, accept=None)
-        self._drafts, self._found = sorted(set(drafts)), []
+        self._drafts, self._found, self._each = sorted(set(drafts)), [], list[float]()
         self._search = cost.search_cost(job) if searches and self._model is None else None if not searches else 0.0
 
     def time(self) -> None:
         """Times each pass a few times."""
         self._found.append(cost.measure_all(self._job, self._drafts, repeats=AT_A_TIME))
+        if self._whole is not None:
+            self._each.append(cost.draft_cost(self._whole, AT_A_TIME) / self._whole.decoder.gamma)
 
     def costs(self, drafts: int) -> Costs:
         """Of rounds with so many draft tokens."""
@@ -154,8 +157,8 @@ class Passes:
         def spread(name: str) -> Spread:
             return Spread.of(np.array([getattr(one, name) for one in found]))
 
-        free = self._model is None
-        c, draft = (Spread(0.0, 0.0, 0.0), None) if free else (spread("c"), spread("draft_ms"))
+        c = spread("c") if self._model is not None else Spread.of(np.array(self._each or [0.0]))
+        draft = None if self._model is None else spread("draft_ms")
         return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
 
     def passes(self, job: Job, outcomes: Sequence[Outcome], policy: bool) -> float | None:

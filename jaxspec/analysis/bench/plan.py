@@ -272,7 +272,7 @@ def sentence(found: Plan) -> str:
     pays = f"it would pay from α = {enough:.2f} on" if enough else "not even α = 1 would pay"
     fewer = f"rounds yield fewer tokens than α = {found.alpha:.2f} promises"
     why = {
-        "low alpha": f"draft tokens are accepted too rarely (α = {found.alpha:.2f}; {pays})",
+        "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * found.alpha) / 100:.2f}; {pays})",
         "expensive draft": f"the drafter takes too long (c = {found.c:.2f} passes of the target for each draft token)",
         "no spare compute": f"checking {found.best + 1} tokens takes the time of {found.v:.2f} passes over one (v)",
         "clustered draft tokens": f"right draft tokens cluster, so that {fewer}",

@@ -110,6 +110,9 @@ def run(
         config: what is measured.
         doing: called with what is being done, and the share of everything that is done before.
 
+    Raises:
+        ValueError: an unknown quantity, or a store for a drafter without a name.
+
     Example:
         >>> from jaxspec import drafters
         >>> from jaxspec.analysis.bench.setting import Task, product
@@ -125,6 +128,8 @@ def run(
     """
     if odd := set(config.quantities) - set(QUANTITIES):
         raise ValueError(f"no quantity {min(odd)!r}: expected some of {', '.join(QUANTITIES)}")
+    if store and any(not (one.is_plain or one.is_named) for one in settings):
+        raise ValueError("a drafter has no name, by which a store would know it: give its Setting one, as name=")
     about, programs, every = environment.current(), 0, groups(settings)
     shared = {"schema": SCHEMA, **to_json(config)} | {name: about.get(name) for name in MACHINE}
     for number, group in enumerate(every):

@@ -84,6 +84,11 @@ class Setting(NamedTuple):
         return functions.propose.__qualname__.partition(".")[0].strip("_")
 
     @property
+    def is_named(self) -> bool:
+        """Whether the drafter has a name that tells it from others of its kind."""
+        return bool(self.name) or isinstance(self.drafter, Model)
+
+    @property
     def policy_label(self) -> str:
         """Of the policy: as given, or `ADAPTIVE`; empty if there is none."""
         return "" if self.policy is None else self.policy_name or str(self.policy if self.policy == ADAPTIVE else "own")

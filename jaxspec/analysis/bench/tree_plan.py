@@ -188,7 +188,8 @@ def sentence(plan: TreePlan) -> str:
     return (
         f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: {best.tokens_per_round:.2f} "
         f"tokens in the time of {best.cost:.2f} passes, {best.improvement:.2f} times the speed of plain decoding; the "
-        f"best chain, γ = {other.depth}, {other.improvement:.2f} times.\nshape = {best.shape}"
+        f"best chain, γ = {other.depth}, {other.improvement:.2f} times.\n"
+        f"drafter = drafters.tree(draft, shape={best.shape}, draw={best.draw!r})"
     )
 
 

@@ -145,35 +145,35 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
         >>> found["c"] > 0, found["v"].shape, float(found["v"][0]), bool(found["v"][2] == found["v"][3])
         (True, (5,), 1.0, True)
     """
-    gamma, whole = job.decoder.gamma, _drafts_as_a_whole(job)
+    gamma, whole = job.decoder.gamma, drafts_as_a_whole(job)
     model = None if whole else paid_model(job)
     own = job.replace(drafter=model or job.target, policy=None)
     found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
     v = monotone_costs(gamma, {one.gamma: one.v for one in found})
     if whole:
-        return {"c": _draft_cost(job, repeats, inner) / gamma, "v": v}
+        return {"c": draft_cost(job, repeats, inner) / gamma, "v": v}
     v[1:] += search_cost(job, repeats=repeats, inner=inner)
     return {"c": found[0].c if model else 0.0, "v": v}
 
 
-def _drafts_as_a_whole(job: Job) -> bool:
+def drafts_as_a_whole(job: Job) -> bool:
     """Whether draft tokens cost something that is no model's pass: several models' passes, or layers of the target."""
     if job.drafter is None:
         return False
     return len(job.drafter.models) > 1 or job.drafter.functions.finish is not None
 
 
-def _draft_cost(job: Job, repeats: int, inner: int | None) -> float:
-    """A whole draft's, in passes of the target."""
+def draft_cost(job: Job, repeats: int, inner: int | None = None) -> float:
+    """What a whole draft costs, in passes of the target."""
     greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)
     return measure(greedy, repeats=repeats, inner=inner).c
 
 
 def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
-    if paid_model(job) is not None or _drafts_as_a_whole(job):
+    if paid_model(job) is not None or drafts_as_a_whole(job):
         return 0.0
-    return _draft_cost(job, repeats, inner)  # a look-up draws nothing
+    return draft_cost(job, repeats, inner)  # a look-up draws nothing
 
 
 def paid_model(job: Job) -> Model | None:

@@ -158,6 +158,14 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     assert len(measured) == 3
 
 
+def test_a_store_knows_drafters_by_their_names(tmp_path):
+    """Two trees of different shapes are the same function with the same values."""
+    trees = [drafters.tree(DRAFT, shape) for shape in ((2, 1), (3,))]
+    with pytest.raises(ValueError, match="give its Setting one, as name="):
+        next(run(TARGET, product(task=TASK, drafter=trees), Store(tmp_path / "rows.jsonl")))
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_a_group_that_fails_takes_no_other_with_it():
     broken = TARGET._replace(params=TARGET.params * jnp.nan)
     settings = product(task=TASK, drafter=DRAFT, gamma=2, target=[broken]) + product(task=TASK, gamma=0, batch=3)
