@@ -14,7 +14,7 @@ def skip_layers(
     """Drafts with the target itself, but for the attention of some layers and the feed-forward block of some.
 
     No training is needed, nor a second model or cache. The layers before the first one that is skipped are not run
-    again by verification, as in `drafters.early_exit`. `analysis.search_layers` finds sets that are fast on your
+    again by verification, as in `drafters.early_exit`. `analysis.layers.search_layers` finds sets that are fast on your
     prompts; good ones skip some of the later half, most of them attention.
 
     Args:
