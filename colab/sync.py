@@ -24,7 +24,7 @@ HEAD = """\
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/REPOSITORY/blob/main/colab/NAME.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (on Colab, for example), and prints what it runs on.
+# Installs jaxspec where it is missing (from the checkout that this lies in, or the package index), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -36,6 +36,8 @@ if importlib.util.find_spec("jaxspec") is None:
     tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
     package = f"jaxspec-decoding[{extra}figures]==VERSION"
+    if os.path.isfile("../pyproject.toml"):  # the checkout that this notebook lies in
+        package = f"..[{extra}figures]"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 PREPARATIONimport jax

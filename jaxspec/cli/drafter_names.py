@@ -27,6 +27,7 @@ MADE = {  # how drafters are written that are no model; numbers may be left out,
     "lookahead": "lookahead",
     "jacobi": "jacobi",
     "cascade": "cascade:NAME:INNER or cascade=3:NAME:INNER",
+    "horizontal_cascade": "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME",
 }
 OWN_LAYERS = {  # of the target
     "early_exit": "early_exit=4",
@@ -82,10 +83,13 @@ def drafter(
         return heads.load_drafter(rest, target=target)
     if kind == "greedy":
         return drafters.greedy(drafter(rest, load, target))
-    if kind == "cascade":
+    if kind in ("cascade", "horizontal_cascade"):
         first, inner_colon, inner = rest.partition(":")
         if not inner_colon:
             raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
+        if kind == "horizontal_cascade":
+            both = (drafter(part, load, target) for part in (first, inner))
+            return drafters.horizontal_cascade(*both, *sizes)
         return drafters.cascade(load(first), drafter(inner, load, target), gamma=sizes[0] if sizes else 3)
     made = drafter(rest, load, target)
     if kind == "tree":

@@ -15,8 +15,8 @@ def models(as_json: Json = False) -> None:
     """List the shipped checkpoints, and the sizes of networks with their memory.
 
     A size is a network without weights: `jaxspec bench --target random:SIZE` builds it, `jaxspec.load` and `jaxspec
-    convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an encoder-decoder
-    keeps as much again for each token of its prompt (cross-attention).
+    convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an
+    encoder-decoder keeps as much again for each token of its prompt (cross-attention).
 
     \b
         jaxspec models

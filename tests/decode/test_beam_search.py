@@ -178,7 +178,10 @@ def peer_of(kind):
 
 @pytest.mark.parametrize(
     ("kind", "beams"),
-    [("t5", 4), *(pytest.param(*x, marks=pytest.mark.slow) for x in [("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 8)])],
+    [
+        ("t5", 4),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in [("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 2), ("t5", 8)]),
+    ],
 )
 def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
     torch = pytest.importorskip("torch")

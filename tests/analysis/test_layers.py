@@ -1,0 +1,49 @@
+"""The search for layers to skip: the fastest set stays, and what cannot be searched is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import Model, Prompt
+from jaxspec.analysis import layers
+from jaxspec.nets import gpt
+from jaxspec.testing import table_model
+
+PROMPT = Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+
+
+def target(count):
+    shape = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=count, heads=2, max_positions=48)
+    return Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+
+
+def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
+    """With speeds that grow with what is skipped."""
+    best = [5.0]
+
+    def measure(skipped, job, before, repeats):
+        speed = 10.0 + 2 * len(skipped[0]) + len(skipped[1])
+        trial = layers.Trial(*skipped, speed, speed / best[0], 1.5)
+        best[0] = max(best[0], speed)
+        return trial
+
+    monkeypatch.setattr(layers, "_measure", measure)
+    monkeypatch.setattr(layers.timing, "interleave", lambda calls, repeats: np.array([[3.0], [1.5]]))
+    found = layers.search_layers(target(4), PROMPT, trials=12, progress=False, max_new_tokens=4)
+    assert found.best.tokens_per_second == max(trial.tokens_per_second for trial in found.trials) > 12
+    assert found.over_plain == 2.0 and len(found.trials) == 12
+    assert len({(trial.attention, trial.mlp) for trial in found.trials}) == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (target(2), {"trials": 0}, "trials is 0 and repeats 3: expected at least 1 of each"),
+        (target(1), {}, "the target has 1 layer: expected at least 2"),
+        (table_model(jax.random.key(0), 32), {}, "cannot be run in part"),
+    ],
+)
+def test_what_cannot_be_searched(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        layers.search_layers(model, PROMPT, progress=False, max_new_tokens=4, **options)
