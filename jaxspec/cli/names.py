@@ -107,9 +107,7 @@ def pair_job(
 
     kind = draft.partition(":")[0].partition("=")[0]
     if kind in {*drafter_names.MADE, *drafter_names.OWN_LAYERS, *drafter_names.COUNTED}:
-        raise ValueError(
-            f"--draft is {draft!r}: expected a model here; `jaxspec bench --draft {draft}` measures others"
-        )
+        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big, small = model(target, dtype, widen=widen), model(draft, dtype)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
     return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)

@@ -57,6 +57,8 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
     made = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
     assert len(made.models) == 2
+    made = drafter_names.drafter("horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model)
+    assert len(made.models) == 1
     for name, message in (
         ("early_exit=a", "expected early_exit=4"),
         ("early_exit=1x2", "expected early_exit=4"),

@@ -98,7 +98,7 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
-        (["--draft", "cascade:debian-t5-small:prompt_lookup"], "expected a model here; `jaxspec bench"),
+        (["--draft", "cascade:debian-t5-small:prompt_lookup"], "expected a model here; `jaxspec bench`"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),
         (["--widen", "64", "--alpha", "0.5", "--c", "0.1"], "--widen is for a pair"),
