@@ -1,0 +1,45 @@
+"""Generation inside other programs: what `generate` says there, and what `rollout` takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.nets import gpt
+from jaxspec.testing import table_model
+
+MODEL, PROMPT = table_model(jax.random.key(1), vocab=5), jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+OPTIONS = dict(drafter=MODEL, gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda made: made.__name__)
+def test_generate_says_what_to_use_inside_a_transformation(transform):
+    def call(params):
+        out = jaxspec.generate(MODEL._replace(params=params), PROMPT, max_new_tokens=4)
+        return out.tokens.sum().astype(jnp.float32)
+
+    params = MODEL.params[None] if transform is jax.vmap else MODEL.params
+    with pytest.raises(TypeError, match=r"generate was called inside jit, vmap .* jaxspec\.prepare.*jaxspec\.rollout"):
+        transform(call)(params)
+
+
+def test_under_jit_and_vmap_it_is_the_text_of_generate():
+    job = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
+    keys = jax.random.split(jax.random.key(5), 3)
+    made = jax.jit(jax.vmap(lambda key: jaxspec.rollout(job, key=key).tokens[0, :8]))(keys)
+    for key, tokens in zip(jax.random.clone(keys), made, strict=True):
+        np.testing.assert_array_equal(tokens, jaxspec.generate(MODEL, PROMPT, **OPTIONS | {"key": key}).tokens[0])
+
+
+def test_other_prompts_must_fit_the_job():
+    job = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
+    two = jaxspec.Prompt(jnp.zeros((2, 2), jnp.int32), jnp.array([2, 2]))
+    with pytest.raises(ValueError, match=r"tokens of shape \(2, 2\) .* expected 1 rows"):
+        jax.eval_shape(lambda: jaxspec.rollout(job, prompt=two))
+    shape = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
+    short = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
+    job = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
+    wide = jaxspec.Prompt(jnp.zeros((1, 47), jnp.int32), jnp.array([3]))
+    with pytest.raises(ValueError, match=r"prompts of 47 tokens and \d+ new ones .* than the target's 48"):
+        jax.eval_shape(lambda: jaxspec.rollout(job, prompt=wide))
