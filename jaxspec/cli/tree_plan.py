@@ -12,8 +12,6 @@ from jaxspec.cli import console, rows
 if TYPE_CHECKING:
     from jaxspec.decode.request import Job
 
-TEXTS = 8  # prompts that a timed run decodes
-
 
 def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Path | None, as_json: bool) -> None:
     """Plans, and prints the plan.
@@ -36,7 +34,7 @@ def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Pa
         figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
     speeds = []
     if timed:
-        config = bench.Config(TEXTS, repeats=5, quantities=("speed", "costs"))
+        config = bench.Config(len(job.prompt.length), repeats=3, quantities=("speed", "costs"))
         with console.counting("timing", 1) as advance:
             speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config))
             advance("timed")

@@ -83,7 +83,7 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
     assert found["acceptance"].keys() == {"top"} and found["advice"]
     drafters = [row["drafter"] for row in found["timed"]]
     assert drafters[:2] == ["", f"chain of {found['chain']['depth']}"]
-    assert all(row["same_text"] == row["texts"] == 8 for row in found["timed"])
+    assert all(row["same_text"] == row["texts"] == 2 for row in found["timed"])
     figure = tmp_path / "tree.svg"
     assert "tokens/s" in run(*asked, "--figure", str(figure)).stdout and "<svg" in figure.read_text()
 
