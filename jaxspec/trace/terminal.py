@@ -59,9 +59,14 @@ def legend(colour: bool) -> Text:
     """What the colours or marks of a trace mean."""
     if not colour:
         return Text(
-            "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}"
+            "one line a round: committed|accepted draft tokens[-rejected draft token-]{+the target's own token+}; "
+            "in a tree, unmarked: not tried"
         )
-    parts = [("committed", COMMITTED), ("accepted draft token", ACCEPTED), ("rejected draft token", REJECTED)]
+    parts = [
+        ("committed, or in a tree not tried", COMMITTED),
+        ("accepted draft token", ACCEPTED),
+        ("rejected draft token", REJECTED),
+    ]
     return Text("one line a round: ") + Text(" · ").join(
         Text(text, style) for text, style in [*parts, ("the target's own token", TARGETS_OWN)]
     )
