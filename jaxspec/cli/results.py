@@ -50,4 +50,5 @@ def printed(command: str, store: Path) -> str:
     done = subprocess.run([sys.executable, "-m", "jaxspec", *arguments], stdout=subprocess.PIPE, env=os.environ)
     if done.returncode:
         raise OSError(f"{command}: ended with {done.returncode}; its messages are above")
-    return done.stdout.decode()
+    text = re.sub(r"[ \t]+$", "", done.stdout.decode(), flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from jaxspec.analysis.bench.row import Rate, Row, Spread, over, to_json
 
-BUSY = 0.5  # load per CPU above which other programs slow down what is measured
+BUSY = 1.0  # load per CPU above which other programs slow down what is measured
 NOTHING = "–"
 EVERYTHING = "all together"  # a task that is all others
 
