@@ -183,7 +183,7 @@ def sentence(plan: TreePlan) -> str:
             f"Take a chain, γ = {other.depth}: {other.tokens_per_round:.2f} tokens in the time of {other.cost:.2f} "
             f"passes, {other.improvement:.2f} times the speed of plain decoding. The best tree "
             f"({len(plan.tree.shape)} nodes, {plan.tree.depth} deep) gains no more than {NEAR:.0%} over it "
-            f"({plan.tree.improvement:.2f} times)."
+            f"({plan.tree.tokens_per_round:.2f} tokens, {plan.tree.improvement:.2f} times)."
         )
     return (
         f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: {best.tokens_per_round:.2f} "
