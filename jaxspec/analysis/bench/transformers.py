@@ -22,6 +22,7 @@ from jaxspec.analysis.bench.setting import Setting, dtype_of
 from jaxspec.analysis.measure import environment, jobs
 from jaxspec.base import Bound, Model, Prompt
 from jaxspec.decode.request import Job
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
@@ -51,7 +52,7 @@ def decode(
 
     Raises:
         ImportError: PyTorch is not installed.
-        ValueError: JAX runs on an accelerator, a model that is no T5 or GPT in float32, or something that the other
+        ValueError: JAX runs on an accelerator, a model that is none of ours in float32, or something that the other
             library does not do: sampling as ours, another drafter, drafts for batches.
     """
     check()
@@ -86,8 +87,10 @@ def refuse(setting: Setting, job: Job) -> None:
         )
     models = [job.target] + ([setting.drafter] if isinstance(setting.drafter, Model) else [])
     for model in models:
-        if not isinstance(model.config, T5Config | GPTConfig) or dtype_of(model) != "float32":
-            raise ValueError(f"{model.name or 'a model'} is {model.config}: expected a T5 or a GPT in float32")
+        if not isinstance(model.config, T5Config | GPTConfig | DecoderConfig) or dtype_of(model) != "float32":
+            raise ValueError(
+                f"{model.name or 'a model'} is {model.config}: expected a network of jaxspec.nets in float32"
+            )
     if jobs.is_sampled(job) or set(setting.sampling) - {"temperature"}:
         raise ValueError("transformers is compared with greedily, without sampling options: expected temperature 0")
     if setting.is_plain:

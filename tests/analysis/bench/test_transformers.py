@@ -11,7 +11,8 @@ from jaxspec import accept, drafters
 from jaxspec.analysis.bench import Config, Setting, Task, product, run, transformers
 from jaxspec.analysis.bench.table import of_libraries
 from jaxspec.decode.request import prepare
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 
@@ -20,6 +21,7 @@ TASK = Task("ids", PROMPT, new_tokens=9, ends=False)
 DEEPER = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=2)  # than its encoder
 SHALLOW = T5Config(64, 16, 16, 2, 8, encoder_layers=1, decoder_layers=1)
 GPTS = [GPTConfig(64, dim=16, ff_dim=16, layers=n, heads=2, max_positions=64) for n in (2, 1)]
+LLAMAS = [DecoderConfig(64, 16, ff_dim=16, layers=n, heads=2, kv_heads=1, head_dim=8) for n in (2, 1)]
 BOTH = ["jaxspec.generate", "transformers"]
 
 
@@ -39,10 +41,12 @@ def one_thread(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("net", "configs"), [(t5, (DEEPER, SHALLOW)), (gpt, GPTS)], ids=["t5", "gpt"])
+@pytest.mark.parametrize(
+    ("net", "configs"), [(t5, (DEEPER, SHALLOW)), (gpt, GPTS), (decoder, LLAMAS)], ids=["t5", "gpt", "llama"]
+)
 def test_both_libraries_generate_the_same(net, configs):
     target, draft = (random(net, config, i) for i, config in enumerate(configs))
-    ways = {"small": draft} | ({"copy": drafters.prompt_lookup(transformers.MATCH)} if net is gpt else {})
+    ways = {"small": draft} | ({"copy": drafters.prompt_lookup(transformers.MATCH)} if net is not t5 else {})
     rows = list(run(target, product(task=TASK, drafter=ways, backend=BOTH), config=Config(rows=2, repeats=1)))
     assert [row.backend for row in rows] == BOTH * (1 + len(ways))
     assert all(row.same_text == row.texts == 2 and row.tokens == 18 for row in rows)
@@ -77,7 +81,7 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
         (dict(rule=accept.block()), "the rejection rule"),
         (dict(policy="adaptive"), "no policy"),
         (dict(drafter=drafters.uniform()), "a model or prompt_lookup"),
-        (dict(drafter="half"), "expected a T5 or a GPT in float32"),
+        (dict(drafter="half"), "expected a network of jaxspec.nets in float32"),
     ],
 )
 def test_what_cannot_be_compared(changed, message):
