@@ -55,14 +55,18 @@ def run(
     until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
     out, rows, group = printer(work.markdown), [], []
 
+    def heading(about: dict[str, Any]) -> None:
+        out.print(Text(f"{environment.line(about)}, load {about['load']}, {about['date'][:10]}", "bold"))
+
     def show(some: list[Row]) -> None:
+        if work.markdown and some and some[0] is rows[0]:
+            heading(dict(some[0].environment))  # of the day when it was measured
         some = [row for row in some if plain or not row.is_plain]
         for made in table.tables(some, columns, None if work.markdown else out.width):
             console.show(out, made, work.markdown)
 
-    if not work.as_json:
-        about = environment.current()
-        out.print(Text(f"{environment.line(about)}, load {about['load']}, {about['date'][:10]}", "bold"))
+    if not (work.as_json or work.markdown):
+        heading(environment.current())
     with console.progress(remaining=True) as bar:
         shown = bar.add_task("starting", total=100)
         advance = lambda what, share: bar.update(shown, description=what, completed=round(100 * share))  # noqa: E731
@@ -76,7 +80,8 @@ def run(
                     break
             rows.append(row)
             group.append(row)
-    show([] if work.as_json else [*group, *table.together(rows)])
+    every = table.together(rows)
+    show([] if work.as_json else group + (every if any(not row.is_plain for row in every) else []))
     if work.csv is not None:
         from jaxspec.files import write_text
 
