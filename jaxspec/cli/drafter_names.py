@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec.base import Bound, Model
@@ -88,12 +88,13 @@ def drafter(
         if not inner_colon:
             raise ValueError(f"the drafter is {name!r}: expected {MADE[kind]}")
         if kind == "horizontal_cascade":
-            both = (drafter(part, load, target) for part in (first, inner))
-            return drafters.horizontal_cascade(*both, *sizes)
+            before, after = (drafter(part, load, target) for part in (first, inner))
+            return drafters.horizontal_cascade(before, after, *sizes)
         return drafters.cascade(load(first), drafter(inner, load, target), gamma=sizes[0] if sizes else 3)
     made = drafter(rest, load, target)
     if kind == "tree":
-        return drafters.tree(made, sizes or None, **({"draw": draw} if draw else {}))
+        options: Any = {"draw": draw} if draw else {}
+        return drafters.tree(made, sizes or None, **options)
     if kind in ("dynamic_tree", "sequences"):
         return getattr(drafters, kind)(made, *sizes)
     if not isinstance(made, Model):
