@@ -136,8 +136,9 @@ def run(
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
         some = plain + [one for one in group if not one.is_plain]
         keys = [shared | describe(one, target) if store else {} for one in some]
-        stored = [store.get(key) if store else None for key in keys]
-        rows = [None if found is None else from_json(found) for found in stored]
+        rows = [_stored(store, key) for key in keys]
+        measured = next((row.group for row in rows[len(plain) :] if row), "")  # whose plain decoding is beside them
+        rows[: len(plain)] = [_stored(store, key, measured) for key in keys[: len(plain)]]
         todo = [i for i, found in enumerate(rows) if found is None or (i < len(plain) and None in rows)]
         if programs + len(todo) > TOGETHER:
             jax.clear_caches()
@@ -151,6 +152,11 @@ def run(
                 if store and row.error is None:
                     store.put(keys[i], to_json(row), dict(row.environment))
         yield from (row for row in rows if row is not None)
+
+
+def _stored(store: Store | None, key: dict[str, Any], group: str = "") -> Row | None:
+    found = store.get(key, group) if store else None
+    return None if found is None else from_json(found)
 
 
 Step = Callable[[str], object]

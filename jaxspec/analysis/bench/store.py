@@ -30,7 +30,7 @@ class Store:
 
     def __init__(self, file: Path | None):
         self._file = file
-        self._rows: dict[str, dict[str, Any]] = {}
+        self._rows: dict[str, list[dict[str, Any]]] = {}
         self._whole: int | None = None  # bytes of a file that stay whose last line was cut
         self._end = b""  # what a last line lacks that is whole but for its end
         if file is None or not file.exists():
@@ -41,22 +41,22 @@ class Store:
             try:
                 row = json.loads(line) if line.strip() else None
                 if row is not None:
-                    self._rows[row["fingerprint"]] = row
+                    self._rows.setdefault(row["fingerprint"], []).append(row)
             except (ValueError, TypeError, KeyError) as error:
                 if number < len(lines):
                     raise ValueError(f"{file}: line {number} is no measurement; give another file") from error
                 self._whole, self._end = sum(len(whole) + 1 for whole in lines[:-1]), b""
 
-    def get(self, settings: dict[str, Any]) -> dict[str, Any] | None:
-        """The result that these settings had, if they have been measured."""
-        row = self._rows.get(fingerprint(settings))
-        return None if row is None else row["result"]
+    def get(self, settings: dict[str, Any], group: str = "") -> dict[str, Any] | None:
+        """The result that these settings had, if they have been measured: the latest, or the one of a group."""
+        found = [row["result"] for row in self._rows.get(fingerprint(settings), [])]
+        return next((result for result in reversed(found) if group == result.get("group")), (found or [None])[-1])
 
     def put(self, settings: dict[str, Any], result: dict[str, Any], environment: dict[str, Any]) -> None:
         """Adds a result; it is on disk before this returns."""
         name = fingerprint(settings)
         row = {"fingerprint": name, "settings": settings, "result": result, "environment": environment}
-        self._rows[name] = row
+        self._rows.setdefault(name, []).append(row)
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -153,6 +153,8 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     plain, again, added = run(TARGET, [one, two], Store(tmp_path / "rows.jsonl"), few)
     assert again == first[1] and measured[1:] == [[0, 3]]
     assert plain.group == added.group != again.group  # the new one is interleaved with plain decoding, too
+    old, *_ = run(TARGET, [one], Store(tmp_path / "rows.jsonl"), few)
+    assert old == first[0] != plain  # each has the plain decoding that it was interleaved with
     other = TARGET._replace(params=TARGET.params * 2)  # of the same name
     assert next(run(other, [one], Store(tmp_path / "rows.jsonl"), few)) != plain
     assert len(measured) == 3
