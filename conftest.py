@@ -92,8 +92,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("record_slow") is not None and not hasattr(config, "workerinput"):
-        SLOW.unlink(missing_ok=True)
+    if config.getoption("record_slow") is None or hasattr(config, "workerinput"):
+        return
+    if config.args_source is not config.ArgsSource.TESTPATHS:
+        raise pytest.UsageError("--record-slow writes tests/slow.txt anew: run all tests, without names of files")
+    SLOW.unlink(missing_ok=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

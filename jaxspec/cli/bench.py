@@ -57,7 +57,8 @@ def bench(
     def lines(found: list[Row]) -> list[str]:
         peaks = {"process": memory.process_bytes(), "before the models": before, "device": memory.device_bytes()}
         peak = "Peak memory, MB: " + ", ".join(f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n)
-        return [*table.of_policies(found), *table.of_libraries(found), *([peak] if "memory" in extra else [])]
+        measured_here = "memory" in extra and work.resume is None  # not by the process that wrote the file
+        return [*table.of_policies(found), *table.of_libraries(found), *([peak] if measured_here else [])]
 
     config = rows.config_of(work, ("speed", "alpha", "costs", "search", *extra))
     found = rows.run(target, settings, work, config, table.PEERS if peer else table.BENCH, more=lines)

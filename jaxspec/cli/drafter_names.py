@@ -121,6 +121,16 @@ def _own_layers(name: str, kind: str, layers: str, target: Model | None) -> Boun
     return drafters.skip_layers(target, *([int(number) for number in part] for part in sets))
 
 
+def is_model(name: str) -> bool:
+    """Whether a name is that of a model, and not of a drafter that is made of something.
+
+    >>> is_model("debian-t5-small"), is_model("tree=4x2:debian-t5-small"), is_model("prompt_lookup+debian-t5-small")
+    (True, False, False)
+    """
+    kind = name.partition(":")[0].partition("=")[0]
+    return len(parts(name)) == 1 and kind not in {*MADE, *OWN_LAYERS, *COUNTED}
+
+
 def parts(name: str) -> list[str]:
     """The drafters of a name, which + separates; but no + of a path that exists does.
 

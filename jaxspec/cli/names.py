@@ -105,8 +105,7 @@ def pair_job(
     from jaxspec.cli.prompts import from_file, heldout_for
     from jaxspec.decode.request import prepare
 
-    kind = draft.partition(":")[0].partition("=")[0]
-    if kind in {*drafter_names.MADE, *drafter_names.OWN_LAYERS, *drafter_names.COUNTED}:
+    if not drafter_names.is_model(draft):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big, small = model(target, dtype, widen=widen), model(draft, dtype)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)

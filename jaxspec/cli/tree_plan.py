@@ -35,9 +35,10 @@ def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Pa
     speeds = []
     if timed:
         config = bench.Config(len(job.prompt.length), repeats=3, quantities=("speed", "costs"))
-        with console.counting("timing", 1) as advance:
-            speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config))
-            advance("timed")
+        with console.progress(remaining=True) as bar:
+            shown = bar.add_task("timing", total=1.0)
+            doing = lambda what, share: bar.update(shown, description=what, completed=share)  # noqa: E731
+            speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config, doing=doing))
     if as_json:
         return rows.print_json(**tree_plan.to_dict(found), timed=[bench.to_json(row) for row in speeds])
     out = Console(highlight=False, soft_wrap=True)

@@ -135,6 +135,8 @@ class Passes:
         job: one batch, with the drafter.
         drafts: numbers of draft tokens that its passes judge.
         searches: whether a look-up's search is timed, too.
+
+    c is that of the model that drafts; of a cascade, and of layers of the target, a whole draft's over its tokens.
     """
 
     def __init__(self, job: Job, drafts: Sequence[int], searches: bool):

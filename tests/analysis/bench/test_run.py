@@ -160,6 +160,14 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     assert len(measured) == 3
 
 
+def test_a_cascade_costs_what_its_whole_draft_does():
+    """Not nothing, as a look-up, nor what its innermost drafter does."""
+    made = {"cascade": drafters.cascade(DRAFT, drafters.prompt_lookup(2), gamma=1)}
+    config = Config(rows=1, repeats=1, quantities=("speed", "costs"))
+    *_, row = run(TARGET, product(task=TASK, drafter=made, gamma=2), config=config)
+    assert row.costs.c.median > 0 and row.costs.v.median > 0
+
+
 def test_a_store_knows_drafters_by_their_names(tmp_path):
     """Two trees of different shapes are the same function with the same values."""
     trees = [drafters.tree(DRAFT, shape) for shape in ((2, 1), (3,))]
