@@ -9,6 +9,7 @@ from jaxspec.base import Model
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.eagle import EagleConfig
+from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.mtp import MTPConfig
 
@@ -78,6 +79,23 @@ class MTPSizes(Layers):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitAdapterSizes(Layers):
+    """An adapter of an early exit (Kangaroo).
+
+    Attributes:
+        exit: after how many of the target's layers.
+        ff_dim: not read: there is no feed-forward block.
+    """
+
+    exit: int
+    ff_dim: int = 1
+
+    def config(self, target: Model) -> ExitAdapterConfig:
+        """The adapter's configuration, for a target."""
+        return ExitAdapterConfig(self.layer(target), self.exit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockSizes(Layers):
     """A block drafter; attributes as `nets.block.BlockConfig` has them."""
 
@@ -113,7 +131,13 @@ class HeadsSizes:
         return HeadsConfig(target.lm.vocab_size, target.lm.feature_size, **_own(self, HeadsConfig))
 
 
-HEADS = {"eagle": EagleSizes, "mtp": MTPSizes, "block": BlockSizes, "heads": HeadsSizes}
+HEADS = {
+    "eagle": EagleSizes,
+    "mtp": MTPSizes,
+    "block": BlockSizes,
+    "heads": HeadsSizes,
+    "exit_adapter": ExitAdapterSizes,
+}
 
 
 def _own(sizes: Any, kind: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Loading drafters that read their target's hidden states: EAGLE, Medusa, MTP modules, DFlash and DSpark."""
+"""Loading drafters that read their target's hidden states: EAGLE, Medusa, Kangaroo, MTP, DFlash and DSpark."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ import numpy as np
 
 from jaxspec import buffers, drafters, folders, published
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, Model, Params, Prompt
+from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.eagle import EagleConfig
+from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.mtp import MTPConfig
 from jaxspec.weights import draft_heads, huggingface
 from jaxspec.weights.orbax import CheckpointError
+
+
+def _early_exit(adapter: Bound[ExitAdapter], target: Model) -> Bound[Drafter]:
+    return drafters.early_exit(target, adapter.functions.needs.taps[0] + 1, adapter=adapter)
+
 
 DRAFTERS = {
     EagleConfig: drafters.eagle,
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
     MTPConfig: drafters.mtp,
+    ExitAdapterConfig: _early_exit,
 }
 
 TEXTS = (  # to measure on, where none are given
@@ -54,10 +61,9 @@ def load_drafter(
         out = jaxspec.generate(target, prompts, drafter=drafter, gamma=4)
 
     What kind it is, its config.json and the names of its tensors say: EAGLE and EAGLE-3 (their authors' spelling,
-    SGLang's and vLLM's), the `speculators` format (eagle3, dflash, dspark, mtp), Medusa, DFlash, DSpark, and the
-    modules for multi-token prediction in a model's own folder (`source` is then the target's). The layers that it reads
-    of the target
-    need not be asked for: `generate` runs the target with these taps.
+    SGLang's and vLLM's), the `speculators` format (eagle3, dflash, dspark, mtp), Medusa, DFlash, DSpark, Kangaroo, and
+    the modules for multi-token prediction in a model's own folder (`source` is then the target's). The layers that it
+    reads of the target need not be asked for: `generate` runs the target with these taps.
 
     Args:
         source: a folder, a hub id, owner/name, or the name of a shipped drafter.

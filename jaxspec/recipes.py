@@ -137,9 +137,44 @@ class Distil:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
 
 
+def decoder_layers(config: Any) -> int:
+    """Layers that generate: all, or those of an encoder-decoder's decoder."""
+    return getattr(config, "decoder_layers", None) or config.layers
+
+
 def _check_divergence(where: str, name: str) -> None:
     if name not in DIVERGENCES:
         raise RecipeError(f"{where}.divergence is {name!r}: expected one of {', '.join(DIVERGENCES)}")
+
+
+CURRICULA = ("rotating", "gradual")
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExit:
+    """How a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`.
+
+    Attributes:
+        scale: weight of the losses of early exits, the paper's e_scale.
+        dropout: how often a row skips the last layer, the paper's p_max; earlier layers are skipped less.
+        curriculum: which exits learn in a step: "rotating", one layer of `every`, others in the next step; or
+            "gradual", from the last to the first, one more from time to time, all after half of the run.
+        every: of the rotating curriculum.
+    """
+
+    scale: float = 0.2
+    dropout: float = 0.1
+    curriculum: str = "rotating"
+    every: int = 4
+
+    def __post_init__(self):
+        if self.curriculum not in CURRICULA:
+            raise RecipeError(f"early_exit.curriculum is {self.curriculum!r}: expected one of {', '.join(CURRICULA)}")
+        if self.scale <= 0 or not 0 <= self.dropout < 1 or self.every < 1:
+            raise RecipeError(
+                f"early_exit has scale {self.scale}, dropout {self.dropout} and every {self.every}: expected a scale "
+                "above 0, a dropout from 0 to below 1, and every at least 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +187,20 @@ class Recipe:
     data: Data
     train: Train
     distil: Distil | None = None
+    early_exit: EarlyExit | None = None
 
     def __post_init__(self):
         if not self.data.tokenizer:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
+        if self.early_exit is None:
+            return
+        if (layers := decoder_layers(self.model)) < 3:
+            raise RecipeError(f"{self.name}: early_exit in a model of {layers} layers: expected at least 3")
+        if self.distil is not None and self.distil.weight:
+            raise RecipeError(
+                f"{self.name}: early_exit learns from texts, and distil.weight is {self.distil.weight}: expected 0 "
+                "(the teacher's answers may be the texts)"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +246,8 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp" or "block".
+    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp", "block" or
+    "exit_adapter".
 
     Attributes:
         target: what `jaxspec.load` takes.
@@ -310,6 +356,7 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
         whole, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
     else:
         whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
+        parts["early_exit"] = EarlyExit
     if family == "ngram":
         whole, parts = TableRecipe, {"data": Texts, "tables": Tables}
     table = dict(table)

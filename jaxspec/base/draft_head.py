@@ -112,6 +112,37 @@ class RecurrentHead(NamedTuple):
     needs: Needs
 
 
+class ExtendStream(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        hidden: Float[Array, "batch step dim"],
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> tuple[Float[Array, "batch step dim"], Cache]:
+        """Reads the target's hidden states of further tokens, at each row's own length.
+
+        Returns what logits are made of. `parent`: as in `LanguageModel.extend`.
+        """
+        ...
+
+
+class ExitAdapter(NamedTuple):
+    """A network between one of the target's layers and its head (Kangaroo); the layers before it draft, too.
+
+    Attributes:
+        empty, extend, logits: see the protocols.
+        rewind: see `LanguageModel.rewind`.
+        needs: of the target; its one tap is the layer.
+    """
+
+    empty: EmptyCache
+    extend: ExtendStream
+    rewind: Rewind
+    logits: HiddenLogits
+    needs: Needs
+
+
 class HeadsLogits(Protocol):
     def __call__(
         self,

@@ -1,12 +1,14 @@
-"""The target's first layers as its drafter (LayerSkip, Elhoushi et al., arXiv 2404.16710)."""
+"""The target's first layers as its drafter (LayerSkip, arXiv 2404.16710), with an adapter (Kangaroo, 2404.18911)."""
 
 from __future__ import annotations
 
-from jaxspec.base import Bound, Drafter, Model, Parts
+from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Parts
 from jaxspec.drafters import own_layers
 
 
-def early_exit(target: Model, layers: int, *, head: Model | None = None) -> Bound[Drafter]:
+def early_exit(
+    target: Model, layers: int, *, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
+) -> Bound[Drafter]:
     """Drafts with the target's own first layers: after them come the final norm and the head.
 
     There is no second model, no second cache and no second pass over these layers: their keys and values, and their
@@ -14,17 +16,21 @@ def early_exit(target: Model, layers: int, *, head: Model | None = None) -> Boun
     cost gamma passes of `layers` layers and of the head; verification is that much cheaper.
 
     A model's layers predict tokens early only if it was trained for it: LayerSkip's checkpoints are (ordinary Llama
-    folders, which `jaxspec.load` reads); of others few draft tokens are accepted, at any exit but a late one.
+    folders, which `jaxspec.load` reads), and `[early_exit]` in a recipe trains for it; of others few draft tokens are
+    accepted, at any exit but a late one. An adapter helps without touching the target: attention and a norm, trained,
+    between the layers and the head (Kangaroo). It has a cache of its own, of the size of one layer's.
 
     Args:
         target: the model whose text is drafted, one of jaxspec's networks.
         layers: how many of its first layers draft; of an encoder-decoder, of the decoder's.
         head: a model whose head makes the drafter's logits, such as `jaxspec.trim_vocabulary(target, size=...)`: with a
             large vocabulary most of an early exit's time is the head's. By default the target.
+        adapter: a network and its parameters: `nets.exit_adapter.head(config)` in a `Bound`, for a target with taps;
+            `jaxspec.load_drafter` reads trained ones. By default the target's final norm takes its place.
 
     Raises:
-        ValueError: not 1 <= layers < the target's, a target whose layers cannot be run in part, or the head of another
-            model.
+        ValueError: not 1 <= layers < the target's, a target whose layers cannot be run in part, or a head or an adapter
+            of another model or after other layers.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
@@ -37,7 +43,8 @@ def early_exit(target: Model, layers: int, *, head: Model | None = None) -> Boun
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
         True
 
-    Reference: Elhoushi et al., LayerSkip, ACL 2024, arXiv 2404.16710.
+    Reference: Elhoushi et al., LayerSkip, ACL 2024, arXiv 2404.16710; Liu et al., Kangaroo, NeurIPS 2024, arXiv
+    2404.18911.
     """
     count = own_layers.layers_of(target).count
     if not 1 <= layers < count:
@@ -45,5 +52,8 @@ def early_exit(target: Model, layers: int, *, head: Model | None = None) -> Boun
             f"layers is {layers} and {target.name or 'the target'} has {count}: expected an exit after at least 1 and "
             f"at most {count - 1}"
         )
+    if adapter is not None and adapter.functions.needs.taps != (layers - 1,):
+        tap, *_ = adapter.functions.needs.taps
+        raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
     first = tuple(range(layers))
-    return own_layers.bound(target, Parts(first, first), head)
+    return own_layers.bound(target, Parts(first, first), head, adapter)

@@ -21,36 +21,54 @@ from jaxspec.base import (
     Bound,
     Cache,
     Caches,
+    Commit,
     Draft,
     DraftContext,
     Drafter,
+    ExitAdapter,
     Forward,
     Head,
     LanguageModel,
     Layers,
     Model,
+    Params,
     Parts,
     Prompt,
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import no_state, same_state
+from jaxspec.drafters.hidden_states import check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.drafters.tree_cache import NodeReader
+
+
+class Own(NamedTuple):
+    """The drafter's parameters, beside the target's.
+
+    Attributes:
+        head: of a model whose head makes the logits; None: the target's.
+        adapter: of the network between the layers and the head; None: there is none.
+    """
+
+    head: Params = None
+    adapter: Params = None
 
 
 class Nodes(NamedTuple):
     """What drafting hands on to verification.
 
     Attributes:
-        stream: what the shared layers made of the last committed token and of each node that was fed after it.
+        stream: what the shared layers made of the last committed token and of each node that was fed after it; None if
+            not all nodes that are verified were fed.
         start: where in each row that token is.
         cache: the target's; None once it was handed back.
+        adapter: the adapter's cache; empty if there is none.
     """
 
-    stream: Float[Array, "B N+1 M"]
+    stream: Float[Array, "B N+1 M"] | None
     start: Int[Array, " B"]
     cache: Cache
+    adapter: Cache = ()
 
 
 class Halves(NamedTuple):
@@ -67,27 +85,34 @@ class Halves(NamedTuple):
     verifying: Parts
 
 
-def bound(target: Model, parts: Parts, head: Model | None = None) -> Bound[Drafter]:
+def bound(
+    target: Model, parts: Parts, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
+) -> Bound[Drafter]:
     """The drafter that runs these parts of its target.
 
     Args:
         target: one of jaxspec's networks.
         parts: what drafts.
         head: a model whose head makes the drafter's logits; None: the target.
+        adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
 
     Raises:
-        ValueError: the target's layers cannot be run in part, or the head is for another model.
+        ValueError: the target's layers cannot be run in part, or the head or the adapter is for another model.
     """
     lm, name = target.lm, target.name or "the target"
     layers_of(target)
+    network = None if adapter is None else adapter.functions
+    if network is not None:
+        check_target(network.needs, target, "an adapter")
+    own = Own(None if head is None else head.params, None if adapter is None else adapter.params)
     if head is None:
-        return Bound(_own_layers(lm, parts, None), target=target)
+        return Bound(_own_layers(lm, parts, None, network), own, target=target)
     if head.lm.head is None or (head.lm.feature_size, head.lm.vocab_size) != (lm.feature_size, lm.vocab_size):
         raise ValueError(
             f"the head is that of {head.name or 'a model'} of width {head.lm.feature_size} with {head.lm.vocab_size} "
             f"token ids, and {name} has {lm.feature_size} and {lm.vocab_size}: expected jaxspec.trim_vocabulary(target)"
         )
-    return Bound(_own_layers(lm, parts, head.lm.head), head.params, target=target)
+    return Bound(_own_layers(lm, parts, head.lm.head, network), own, target=target)
 
 
 def layers_of(target: Model) -> Layers:
@@ -119,11 +144,19 @@ def halves(parts: Parts, count: int) -> Halves:
 
 
 @functools.cache
-def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None) -> Drafter:
+def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: ExitAdapter | None) -> Drafter:
     layers = lm.layers
     assert layers is not None and lm.head is not None
     target_head = lm.head
     shared, drafting, verifying = halves(parts, layers.count)
+
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
+        if adapter is None:
+            return ()
+        row = row_of(lm, prompt)
+        cache = adapter.empty(len(row.length), row.tokens.shape[1] + headroom)
+        _, cache = adapter.extend(weights.draft.adapter, cache, _stream(prefilled))
+        return adapter.rewind(cache, row.length - 1)
 
     def rewound(nodes: Nodes, at: int | Int[Array, ""]) -> Cache:
         """The cache as it is before fed token `at`; 0 is the last committed one."""
@@ -140,6 +173,7 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None) -> Drafter:
         cache = rewound(nodes, at)
         x = layers.embed(weights.target, cache, tokens, parent)
         x, cache = layers.run(weights.target, cache, x, shared, parent)
+        assert nodes.stream is not None
         stream = jax.lax.dynamic_update_slice_in_dim(nodes.stream, x, at, axis=1)
         return x, nodes._replace(stream=stream, cache=cache)
 
@@ -151,18 +185,23 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None) -> Drafter:
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B n V"], Nodes]:
         """The drafter's logits after the fed tokens `at`, `at` + 1, ..., of which the shared layers have made `x`."""
-        x, cache = layers.run(weights.target, rewound(nodes, at), x, drafting, parent)
-        features = layers.features(weights.target, x)
-        made = target_head(weights.target, features) if head is None else head(weights.draft, features)
-        return made, nodes._replace(cache=cache)
+        if adapter is None:
+            x, cache = layers.run(weights.target, rewound(nodes, at), x, drafting, parent)
+            nodes, features = nodes._replace(cache=cache), layers.features(weights.target, x)
+        else:
+            before = adapter.rewind(nodes.adapter, nodes.start + jnp.asarray(at, nodes.start.dtype))
+            features, cache = adapter.extend(weights.draft.adapter, before, x, parent)
+            nodes = nodes._replace(adapter=cache)
+        return (target_head(weights.target, features) if head is None else head(weights.draft.head, features)), nodes
 
     def empty(weights: Weights, caches: Caches, row: Prompt, nodes: int) -> Nodes:
         one = jax.eval_shape(layers.embed, weights.target, caches.target, row.tokens[:, :1])
         stream = jnp.zeros((one.shape[0], 1 + nodes, one.shape[2]), one.dtype)
-        return Nodes(stream, row.length - 1, caches.target)
+        return Nodes(stream, row.length - 1, caches.target, caches.draft)
 
     def handed_on(nodes: Nodes) -> Caches:
-        return Caches(nodes.cache, nodes._replace(cache=None))
+        back = nodes.adapter if adapter is None else adapter.rewind(nodes.adapter, nodes.start)
+        return Caches(nodes.cache, nodes._replace(cache=None, adapter=back))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         last = buffers.window(context.row.tokens, context.row.length - 1, 1)
@@ -188,20 +227,32 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None) -> Drafter:
     def finish(
         weights: Weights, caches: Caches, tokens: Int[Array, "B T"], parent: Int[Array, "B T"] | None = None
     ) -> tuple[Forward, Cache]:
-        nodes: Nodes | None = caches.draft
-        if nodes is None:
+        nodes: Nodes = caches.draft
+        if nodes.stream is None:
             return lm.extend(weights.target, caches.target, tokens, parent)
         step, known = tokens.shape[1], nodes.stream.shape[1]
         nodes = nodes._replace(cache=caches.target)
         if known < step:  # the nodes that end a tree's paths
             nodes = nodes._replace(stream=jnp.pad(nodes.stream, ((0, 0), (0, step - known), (0, 0))))
             _, nodes = feed(weights, nodes, tokens[:, known:], known, parent)
-        x, cache = layers.run(weights.target, rewound(nodes, 0), nodes.stream[:, :step], verifying, parent)
+        assert nodes.stream is not None
+        stream = nodes.stream[:, :step]
+        x, cache = layers.run(weights.target, rewound(nodes, 0), stream, verifying, parent)
         features = layers.features(weights.target, x)
-        return Forward(target_head(weights.target, features), features), cache
+        return Forward(target_head(weights.target, features), features, None if adapter is None else stream), cache
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        return caches._replace(draft=())
+    def commit(
+        weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
+    ) -> Caches:
+        if adapter is None:
+            return caches._replace(draft=())
+        # What a policy, a tree or another drafter has made of this round does not matter: it reads what was accepted.
+        hidden = _stream(on_path(forward, verdict, depth))
+        _, cache = adapter.extend(weights.draft.adapter, caches.draft.adapter, hidden)
+        return caches._replace(draft=adapter.rewind(cache, row.length - 1))
+
+    def rollback(state: Cache, row: Prompt) -> Cache:
+        return state if adapter is None else adapter.rewind(state, row.length - 1)
 
     # Of a tree: the nodes that have children are fed level by level, to the places that they have in verification.
 
@@ -219,11 +270,21 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None) -> Drafter:
 
     def after(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
         # With a policy nodes may be verified that were not fed, because their children are of no use.
-        return Caches(nodes.cache) if context.adaptive else handed_on(nodes)
+        back = handed_on(nodes)
+        return back._replace(draft=back.draft._replace(stream=None)) if context.adaptive else back
+
+    def commit_of(levels: int) -> Commit:
+        return functools.partial(commit, depth=levels + 1)
 
     reader = NodeReader(
-        *(lambda nodes: no_state, start, after_root, after_nodes, after, lambda levels: commit, lm.vocab_size),
+        *(lambda nodes: init, start, after_root, after_nodes, after, commit_of, lm.vocab_size),
         finish=finish,
-        rollback=same_state,
+        rollback=rollback,
     )
-    return Drafter(no_state, propose, commit, reader=reader, finish=finish, rollback=same_state)
+    return Drafter(init, propose, commit, reader=reader, finish=finish, rollback=rollback)
+
+
+def _stream(forward: Forward) -> Float[Array, "B T M"]:
+    """What an adapter reads of the target: the output of the one layer that it has taps of."""
+    assert forward.taps is not None
+    return forward.taps

@@ -195,10 +195,15 @@ class Decoder(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each position of whole rows."""
+        return self.logits(self.features(self.streams(tokens)[-1]), training=True)
+
+    def streams(
+        self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
+    ) -> list[Float[Array, "B T M"]]:
+        """The residual stream of whole rows after each layer; see `stack.without_cache`."""
         start = jnp.zeros((tokens.shape[0],), jnp.int32)
         inputs = self._attention_inputs(start, tokens.shape[1], tokens.shape[1], None)
-        x = stack.without_cache(self._layers(inputs), self._embed(tokens))
-        return self.logits(self.features(x), training=True)
+        return stack.without_cache(self._layers(inputs), self._embed(tokens), runs)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None

@@ -116,10 +116,16 @@ class GPT(nn.Module):
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each position of whole rows."""
+        return self.logits(self.features(self.streams(tokens)[-1]), training=True)
+
+    def streams(
+        self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
+    ) -> list[Float[Array, "B T M"]]:
+        """The residual stream of whole rows after each layer; see `stack.without_cache`."""
         position = jnp.arange(tokens.shape[1])
         visible = (position[None, :] <= position[:, None])[None, None]
         x = self.embedding(tokens) + self.position(position)[None]
-        return self.logits(self.features(stack.without_cache(self._layers(visible), x)), training=True)
+        return stack.without_cache(self._layers(visible), x, runs)
 
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import cache as kv
 from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
@@ -93,11 +93,26 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
     return taps
 
 
-def without_cache(layers: Iterable[Layer], x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-    """Runs layers over whole rows, as in training: what a layer may attend to is what it was given."""
-    for layer in layers:
-        x, _, _ = layer(x, lambda k, v: (k, v))
-    return x
+def without_cache(
+    layers: Iterable[Layer], x: Float[Array, "B T M"], runs: Bool[Array, "layers B"] | None = None
+) -> list[Float[Array, "B T M"]]:
+    """Runs layers over whole rows, as in training: what a layer may attend to is what it was given.
+
+    Args:
+        layers: see `with_cache`.
+        x: the embedded tokens.
+        runs: which rows run which layers, in training with layer dropout; the others' stream goes on as it is. None:
+            all run all.
+
+    Returns:
+        The residual stream after each layer.
+    """
+    after = []
+    for i, layer in enumerate(layers):
+        made, _, _ = layer(x, lambda k, v: (k, v))
+        x = made if runs is None else jnp.where(runs[i][:, None, None], made, x)
+        after.append(x)
+    return after
 
 
 def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:

@@ -188,14 +188,19 @@ class T5(nn.Module):
 
     def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of each decoder position, given the decoder's inputs (start token first)."""
+        return self.logits(self.features(self.streams(prompt, tokens)[-1]), training=True)
+
+    def streams(
+        self, prompt: Prompt, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
+    ) -> list[Float[Array, "B T M"]]:
+        """The residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
         encoded, mask = self.encode(prompt)
         position = jnp.arange(tokens.shape[1])
         distance = position[None, :] - position[:, None]
         bias = self.decoder_bias(distance)[None]
         visible = (distance <= 0)[None, None]
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
-        x = stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens))
-        return self.logits(self.features(x), training=True)
+        return stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens), runs)
 
     def encode(self, prompt: Prompt) -> tuple[Float[Array, "B P M"], Bool[Array, "B 1 1 P"]]:
         """The encoder's output, and which of its positions are real."""

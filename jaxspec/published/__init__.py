@@ -6,22 +6,25 @@ from typing import Any
 
 from jaxspec.nets import block as block_net
 from jaxspec.nets import eagle as eagle_net
+from jaxspec.nets import exit_adapter as exit_adapter_net
 from jaxspec.nets import heads as heads_net
 from jaxspec.nets import mtp as mtp_net
 from jaxspec.published.block import BLOCK
 from jaxspec.published.common import Format, TargetShape
 from jaxspec.published.eagle import EAGLE
+from jaxspec.published.kangaroo import KANGAROO
 from jaxspec.published.medusa import MEDUSA
 from jaxspec.published.mtp import MTP
 
 __all__ = ["Format", "TargetShape", "format_of", "net_of"]
 
-FORMATS: tuple[Format, ...] = (EAGLE, BLOCK, MEDUSA, MTP)
+FORMATS: tuple[Format, ...] = (EAGLE, BLOCK, MEDUSA, KANGAROO, MTP)
 NETS = {  # configuration: where its network has `head` and `init`, and its format
     eagle_net.EagleConfig: (eagle_net, EAGLE),
     block_net.BlockConfig: (block_net, BLOCK),
     heads_net.HeadsConfig: (heads_net, MEDUSA),
     mtp_net.MTPConfig: (mtp_net, MTP),
+    exit_adapter_net.ExitAdapterConfig: (exit_adapter_net, KANGAROO),
 }
 
 

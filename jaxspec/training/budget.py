@@ -15,7 +15,7 @@ import numpy as np
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.recipes import HeadRecipe, Recipe, Train, net_of
-from jaxspec.training import data, head_loss, heads, optimizer
+from jaxspec.training import data, early_exit, head_loss, heads, optimizer
 from jaxspec.training.distil import distillation
 from jaxspec.training.loop import TrainState, make_step
 from jaxspec.training.losses import LossFunction, cross_entropy
@@ -64,8 +64,11 @@ def seconds_per_step(recipe: Recipe | HeadRecipe) -> float:
     loss = cross_entropy(config)
     if recipe.distil is not None:
         loss = distillation(config, load(recipe.distil.teacher, dtype=config.dtype), recipe.distil.weight)
-    params = net_of(config).init(config, jax.random.key(0))
-    return _seconds(loss, params, _batch(recipe, config.vocab_size), recipe.train)
+    params, batch = net_of(config).init(config, jax.random.key(0)), _batch(recipe, config.vocab_size)
+    if recipe.early_exit is not None:
+        batch = early_exit.Numbered(batch, np.zeros((), np.int32))
+        loss = early_exit.loss(config, recipe.early_exit, recipe.train)
+    return _seconds(loss, params, batch, recipe.train)
 
 
 def _batch(recipe: Recipe | HeadRecipe, vocab: int) -> data.Batch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxspec.base import Prompt
 from jaxspec.nets.decoder import Decoder, DecoderConfig
@@ -18,7 +17,7 @@ from jaxspec.training.data import Batch
 
 
 class LossFunction(Protocol):
-    def __call__(self, params: Any, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def __call__(self, params: Any, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The summed loss in nats, and over how many tokens."""
         ...
 
@@ -26,27 +25,46 @@ class LossFunction(Protocol):
 Config = T5Config | GPTConfig | DecoderConfig
 
 
+class Rows(NamedTuple):
+    """A batch, as a network in training takes it.
+
+    Attributes:
+        inputs: arguments of the network's `__call__` and `streams`.
+        labels: the token to predict at each position.
+        real: 1 where there is one, 0 at padding.
+    """
+
+    inputs: tuple[Any, ...]
+    labels: Int[Array, "batch step"]
+    real: Float[Array, "batch step"]
+
+
+def module_of(config: Config) -> T5 | GPT | Decoder:
+    """The network of a configuration."""
+    if isinstance(config, T5Config):
+        return T5(config)
+    return GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
+
+
+def rows_of(config: Config, batch: Batch) -> Rows:
+    """Of an encoder-decoder the targets after their sources; of a language model each token after those before it."""
+    target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
+    if not isinstance(config, T5Config):
+        return Rows((target[:, :-1],), target[:, 1:], _real(target[:, 1:], length - 1))
+    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
+    prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
+    return Rows((prompt, inputs), target, _real(target, length))
+
+
 def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Array, Array]]:
     """For a family, (params, batch) -> logits [batch, step, vocab], labels [batch, step], real [batch, step]."""
 
-    if isinstance(config, T5Config):
-        return functools.partial(_t5, config)
-    return functools.partial(_decoder, config)
+    def run(params: Any, batch: Batch) -> tuple[Array, Array, Array]:
+        rows = rows_of(config, batch)
+        logits: Any = module_of(config).apply({"params": params}, *rows.inputs)
+        return logits, rows.labels, rows.real
 
-
-def _t5(config: T5Config, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    labels = jnp.asarray(batch.target)
-    inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=config.start_token)
-    prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-    logits: Any = T5(config).apply({"params": params}, prompt, inputs)
-    return logits, labels, _real(labels, jnp.asarray(batch.target_length))
-
-
-def _decoder(config: GPTConfig | DecoderConfig, params: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    rows = jnp.asarray(batch.target)
-    module = GPT(config) if isinstance(config, GPTConfig) else Decoder(config)
-    logits: Any = module.apply({"params": params}, rows[:, :-1])
-    return logits, rows[:, 1:], _real(rows[:, 1:], jnp.asarray(batch.target_length) - 1)
+    return run
 
 
 def cross_entropy(config: Config) -> LossFunction:
@@ -55,12 +73,19 @@ def cross_entropy(config: Config) -> LossFunction:
 
     def loss(params, batch):
         logits, labels, real = run(params, batch)
-        # A comparison instead of a gather: its gradient is no scatter, and fuses with the softmax's.
-        is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
-        picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
-        return over_real(jax.nn.logsumexp(logits, axis=-1) - picked, real)
+        return over_real(negative_log_likelihood(logits, labels), real)
 
     return loss
+
+
+def negative_log_likelihood(
+    logits: Float[Array, "batch step vocab"], labels: Int[Array, "batch step"]
+) -> Float[Array, "batch step"]:
+    """Of each label, in nats."""
+    # A comparison instead of a gather: its gradient is no scatter, and fuses with the softmax's.
+    is_label = jnp.arange(logits.shape[-1])[None, None, :] == labels[..., None]
+    picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
 def over_real(

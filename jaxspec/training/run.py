@@ -16,7 +16,7 @@ from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
 from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, TableRecipe, net_of
-from jaxspec.training import heads, ngrams
+from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import Objective, fit
@@ -67,13 +67,15 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     loss = cross_entropy(_in_training(recipe))
     if recipe.distil is not None:
         loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
+    if recipe.early_exit is not None:
+        loss = early_exit.loss(_in_training(recipe), recipe.early_exit, recipe.train)
     held = examples(recipe.data, encoder, folder / recipe.data.heldout, tokenizer)
     few = {task: some[:: max(1, len(some) // HELDOUT_EXAMPLES)] for task, some in held.items()}
     training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
     params = start(recipe)
     count = sum(x.size for x in jax.tree.leaves(params))
     log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
-    objective = Objective(loss, training, likelihood, heldout)
+    objective = Objective(loss, early_exit.Steps(training) if recipe.early_exit else training, likelihood, heldout)
     return fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
 
 

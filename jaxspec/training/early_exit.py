@@ -1,0 +1,106 @@
+"""Training a target that its own first layers can draft for: layer dropout and a loss at every exit.
+
+LayerSkip (Elhoushi et al., arXiv 2404.16710). Rows skip layers at random, the later ones more often, so that the model
+relies less on these; and the final norm and the head, which all exits share, are to predict the next token from the
+output of early layers, too. What is trained is a model as any other, of which `drafters.early_exit` accepts more.
+
+Shapes: L layers, B batch, T step, M model dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec.recipes import EarlyExit, Train, decoder_layers
+from jaxspec.training.data import Batch, Batches
+from jaxspec.training.losses import Config, LossFunction, module_of, negative_log_likelihood, over_real, rows_of
+
+
+class Numbered(NamedTuple):
+    """A batch and its step, on which the layers that are dropped and the exits that learn depend, and nothing else."""
+
+    batch: Batch
+    step: Int[np.ndarray, ""]
+
+
+class Steps(NamedTuple):
+    """Batches with the number of the step beside each: what `loss` is given, and all that exact resume needs."""
+
+    batches: Batches
+
+    def at(self, step: int) -> Numbered:
+        """That of a step."""
+        return Numbered(self.batches.at(step), np.asarray(step, np.int32))
+
+    def once(self) -> Iterable[Numbered]:
+        """Every example once."""
+        return (Numbered(batch, np.zeros((), np.int32)) for batch in self.batches.once())
+
+
+def dropout(about: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
+    """The probability that a row skips each layer: 0 for the first, growing exponentially to `dropout` for the last.
+
+    From random parameters it begins at 0 and grows over the run in the same way.
+
+    >>> train = Train(steps=100, batch_tokens=1, learning_rate=1.0, start="a checkpoint")
+    >>> dropout(EarlyExit(dropout=0.2), train, 3, jnp.array(0)).round(3).tolist()
+    [0.0, 0.08299999684095383, 0.20000000298023224]
+    """
+    by_layer = jnp.exp2(jnp.arange(layers, dtype=jnp.float32) / (layers - 1)) - 1
+    done = jnp.asarray(1.0 if train.start else step / max(1, train.steps - 1), jnp.float32)
+    return about.dropout * by_layer * (jnp.exp2(done) - 1)
+
+
+def weights(about: EarlyExit, train: Train, layers: int, step: Int[Array, ""]) -> Float[Array, " L"]:
+    """The share of the loss after each layer, in a step; the last layer always has most of it, the first none.
+
+    >>> train = Train(steps=8, batch_tokens=1, learning_rate=1.0)
+    >>> weights(EarlyExit(scale=1.0, every=2), train, 4, jnp.array(1)).round(3).tolist()  # 0, 1, 3 and 3 + 3; 1 exits
+    [0.0, 0.14300000667572021, 0.0, 0.8569999933242798]
+    """
+    number = jnp.arange(layers, dtype=jnp.int32)
+    early = about.scale * (number * (number + 1) / 2)
+    if about.curriculum == "rotating":
+        learns = number % about.every == step % about.every
+    else:  # from the last exit to the first, all of them after half of the run
+        learns = layers - 1 - number <= step * 2 * layers // train.steps
+    early = jnp.where(learns, early, 0.0)
+    last = layers - 1 + about.scale * (layers - 2) * (layers - 1) / 2
+    each = jnp.where(number == layers - 1, last, early)
+    return each / jnp.sum(each)
+
+
+def loss(config: Config, about: EarlyExit, train: Train) -> LossFunction:
+    """Negative log likelihood of the targets, a weighted mean over exits, with layer dropout; of `Numbered` batches.
+
+    Logits are computed of one exit after the other, and of none whose weight is 0.
+    """
+    module, layers = module_of(config), decoder_layers(config)
+
+    def run(params: Any, numbered: Numbered) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        rows, step = rows_of(config, numbered.batch), jnp.asarray(numbered.step)
+        key = jax.random.fold_in(jax.random.key(train.seed), step)
+        drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]))
+        runs = drawn >= dropout(about, train, layers, step)[:, None]
+        streams: Any = module.apply({"params": params}, *rows.inputs, runs, method="streams")
+
+        def of_exit(stream: Float[Array, "B T M"]) -> Float[Array, ""]:
+            read = nn.apply(lambda net: net.logits(net.features(stream), training=True), module)
+            return over_real(negative_log_likelihood(read({"params": params}), rows.labels), rows.real)[0]
+
+        @jax.checkpoint
+        def add(total: Float[Array, ""], exit: tuple[Array, Array]) -> tuple[Float[Array, ""], None]:
+            weight, stream = exit
+            return total + weight * jax.lax.cond(weight > 0, of_exit, lambda _: jnp.zeros(()), stream), None
+
+        each = weights(about, train, layers, step), jnp.stack(streams)
+        return jax.lax.scan(add, jnp.zeros(()), each)[0], jnp.sum(rows.real)
+
+    return run
