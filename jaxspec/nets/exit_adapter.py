@@ -12,7 +12,6 @@ import dataclasses
 import functools
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -98,5 +97,4 @@ def unroll_of(config: ExitAdapterConfig) -> unroll.Unroll:
 
 def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
     """Random parameters."""
-    cache = head(config).empty(1, 2)
-    return jax.jit(Net(config).init)(key, jnp.zeros((1, 2, config.layer.dim)), cache)["params"]
+    return stack.init_params(Net(config), key, jnp.zeros((1, 2, config.layer.dim)), head(config).empty(1, 2))

@@ -14,7 +14,7 @@ import pytest
 import jaxspec
 from jaxspec import Bound, Model, buffers, drafters
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
-from jaxspec.nets import block, decoder, eagle, gpt, heads, lookahead_embeddings, mtp, t5
+from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, mtp, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
@@ -61,8 +61,10 @@ CONFIGS = {
     "hydra": (heads, heads.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2)),
     "dflash": (block, DFLASH),
     "dspark": (block, dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn")),
+    "kangaroo": (exit_adapter, exit_adapter.ExitAdapterConfig(LAYER, exit=2)),
 }
 MAKE = {eagle: drafters.eagle, mtp: drafters.mtp, heads: drafters.heads, block: drafters.block}
+MAKE[exit_adapter] = lambda adapter, target: drafters.early_exit(target, layers=2, adapter=adapter)
 NAMES = (*CONFIGS, "pass")
 
 
@@ -105,7 +107,10 @@ def tree_of(name):
     return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
 
 
-@pytest.mark.parametrize("name", ["eagle 3", "medusa", pytest.param("dflash", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name",
+    ["eagle 3", "medusa", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("dflash", "kangaroo"))],
+)
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
@@ -170,6 +175,7 @@ def _wide(logits):
 
 @pytest.mark.parametrize(("name", "target"), [
     ("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder"),
+    ("kangaroo", "t5"),
 ])  # fmt: skip
 def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
@@ -206,7 +212,10 @@ def test_greedy_text_is_plain_decodings(name, target):
         assert out.stats.drafted.sum() > 0
 
 
-@pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("medusa", "gpt")])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("eagle 3", "t5"), ("medusa", "gpt"), pytest.param("kangaroo", "gpt", marks=pytest.mark.exhaustive)],
+)
 def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
     """Hidden states follow the path: rounds and accepted tokens are the same; a bushy tree has no fewer accepted."""
     drafter, rows = drafter_of(name, target), buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
@@ -325,6 +334,7 @@ def test_shapes_that_make_no_drafter(make, complaint):
         ("eagle 3", "decoder"),
         ("dspark", "t5"),
         ("hydra", "gpt"),
+        ("kangaroo", "gpt"),
         pytest.param("eagle 1", "gpt", marks=pytest.mark.exhaustive),  # as EAGLE-3
         pytest.param("mtp", "decoder", marks=pytest.mark.exhaustive),
     ],
@@ -343,8 +353,9 @@ def test_training_sees_the_distributions_of_decoding(name, target):
     source = (TEXT[:, :WIDTH], LENGTH.astype(np.int32)) if encoder else none
     target_rows, ends = (rows[:, 1:], length + GAMMA) if encoder else (rows, length + GAMMA + 1)
     lesson = head_loss.Lesson(Batch(*source, target_rows, ends.astype(np.int32)), drafter.target.params)
-    frozen = {name: x for name, x in drafter.params.items() if name == "vocabulary"}
-    trained = {name: x for name, x in drafter.params.items() if name != "vocabulary"}
+    own = drafter.params.adapter if name == "kangaroo" else drafter.params
+    frozen = {name: x for name, x in own.items() if name == "vocabulary"}
+    trained = {name: x for name, x in own.items() if name != "vocabulary"}
     task = head_loss.Task(lm, config, frozen, Learn(depths=GAMMA))
 
     @jax.jit

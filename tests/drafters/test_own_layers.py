@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, buffers, drafters, policies
+from jaxspec import Bound, Model, buffers, drafters, policies
 from jaxspec.base import Caches, Parts, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters import own_layers
-from jaxspec.nets import decoder, gpt, t5
+from jaxspec.nets import decoder, exit_adapter, gpt, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.warp import SamplingParams, sampling
 
@@ -107,6 +107,23 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
         np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
 
 
+def test_an_adapter_is_one_more_layer():
+    """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm, in a tree, too."""
+    target, config = target_of("decoder"), exit_adapter.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
+    keys = jax.random.split(jax.random.key(5), 2)
+    own = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(keys[0], x.shape), exit_adapter.init(config, keys[1]))
+    silent = jax.tree.map(jnp.zeros_like, {part: target.params["layers_1"][part] for part in ("ff_norm", "ff")})
+    small = target._replace(params=target.params | {"layers_1": own["layers_0"] | silent, "norm": own["norm"]})
+    tapped = jaxspec.with_taps(target, (0,))
+    exiting = drafters.early_exit(tapped, 1, adapter=Bound(exit_adapter.head(config), own))
+    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
+    for wrap in (lambda drafter: drafter, lambda drafter: drafters.tree(drafter, shape=TREE)):
+        apart, exits = (jaxspec.generate(target, rows, drafter=wrap(x), **options).stats for x in (small, exiting))
+        for field in ("rounds", "drafted", "accepted"):
+            np.testing.assert_array_equal(getattr(exits, field), getattr(apart, field))
+        assert np.asarray(exits.accepted).sum() > 0
+
+
 def temporaries(job, room):
     """Bytes that rounds need beside their arguments and results."""
     state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, room))
@@ -148,6 +165,8 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 # --- bad input
 
+FIRST, ADAPTER = (Bound(exit_adapter.head(exit_adapter.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
+
 
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -158,6 +177,11 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
             "expected jaxspec.trim",
+        ),
+        (lambda: drafters.early_exit(target_of("gpt"), 1, adapter=ADAPTER), "made for an exit after 2: expected that"),
+        (
+            lambda: drafters.early_exit(target_of("t5"), 1, adapter=FIRST),
+            r"outputs of layers \[0\], and t5 was built w",
         ),
         (lambda: drafters.skip_layers(target_of("gpt"), range(2), range(2)), "skip all 2 layers"),
         (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
