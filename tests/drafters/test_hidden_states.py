@@ -175,7 +175,7 @@ def _wide(logits):
 
 @pytest.mark.parametrize(("name", "target"), [
     ("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder"),
-    ("kangaroo", "t5"),
+    pytest.param("kangaroo", "t5", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at

@@ -1,11 +1,14 @@
 """What `drafters.suffix` proposes, by hand: votes, lengths, scores; sharing; bad input."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Caches, DraftContext, Prompt
+from jaxspec.base import Caches, Draft, DraftContext, Prompt
+from jaxspec.testing import certify, table_model
 
 
 def draft_of(rows, limits=None, gamma=4, **options):
@@ -53,6 +56,35 @@ def test_rows_that_have_ended_are_searched_if_asked():
     assert draft_of(rows, limits)[1] == []
     assert draft_of(rows, limits, share=True)[1] == [8, 9]
     assert draft_of(rows, [4, 4], share=True)[1] == []  # not from a row that goes on
+
+
+def beside_an_ended_row(drafter, text):
+    """The drafter in a batch of two, whose other row has ended with `text`."""
+    functions = drafter.functions
+
+    def propose(weights, caches, context):
+        def one(prompt, row, limit):
+            other = jnp.pad(jnp.array(text), (0, row.tokens.shape[0] - len(text)))
+            rows = Prompt(jnp.stack([row.tokens, other]), jnp.stack([row.length, len(text)]))
+            prompts = Prompt(jnp.stack([prompt.tokens] * 2), jnp.stack([prompt.length, 0]))
+            both = context._replace(row=rows, limit=jnp.stack([limit, 0]))
+            draft, _ = functions.propose(weights, Caches(None, prompts), both)
+            return draft.tokens[0], draft.length[0]
+
+        return Draft(*jax.vmap(one)(caches.draft, context.row, context.limit)), caches
+
+    return drafter._replace(functions=functions._replace(propose=propose))
+
+
+def test_text_is_exact_whatever_the_other_rows_have_generated():
+    """By enumeration, at temperatures 1 and 0: the store changes drafts, and no distribution."""
+    drafter = beside_an_ended_row(drafters.suffix(3, places=4, share=True), [0, 2, 1, 1, 0, 2])
+    prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+    options = dict(drafter=drafter, gamma=2, steps=3, prompt=prompt)
+    off = [certify(table_model(jax.random.key(1), 3), temperature=heat, **options) for heat in (1.0, 0.0)]
+    assert max(off) < 1e-5, off
+    out = jaxspec.generate(table_model(jax.random.key(1), 3), prompt, drafter=drafter, gamma=2, max_new_tokens=6)
+    assert out.stats.drafted[0] > 0
 
 
 @pytest.mark.parametrize(

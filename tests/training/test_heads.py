@@ -181,7 +181,7 @@ def test_what_cannot_be_trained(target, folder, load_target):
 def test_shipped_recipes_fit_their_targets():
     """Sizes, taps and mask tokens; no parameters are made."""
     found = [recipe for recipe in map(recipes.load, recipes.shipped()) if isinstance(recipe, recipes.HeadRecipe)]
-    assert {recipe.family for recipe in found} == {"eagle", "heads", "block"}
+    assert {recipe.family for recipe in found} == {"eagle", "heads", "block", "exit_adapter"}
     for recipe in found:
         name = recipe.target.rpartition("/")[2]
         config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
