@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,6 +50,7 @@ def plan(
     \b
         jaxspec plan --batch 1,8
         jaxspec plan --tree --nodes 32 --timed --figure tree.svg
+        jaxspec plan --draft cascade=3:MODEL:SMALLER
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
@@ -65,6 +66,11 @@ def plan(
         raise ValueError("--widen is for a pair, which it measures: leave out --alpha and --device")
     if tree and (alpha is not None or device or len(batches) > 1):
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
+    if draft.startswith(("cascade:", "cascade=")):
+        if alpha is not None or device or tree or widen or batches != (1,):
+            raise ValueError("--draft cascade is measured, at batch 1: leave out --alpha, --device, --tree and --widen")
+        asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+        return _show_cascade(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
     if device:
         assert alpha is not None
         sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
@@ -98,6 +104,36 @@ def _show(about: str, plans: Sequence[Plan]) -> None:
     out.print(Text(about, "bold"), table, sep="\n")
     for found in plans:
         out.print(Text((f"Batch {found.batch}: " if len(plans) > 1 else "") + planning.sentence(found)))
+
+
+def _show_cascade(
+    target: str,
+    draft: str,
+    dtype: str,
+    prompts: Path | None,
+    count: int,
+    asked: dict[str, Any],
+    most: int,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Whether a cascade of two models pays: each pair is measured like any."""
+    from jaxspec.analysis.bench import cascade_plan
+
+    kind, *levels = draft.split(":")
+    given = kind.partition("=")[2] or "3"
+    if len(levels) != 2 or not given.isdecimal():
+        raise ValueError(f"--draft is {draft!r}: expected cascade=3:MODEL:INNER, INNER a model here")
+    pairs = [names.pair_job(*pair, dtype, prompts, count, **asked) for pair in ((target, levels[0]), levels)]
+    with console.counting("plan", cascade_plan.STEPS) as advance:
+        found = cascade_plan.of_pairs(*pairs, int(given), most=most, repeats=repeats, advance=advance)
+    about = f"{target} with {levels[0]}, which {levels[1]} drafts {given} tokens for; measured here"
+    if as_json:
+        return rows.print_json(about=about, **found._asdict(), pays=found.pays)
+    out, table = Console(highlight=False), console.table(["drafts", "for", "α", "c"])
+    for both, alpha, c in zip(((levels[0], target), levels[::-1]), found.alpha, found.c, strict=True):
+        table.add_row(*both, f"{alpha:.3f}", f"{c:.3f}")
+    out.print(Text(about, "bold"), table, Text(cascade_plan.sentence(found)), sep="\n")
 
 
 def _check(alpha: float | None, c: float | None, v: float, device: str, batches: Sequence[int]) -> None:

@@ -228,15 +228,16 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
         weights: Weights, caches: Caches, tokens: Int[Array, "B T"], parent: Int[Array, "B T"] | None = None
     ) -> tuple[Forward, Cache]:
         nodes: Nodes = caches.draft
-        if nodes.stream is None:
+        stream, step = nodes.stream, tokens.shape[1]
+        if stream is None:
             return lm.extend(weights.target, caches.target, tokens, parent)
-        step, known = tokens.shape[1], nodes.stream.shape[1]
-        nodes = nodes._replace(cache=caches.target)
+        nodes, known = nodes._replace(cache=caches.target), stream.shape[1]
         if known < step:  # the nodes that end a tree's paths
-            nodes = nodes._replace(stream=jnp.pad(nodes.stream, ((0, 0), (0, step - known), (0, 0))))
+            nodes = nodes._replace(stream=jnp.pad(stream, ((0, 0), (0, step - known), (0, 0))))
             _, nodes = feed(weights, nodes, tokens[:, known:], known, parent)
-        assert nodes.stream is not None
-        stream = nodes.stream[:, :step]
+            stream = nodes.stream
+            assert stream is not None
+        stream = stream[:, :step]
         x, cache = layers.run(weights.target, rewound(nodes, 0), stream, verifying, parent)
         features = layers.features(weights.target, x)
         return Forward(target_head(weights.target, features), features, None if adapter is None else stream), cache

@@ -88,6 +88,7 @@ def unroll_of(config: ExitAdapterConfig) -> unroll.Unroll:
 
     def run(params: Params, shared: Shared, forward: Forward, tokens: Array, depths: int) -> Float[Array, "B S K M"]:
         adapter, (batch, size) = head(config), forward.features.shape[:2]
+        assert forward.taps is not None
         made, _ = adapter.extend(params, adapter.empty(batch, size), forward.taps)
         place = jnp.arange(size, dtype=jnp.int32)[:, None] + 1 + jnp.arange(depths, dtype=jnp.int32)[None]
         return made[:, jnp.minimum(place, size - 1)]  # past the end nothing is compared

@@ -84,8 +84,8 @@ def loss(config: Config, about: EarlyExit, train: Train) -> LossFunction:
     """
     module, layers = module_of(config), decoder_layers(config)
 
-    def run(params: Any, numbered: Numbered) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        rows, step = rows_of(config, numbered.batch), jnp.asarray(numbered.step)
+    def run(params: Any, batch: Numbered) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        rows, step = rows_of(config, batch.batch), jnp.asarray(batch.step)
         key = jax.random.fold_in(jax.random.key(train.seed), step)
         drawn = jax.random.uniform(key, (layers, rows.labels.shape[0]))
         runs = drawn >= dropout(about, train, layers, step)[:, None]

@@ -88,6 +88,17 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
     assert "tokens/s" in run(*asked, "--figure", str(figure)).stdout and "<svg" in figure.read_text()
 
 
+def test_a_cascade_is_planned(run, report):
+    """With a drafting model that drafts for itself, always accepted, at its own cost: that cannot pay."""
+    asked = ("--draft", "cascade=2:debian-t5-small:debian-t5-small", "--gamma", "2", "--count", "2", "--repeats", "1")
+    found = report(*asked, "--max-new-tokens", "12")
+    assert 0 <= found["alpha"][0] <= found["alpha"][1] == 1 and 1 <= found["cascade_gamma"] <= 2
+    pays = found["cascade_improvement"] > 1.03 * max(1, found["improvement"])
+    assert found["pays"] == pays
+    shown = run(*asked, "--max-new-tokens", "12").stdout.replace("\n", " ")
+    assert "debian-t5-small drafts 2 tokens for" in shown and "The cascade" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +110,8 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
         (["--draft", "cascade:debian-t5-small:prompt_lookup"], "expected a model here; `jaxspec bench`"),
+        (["--draft", "cascade=2:debian-t5-small"], "expected cascade=3:MODEL:INNER"),
+        (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),
         (["--widen", "64", "--alpha", "0.5", "--c", "0.1"], "--widen is for a pair"),

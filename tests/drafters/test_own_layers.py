@@ -107,8 +107,9 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
         np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
 
 
-def test_an_adapter_is_one_more_layer():
-    """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm, in a tree, too."""
+@pytest.mark.parametrize("tree", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_an_adapter_is_one_more_layer(tree):
+    """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm."""
     target, config = target_of("decoder"), exit_adapter.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
     random, own = np.random.default_rng(5), exit_adapter.init(config, jax.random.key(2))
     own = jax.tree.map(lambda x: x + 0.5 * random.standard_normal(x.shape, np.float32), own)
@@ -117,11 +118,11 @@ def test_an_adapter_is_one_more_layer():
     tapped = jaxspec.with_taps(target, (0,))
     exiting = drafters.early_exit(tapped, 1, adapter=Bound(exit_adapter.head(config), own))
     rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
-    for wrap in (lambda drafter: drafter, lambda drafter: drafters.tree(drafter, shape=TREE)):
-        apart, exits = (jaxspec.generate(target, rows, drafter=wrap(x), **options).stats for x in (small, exiting))
-        for field in ("rounds", "drafted", "accepted"):
-            np.testing.assert_array_equal(getattr(exits, field), getattr(apart, field))
-        assert np.asarray(exits.accepted).sum() > 0
+    both = (drafters.tree(x, shape=TREE) for x in (small, exiting)) if tree else (small, exiting)
+    apart, exits = (jaxspec.generate(target, rows, drafter=drafter, **options).stats for drafter in both)
+    for field in ("rounds", "drafted", "accepted"):
+        np.testing.assert_array_equal(getattr(exits, field), getattr(apart, field))
+    assert np.asarray(exits.accepted).sum() > 0
 
 
 def temporaries(job, room):

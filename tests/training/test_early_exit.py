@@ -1,5 +1,7 @@
 """Training with layer dropout and a loss at every exit: early exits agree with the target; exact resume."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from jaxspec import recipes
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import EarlyExit, Train
-from jaxspec.training import data, early_exit, loop, losses, optimizer
+from jaxspec.training import data, early_exit, loop, losses
 
 V = 9
 CONFIG = gpt.GPTConfig(V, dim=16, ff_dim=16, layers=3, heads=2, max_positions=16)
@@ -17,41 +19,30 @@ CONFIGS = {
     "decoder": decoder.DecoderConfig(V, dim=8, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4),
     "t5": t5.T5Config(V, dim=8, ff_dim=8, heads=2, head_dim=4, encoder_layers=1, decoder_layers=3),
 }
-TRAIN = Train(60, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=30, save_every=25)
-LOSS = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, every=2), TRAIN)
+TRAIN = Train(60, batch_tokens=160, learning_rate=0.1, warmup=5, evaluate_every=40, save_every=30)
 
 
-def examples(config, count=40):
-    """Each token is the sum of the two before it: what one layer cannot copy, and two can compute."""
-    random, found = np.random.default_rng(0), []
+def batches_of(config, count=40):
+    """Texts in which each token is the sum of the two before it."""
+    random, examples, source = np.random.default_rng(0), [], 2 if config is CONFIGS["t5"] else 0
     for _ in range(count):
         row = list(random.integers(1, V, 2))
         while len(row) < 9:
             row.append((row[-1] + row[-2]) % V)
-        source = np.array(row[:2] if config is CONFIGS["t5"] else [], np.int32)
-        found.append(data.Example(source, np.array(row, np.int32)))
-    return found
+        examples.append(data.Example(np.array(row[:source], np.int32), np.array(row, np.int32)))
+    return data.Batches(examples, data.buckets([(source, 9)], 160), seed=0)
 
 
-START, LIKELIHOOD = gpt.init(CONFIG, jax.random.key(0)), losses.cross_entropy(CONFIG)
+class FirstStep(NamedTuple):
+    """Batches of a gradual curriculum's first step, in which the last exit learns alone and no layer is dropped."""
 
+    batches: data.Batches
 
-def batches_of(config):
-    return data.Batches(examples(config), data.buckets([(2 if config is CONFIGS["t5"] else 0, 9)], 160), seed=0)
+    def at(self, step):
+        return early_exit.Numbered(self.batches.at(step), np.zeros((), np.int32))
 
-
-def fit(folder, log=lambda line: None):
-    batches = batches_of(CONFIG)
-    objective = loop.Objective(LOSS, early_exit.Steps(batches), LIKELIHOOD, batches)
-    return loop.fit(START, objective, TRAIN, folder, log=log, progress=False)[0]
-
-
-def without_exits():
-    rule, batches = optimizer.make(TRAIN), batches_of(CONFIG)
-    state, step = loop.TrainState(jnp.zeros((), jnp.int32), START, rule.init(START)), loop.make_step(LIKELIHOOD, rule)
-    for i in range(TRAIN.steps):
-        state, _ = step(state, batches.at(i))
-    return state.params
+    def once(self):
+        return ()
 
 
 @jax.jit
@@ -74,28 +65,32 @@ class Killed(Exception):
 
 
 def test_more_of_an_early_exit_is_accepted_and_a_killed_run_resumes_exactly(tmp_path, promotion, monkeypatch):
-    plain = without_exits()
-    once = loop.make_step(LOSS, optimizer.make(TRAIN))
-    monkeypatch.setattr(loop, "make_step", lambda *_: once)  # compiled once
+    loss = early_exit.loss(CONFIG, EarlyExit(scale=1.0, dropout=0.2, curriculum="gradual"), TRAIN)
+    step, start = loop.make_step(loss, loop.optimizer.make(TRAIN)), gpt.init(CONFIG, jax.random.key(0))
+    monkeypatch.setattr(loop, "make_step", lambda *_: step)  # one program for all runs
+
+    def fit(name, batches, log=lambda line: None):
+        objective = loop.Objective(loss, batches, loss, batches, report=lambda params, batches: 0.0)
+        return loop.fit(start, objective, TRAIN, tmp_path / name, log=log, progress=False)[0]
 
     def kill(line):
-        if line.startswith("step 30"):
+        if line.startswith("step 40"):
             raise Killed
 
-    trained = fit(tmp_path / "whole")
+    steps, lines = early_exit.Steps(batches_of(CONFIG)), []
+    trained, plain = fit("whole", steps), fit("plain", FirstStep(steps.batches))
     found = float(alpha(trained)), float(alpha(plain))
     assert found[0] > found[1] + 0.1, found
     with pytest.raises(Killed):
-        fit(tmp_path / "cut", kill)
-    lines = []
-    resumed = fit(tmp_path / "cut", lines.append)
-    assert lines[0].startswith("resumed at step 25")
+        fit("cut", steps, kill)
+    resumed = fit("cut", steps, lines.append)
+    assert lines[0].startswith("resumed at step 30")
     jax.tree.map(np.testing.assert_array_equal, trained, resumed)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["t5", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("gpt", "decoder"))])
 def test_the_loss_is_the_weighted_mean_of_the_exits(name):
-    """Against networks of fewer layers, without dropout; and a row that skips layers is another network's, too."""
+    """Without dropout; and a row that skips a layer has the output of the one before it."""
     config, about = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
     layers, batch = recipes.decoder_layers(config), next(batches_of(config).once())
     params = recipes.net_of(config).init(config, jax.random.key(0))
@@ -103,16 +98,44 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
 
     @jax.jit
     def measured(params, step):
-        streams = module.apply({"params": params}, *rows.inputs, method="streams")
         net = module.bind({"params": params})
+        streams = net.streams(*rows.inputs)
         each = [losses.negative_log_likelihood(net.logits(net.features(x)), rows.labels) for x in streams]
         exits = jnp.stack([losses.over_real(x, rows.real)[0] for x in each])
         found, count = early_exit.loss(config, about, TRAIN)(params, early_exit.Numbered(batch, step))
-        return found, count, jnp.sum(exits * early_exit.weights(about, TRAIN, layers, step)), exits
+        expected = jnp.sum(exits * early_exit.weights(about, TRAIN, layers, step))
+        runs = jnp.ones((layers, len(batch.target)), bool).at[-1, 0].set(False)
+        last, skipped = streams[-1], net.streams(*rows.inputs, runs)[-1]
+        right = jnp.concatenate([streams[-2][:1], last[1:]])
+        return found, expected, count, exits[-1], losses.cross_entropy(config)(params, batch), skipped, right
 
     for step in (0, 1):
-        found, count, expected, exits = measured(params, jnp.array(step))
+        found, expected, count, last, (total, of_all), skipped, right = measured(params, jnp.array(step))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-    total, of_all = jax.jit(losses.cross_entropy(config))(params, batch)
-    np.testing.assert_allclose(exits[-1], total, rtol=1e-5)
-    assert int(count) == int(of_all)
+        np.testing.assert_allclose(last, total, rtol=1e-5)
+        assert int(count) == int(of_all)
+        np.testing.assert_allclose(skipped, right, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"early_exit": {"curriculum": "random"}}, "early_exit.curriculum is 'random': expected one of rotating, grad"),
+        ({"early_exit": {"dropout": 1.0}}, "dropout 1.0 and every 4: expected a scale above 0, a dropout from 0"),
+        ({"early_exit": {}, "distil": {"teacher": "x"}}, "distil.weight is 1.0: expected 0"),
+        (
+            {"early_exit": {}, "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=2, heads=2)},
+            "2 layers: .* least 3",
+        ),
+    ],
+)
+def test_mistakes_in_recipes_are_named(change, message):
+    table = {
+        "name": "toy",
+        "family": "gpt",
+        "model": dict(vocab_size=9, dim=8, ff_dim=8, layers=3, heads=2),
+        "data": dict(train="a", heldout="b", tokenizer="c", shapes=[[0, 9]]),
+        "train": dict(steps=4, batch_tokens=8, learning_rate=0.1),
+    }
+    with pytest.raises(recipes.RecipeError, match=message):
+        recipes.parse(table | change)

@@ -10,10 +10,11 @@ import pytest
 import jaxspec
 from jaxspec import published, recipes
 from jaxspec.families import gemma
-from jaxspec.nets import decoder
+from jaxspec.nets import decoder, exit_adapter
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import head_loss, heads, run
 from jaxspec.weights import draft_heads
+from jaxspec.weights.orbax import CheckpointError
 
 V = 12
 SHAPE = decoder.DecoderConfig(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
@@ -98,6 +99,22 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypa
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     own = drafter.params.adapter if kind == "kangaroo" else drafter.params
     jax.tree.map(np.testing.assert_array_equal, own, {**trained.params, **trained.task.frozen})
+
+
+def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):
+    """Tensors as they publish them, beside the config.json of a Llama of one layer."""
+    config = recipe_of("kangaroo").head.config(target)
+    params = exit_adapter.init(config, jax.random.key(0))
+    draft_heads.save(config, params, tmp_path / "adapter", target=target)
+    path = tmp_path / "adapter" / "config.json"
+    table = json.loads(path.read_text())
+    assert table.pop("early_exit_layer") == 2 and table["num_hidden_layers"] == 1
+    path.write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=r"no early_exit_layer: pass taps=\[1\]"):
+        jaxspec.load_drafter(tmp_path / "adapter", target=target)
+    found = jaxspec.load_drafter(tmp_path / "adapter", target=target, taps=[1])
+    assert found.target is not None and found.target.lm.taps == (1,)
+    jax.tree.map(np.testing.assert_array_equal, found.params.adapter, params)
 
 
 class Killed(Exception):
