@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxspec import accept
 from jaxspec.analysis.bench import plan
-from jaxspec.analysis.measure import cost, replay
+from jaxspec.analysis.measure import cost, jobs, replay
 from jaxspec.analysis.theory import cascade
 from jaxspec.decode.request import Job
 
@@ -35,7 +35,7 @@ class CascadePlan(NamedTuple):
     @property
     def pays(self) -> bool:
         """Whether the cascade is the faster one, by more than timings are off."""
-        return self.cascade_improvement > max(1.0, self.improvement) * (1 + plan.TOLERANCE)
+        return bool(self.cascade_improvement > max(1.0, self.improvement) * (1 + plan.TOLERANCE))
 
 
 def of_pairs(
@@ -64,13 +64,14 @@ def of_pairs(
     levels = []
     for job, largest in ((upper, most), (lower, inner_gamma)):
         rate = replay.evaluate(replay.collect(job), accept.rejection(), gamma=1).alpha.value
-        c, v = plan.costs(job, largest, repeats=repeats)
-        levels.append(cascade.Level(min(rate, 1.0), inner_gamma, c, v))
+        (row,) = jobs.whole_batches(job, 1, 1)
+        c, v = plan.costs(row, largest, repeats=repeats)
+        levels.append(cascade.Level(min(rate, 1.0), inner_gamma, float(c), v))
         advance("a pair")
     first, second = levels
     gammas = range(1, most + 1)
-    alone = [cascade.improvement([first._replace(gamma=gamma)]) for gamma in gammas]
-    both = [cascade.improvement([first._replace(gamma=gamma), second]) for gamma in gammas]
+    alone = [float(cascade.improvement([first._replace(gamma=gamma)])) for gamma in gammas]
+    both = [float(cascade.improvement([first._replace(gamma=gamma), second])) for gamma in gammas]
     best = int(np.argmax(alone)), int(np.argmax(both))
     rates, costs = (first.alpha, second.alpha), (first.c, second.c)
     return CascadePlan(rates, costs, best[0] + 1, alone[best[0]], best[1] + 1, both[best[1]])
