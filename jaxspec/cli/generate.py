@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,9 @@ from rich.text import Text
 
 from jaxspec.cli import beams as searching
 from jaxspec.cli import compare as comparing
+from jaxspec.cli import console, show
 from jaxspec.cli import prompts as given_prompts
 from jaxspec.cli import session as sessions
-from jaxspec.cli import show
 from jaxspec.cli.beams import Search
 from jaxspec.cli.counts import Counts, Decoded, totals
 from jaxspec.cli.options import DRAFT, TARGET, Json, flag, group_of, sampling_options, text
@@ -80,7 +79,7 @@ def generate(
         with err.status("comparing with plain decoding"):
             found = comparing.compare(session)
     if as_json:
-        print(json.dumps(_report(session, sampling, decoded, found, trace), ensure_ascii=False))
+        console.print_json(_report(session, sampling, decoded, found, trace))
     elif found is not None:
         comparing.show(*found, session, out)
 
@@ -118,7 +117,6 @@ def _report(
     session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
 ) -> dict[str, Any]:
     """What --json prints."""
-    from jaxspec.analysis.bench import to_json
     from jaxspec.analysis.measure import environment
 
     each, about = [row.counts for row in decoded], environment.current()
@@ -132,8 +130,8 @@ def _report(
             "total": total._asdict() | {name: getattr(total, name) for name in rates},
         },
         "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
-        "versions": {name: about[name] for name in ("jaxspec", "jax", "jaxlib", "python")},
-        "device": {name: about[name] for name in ("device", "devices", "cpu", "cpus", "platform")},
+        "versions": {name: getattr(about, name) for name in ("jaxspec", "jax", "jaxlib", "python")},
+        "device": {name: getattr(about, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
     }
     if trace:
         report["rounds"] = [
@@ -145,5 +143,5 @@ def _report(
             for row in decoded
         ]
     if found is not None:
-        report["compare"] = dict(zip(("plain", "speculative"), map(to_json, found), strict=True))
+        report["compare"] = dict(zip(("plain", "speculative"), found, strict=True))
     return report

@@ -98,7 +98,7 @@ def with_costs(session: Session) -> Session:
     from jaxspec.analysis.measure import cost
 
     costs = cost.policy_costs(session.rows(0, settings.batch), repeats=PRICED)
-    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs)))
+    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs._asdict())))
 
 
 def warm_up(session: Session, by_rounds: bool) -> None:

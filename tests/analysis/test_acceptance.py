@@ -9,6 +9,7 @@ import jaxspec
 from jaxspec import warp as warps
 from jaxspec.analysis.measure import acceptance
 from jaxspec.analysis.measure.acceptance import Acceptance, conditional
+from jaxspec.analysis.measure.statistics import Rate
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -222,7 +223,7 @@ def test_standard_error_against_the_spread_of_repetitions():
 def test_standard_error_of_a_single_row_is_unknown():
     one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
     assert np.isnan(one.stderr) and np.isnan(one.interval).all()
-    assert one.rate.to_dict() == {"value": 0.75, "stderr": None, "low": None, "high": None}
+    assert Rate.of(one.rate) == Rate(0.75, None, None, None, count=2)
 
 
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():

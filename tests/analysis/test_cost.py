@@ -186,8 +186,8 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
         (small, 0.25, [1.0, 1.5, 1.5, 1.5]),
     ]:
         found = cost.policy_costs(job.replace(drafter=drafter))
-        assert found["c"] == c and found["v"].tolist() == v
+        assert found.c == c and found.v.tolist() == v
     assert sampled == [True, False, True]  # a search draws nothing
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
     assert cost.search_cost(job.replace(drafter=both)) == 0
-    assert cost.policy_costs(job.replace(drafter=both))["c"] == 0.25
+    assert cost.policy_costs(job.replace(drafter=both)).c == 0.25

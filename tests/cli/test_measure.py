@@ -10,7 +10,7 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis import bench
 from jaxspec.analysis.bench import expected, model_card, paper, runner
 from jaxspec.analysis.bench.row import Rate, Row
-from jaxspec.analysis.measure import rules, synthetic, timing
+from jaxspec.analysis.measure import environment, rules, synthetic, timing
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
 
@@ -83,7 +83,7 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
     assert set(paper.OPTIONS) == {2, 3, 5} and "--table is 4" in run("--table", "4").stderr
 
 
-ABOUT = {"cpu": "Z80", "cpus": 1, "device": "cpu", "jax": "1", "jaxlib": "2", "jaxspec": "3", "load": 0, "date": ""}
+ABOUT = environment.current()
 
 
 def test_what_verdicts_cost(loading, monkeypatch):

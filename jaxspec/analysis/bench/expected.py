@@ -99,7 +99,7 @@ class Expected:
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
         costs = functools.partial(cost.policy_costs, part, repeats=self._repeats)
-        return policies.adaptive(**self._once(("policy", part.decoder.gamma), setting, costs))
+        return policies.adaptive(*self._once(("policy", part.decoder.gamma), setting, costs))
 
     def predicted(
         self, setting: Setting, job: Job, gamma: int, lengths: np.ndarray, costs: Costs | None

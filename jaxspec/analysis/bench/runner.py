@@ -131,7 +131,7 @@ def run(
     if store and any(not (one.is_plain or one.is_named) for one in settings):
         raise ValueError("a drafter has no name, by which a store would know it: give its Setting one, as name=")
     about, programs, every = environment.current(), 0, groups(settings)
-    shared = {"schema": SCHEMA, **to_json(config)} | {name: about.get(name) for name in MACHINE}
+    shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(about, name) for name in MACHINE}
     for number, group in enumerate(every):
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
         some = plain + [one for one in group if not one.is_plain]
@@ -150,7 +150,7 @@ def run(
             for i, row in zip(todo, _measure_or_fail(target, [some[i] for i in todo], config, step), strict=True):
                 rows[i] = row
                 if store and row.error is None:
-                    store.put(keys[i], to_json(row), dict(row.environment))
+                    store.put(keys[i], to_json(row), to_json(row.environment))
         yield from (row for row in rows if row is not None)
 
 

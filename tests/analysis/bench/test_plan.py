@@ -93,9 +93,9 @@ def test_of_a_pair():
     assert len(done) == planning.steps((1, 2), 2)
     for found in plans:
         assert found.alpha == 1.0 and found.c > 0 and found.v > 0
-        assert found.measured["alpha"] == {"value": 1.0, "stderr": 0.0, "low": 1.0, "high": 1.0}
-        assert found.c == found.measured["c"]["median"] and set(found.measured["v"]) == {"1", "2"}
-        assert found.v == found.measured["v"][str(found.gamma or found.best)]["median"]
+        assert found.measured.alpha[:4] == (1.0, 0.0, 1.0, 1.0)
+        assert found.c == found.measured.c.median and set(found.measured.v) == {1, 2}
+        assert found.v == found.measured.v[found.gamma or found.best].median
         assert found.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[found.gamma]
         assert found.improvement == pytest.approx(
             found.tokens_per_round / (found.gamma * found.c + found.v) if found.gamma else 1.0
