@@ -77,11 +77,8 @@ def test_a_plan_is_marked_and_compared_with_the_sweep():
 
 def test_notes_own_up():
     failed = SMALL._replace(error="MemoryError: all of it")
-    rows = [
-        PLAIN._replace(environment=environment.current()._replace(load=3.1, cpus=2)),
-        SMALL._replace(same_text=7),
-        failed,
-    ]
+    busy = environment.current()._replace(load=3.1, cpus=2)
+    rows = [PLAIN._replace(environment=busy), SMALL._replace(same_text=7), failed]
     text = " ".join(table.notes(rows))
     for part in (
         "Measured over predicted: 0.75 in the median of 2 rows, 0.75 to 0.75.",
