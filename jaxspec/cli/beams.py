@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console
+from jaxspec.cli.exchange import labels
 from jaxspec.cli.options import number, text
 from jaxspec.cli.session import Session, Settings
-from jaxspec.cli.show import labels
 
 if TYPE_CHECKING:
     from jaxspec.decode import BeamSearch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import console, names, options, rows, workload
+from jaxspec.cli import console, names, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
@@ -61,9 +61,9 @@ def _rule_costs(work: Workload) -> None:
     from jaxspec.analysis.measure import environment, rules
 
     shape = work.target.removeprefix(names.RANDOM) if work.target.startswith(names.RANDOM) else SHAPE
-    gamma = 7 if work.gamma == workload.PLANNED else options.integers(work.gamma, "--gamma")[0]
+    gamma = 7 if work.gamma == workload.PLANNED else lists.integers(work.gamma, "--gamma")[0]
     with Console(stderr=True).status("starting") as status:
-        batches = options.integers(work.batch, "--batch")
+        batches = lists.integers(work.batch, "--batch")
         found = rules.beside_passes(shape, batches, gamma, repeats=work.repeats, doing=status.update)
     if work.as_json:
         return console.print_measured(shape=shape, costs=found)

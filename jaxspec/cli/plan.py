@@ -55,7 +55,7 @@ def plan(
     """
     from jaxspec.analysis.bench import plan as planning
 
-    batches = options.integers(batch, "--batch")
+    batches = lists.integers(batch, "--batch")
     _check(alpha, c, v, device, batches)
     if not tree and (timed or figure is not None):
         raise ValueError("--timed and --figure are of --tree: add it, or leave them out")
