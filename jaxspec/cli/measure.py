@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import console, names, rows, workload
+from jaxspec.cli import console, lists, names, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 

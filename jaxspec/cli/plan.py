@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, names, options, tree_plan
+from jaxspec.cli import console, lists, names, options, tree_plan
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:

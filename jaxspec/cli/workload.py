@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import drafter_names, lists, names
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import from_file, heldout, references
 
