@@ -158,7 +158,7 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
     assert found.target_ms == pytest.approx(10) and found.c == pytest.approx(1)
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     model = table_model(jax.random.key(1), VOCAB)
     with pytest.raises(ValueError, match="repeats is 0"):
         measure(model, model, PROMPT, gamma=1, repeats=0)

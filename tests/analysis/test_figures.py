@@ -44,7 +44,7 @@ def test_figure_4():
     assert [line.get_linestyle() for line in lines[:4]] == ["-", "--", "-", "--"]
 
 
-def test_landscape():
+def test_a_landscape_shows_the_speeds_and_the_best_gamma_of_theory():
     figure = draw.landscape(0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8)
     axes = figure.axes[0]
     speed = axes.collections[0].get_array().reshape(8, -1)

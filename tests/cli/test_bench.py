@@ -29,7 +29,7 @@ def run(loading):
     return run
 
 
-def test_drafters_and_policies(run, tmp_path):
+def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     axes = ("--draft", "debian-t5-small,prompt_lookup+debian-t5-small", "--gamma", "2", "--policy", "adaptive")
     asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
     found = json.loads(run(*asked, "--json"))
@@ -70,7 +70,7 @@ def test_a_peer_that_disagrees_is_an_error(run, monkeypatch):
     assert "0 of 2 greedy texts" in text and "times the speed of transformers" in " ".join(text.split())
 
 
-def test_the_papers_rows(loading, monkeypatch, zoo):
+def test_the_papers_rows_are_beside_ours_and_loading_is_called(loading, monkeypatch, zoo):
     row = Row("big", "random", "small", gamma=7, temperature=0.0, speed=ONE)
     asked = []
     monkeypatch.setattr(

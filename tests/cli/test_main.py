@@ -14,7 +14,7 @@ from jaxspec.cli import main, startup
 runner = CliRunner()
 
 
-def test_version():
+def test_version_is_printed():
     result = runner.invoke(main.app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"jaxspec {jaxspec.__version__}\n")
 

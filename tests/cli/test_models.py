@@ -151,14 +151,14 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(model, "SHIPPED", (tmp_path / "shipped",))
 
 
-def test_tables(few):
+def test_shipped_checkpoints_and_sizes_are_in_tables(few):
     result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters"):
         assert part in result.stdout
 
 
-def test_json(few):
+def test_shipped_checkpoints_and_sizes_are_in_json(few):
     result = runner.invoke(app, ["models", "--json"])
     report = json.loads(result.stdout)
     names = {title: [row["name"] for row in rows] for title, rows in report["families"].items()}

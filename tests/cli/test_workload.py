@@ -110,7 +110,7 @@ def test_prompts_from_files(tmp_path):
         (["--target", "random:t5-v1_1-bas"], "did you mean 't5-v1_1-base'"),
     ],
 )
-def test_bad_arguments(command, arguments, message):
+def test_bad_arguments_are_refused(command, arguments, message):
     given = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
     result = CliRunner().invoke(app, [command, *given])
     assert result.exit_code == 2, result.output

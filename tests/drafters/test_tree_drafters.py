@@ -320,7 +320,7 @@ def test_streamed_rounds_are_those_of_a_generation():
         (lambda: drafters.jacobi(0), "longest is 0"),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

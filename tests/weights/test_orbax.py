@@ -80,7 +80,7 @@ def copy(saved, tmp_path) -> Path:
 
 @pytest.mark.parametrize("family", ["t5", "gpt"])
 @pytest.mark.parametrize("dtype", orbax.DTYPES)
-def test_round_trip(family, dtype, tokenizer, tmp_path):
+def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     params, config = params_of(family), NET[family][1]
     folder = tmp_path / "tiny"
     written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, about=ABOUT)
@@ -202,7 +202,7 @@ def test_a_file_is_no_checkpoint(copy):
         restore(copy / "manifest.toml")
 
 
-def test_no_manifest(copy):
+def test_a_folder_without_a_manifest_is_named(copy):
     (copy / "manifest.toml").unlink()
     with pytest.raises(CheckpointError, match=r"no jaxspec checkpoint: it has no manifest\.toml"):
         restore(copy)

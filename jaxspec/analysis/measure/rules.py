@@ -135,9 +135,9 @@ def beside_passes(
             )
             lines = {}
             for name in usual:
-                both = [Spread.of(1e6 * seconds[name]) for seconds in (usual, alike)]
-                share = max(some.median for some in both) / 1e3 / taken.verify_ms
-                lines[name] = RuleCost(*both, share if vocab == model.lm.vocab_size else None)
+                some, every_one = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
+                share = max(some.median, every_one.median) / 1e3 / taken.verify_ms
+                lines[name] = RuleCost(some, every_one, share if vocab == model.lm.vocab_size else None)
             found.append(RuleCosts(batch, vocab, lines, taken.target_ms, taken.verify_ms))
     return found
 

@@ -84,7 +84,7 @@ def test_no_gamma_but_zero():
     assert planning.plan(0.9, 0.1, [1.0]).gamma == 0
 
 
-def test_of_a_pair():
+def test_a_pair_that_is_one_model_accepts_everything():
     """A drafter that is its own target: everything is accepted, and tokens per round say so."""
     model, done = table_model(jax.random.key(1), vocab=5), []
     job = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
@@ -102,7 +102,7 @@ def test_of_a_pair():
         )
 
 
-def test_operations_ratio():
+def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     target = table_model(jax.random.key(1), vocab=5)
     bigram = drafters.ngram([[0, 1, 2, 1]], target, order=2)
     assert planning.operations_ratio(target, bigram) == 0
@@ -121,7 +121,7 @@ def test_operations_ratio():
         (lambda: next(planning.of_pair(None, most=0)), "most is 0"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

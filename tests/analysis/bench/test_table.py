@@ -75,7 +75,7 @@ def test_a_plan_is_marked_and_compared_with_the_sweep():
     )
 
 
-def test_notes_own_up():
+def test_notes_name_broken_promises_failures_and_a_busy_machine():
     failed = SMALL._replace(error="MemoryError: all of it")
     busy = environment.current()._replace(load=3.1, cpus=2)
     rows = [PLAIN._replace(environment=busy), SMALL._replace(same_text=7), failed]
