@@ -131,7 +131,7 @@ def test_medians_and_ratios():
     assert found.v == pytest.approx(1.2)
 
 
-def test_calls_interleave():
+def test_calls_are_timed_one_after_the_other_in_every_repeat():
     order = []
     seconds = interleave([lambda: order.append("a"), lambda: order.append("b")], repeats=3)
     assert order == ["a", "b"] * 3

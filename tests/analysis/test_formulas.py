@@ -84,7 +84,7 @@ def test_lenience_of_standard_sampling():
     assert (printed < oracle_improvement(alpha, 0.015)).all()
 
 
-def test_figure_2():
+def test_expected_tokens_are_those_of_figure_2():
     """The curves meet at one token where nothing is accepted, and end at gamma + 1 where everything is."""
     gammas = np.array([1, 3, 5, 7, 10])
     assert expected_tokens(0.0, gammas).tolist() == [1.0] * 5

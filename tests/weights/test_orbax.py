@@ -226,7 +226,7 @@ def test_a_folder_without_a_manifest_is_named(copy):
         ("steps = 4000", "steps = \udc80", "cannot be used"),
     ],
 )
-def test_damaged_manifest(copy, old, new, message):
+def test_a_damaged_manifest_is_named(copy, old, new, message):
     path = copy / "manifest.toml"
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -240,14 +240,14 @@ def largest(folder: Path) -> Path:
     return max(files, key=lambda path: path.stat().st_size)
 
 
-def test_missing_file(copy):
+def test_a_missing_file_is_named(copy):
     file = largest(copy)
     file.unlink()
     with pytest.raises(CheckpointError, match=rf"is damaged: params/.*{file.name} is missing\. Copy"):
         restore(copy)
 
 
-def test_truncated_file(copy):
+def test_a_truncated_file_is_named(copy):
     file = largest(copy)
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-7])
@@ -255,7 +255,7 @@ def test_truncated_file(copy):
         restore(copy)
 
 
-def test_altered_file(copy):
+def test_an_altered_file_is_named(copy):
     file = largest(copy)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -264,7 +264,7 @@ def test_altered_file(copy):
         restore(copy)
 
 
-def test_altered_tokenizer(copy):
+def test_an_altered_tokenizer_is_named(copy):
     (copy / "tokenizer.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is altered"):
         restore(copy)
