@@ -51,15 +51,7 @@ def models(as_json: Json = False) -> None:
 
 
 class Shipped(NamedTuple):
-    """A checkpoint that comes with jaxspec.
-
-    Attributes:
-        name, parameters, memory_bytes, cache_bytes_per_token, config: as of `memory.NetSize`.
-        stored_as: the dtype of its matrices.
-        bytes: of its files.
-        about: its own description.
-        folder: where it is.
-    """
+    """A checkpoint that comes with jaxspec: its `memory.NetSize`, the dtype of its matrices, bytes of its files, ..."""
 
     name: str
     parameters: int
