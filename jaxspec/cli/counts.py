@@ -79,12 +79,12 @@ def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
 def report(
     session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
 ) -> dict[str, Any]:
-    """What --json prints."""
+    """What `jaxspec generate --json` prints: `found` is of --compare, `trace` adds the rounds."""
     from jaxspec.analysis.measure import environment
 
     each, about = [row.counts for row in decoded], environment.current()
     total, rates = Counts.total(each), ("acceptance_rate", "tokens_per_round", "tokens_per_second")
-    report: dict[str, Any] = {
+    made: dict[str, Any] = {
         "prompts": session.texts,
         "texts": [row.text for row in decoded],
         "tokens": [row.tokens for row in decoded],
@@ -97,7 +97,7 @@ def report(
         "device": {name: getattr(about, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
     }
     if trace:
-        report["rounds"] = [
+        made["rounds"] = [
             [
                 {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
                 | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
@@ -106,5 +106,5 @@ def report(
             for row in decoded
         ]
     if found is not None:
-        report["compare"] = dict(zip(("plain", "speculative"), found, strict=True))
-    return report
+        made["compare"] = dict(zip(("plain", "speculative"), found, strict=True))
+    return made
