@@ -43,6 +43,7 @@ def main():
     parser.add_argument("draft")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--draw", nargs="*", choices=SAMPLED, help="all by default; at temperature 0 they are one")
     given = parser.parse_args()
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
     rules = RULES if given.temperature else {"rejection": accept.rejection}  # greedy text leaves them no choice
@@ -56,11 +57,12 @@ def main():
 
     print("| draft | nodes | draw | predicted |" + "".join(f" {rule} |" for rule in rules))
     print("|---|---|---|---|" + "---|" * len(rules), flush=True)
-    for draw in SAMPLED if given.temperature else ("top",):
+    for draw in (given.draw or SAMPLED) if given.temperature else ("top",):
         ratios = ratios_of(trace, draw, CHILDREN)
         made = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
         made += [("uniform", branching(levels)) for levels in UNIFORM.values()]
-        made += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in UNIFORM]
+        if draw != "replacement":
+            made += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in UNIFORM]
         for name, shape in made:
             drafter, depth = drafters.tree(draft, shape=shape, draw=draw), max(map(len, shape))
             promised = tokens_per_round(shape, ratios, trace.counts).value
