@@ -22,7 +22,7 @@ def headline(session: Session) -> Text:
     import jax
 
     from jaxspec import sharding
-    from jaxspec.base import Model
+    from jaxspec.base import Bound, Model
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:
@@ -30,7 +30,9 @@ def headline(session: Session) -> Text:
 
     s, target, drafter, drafted = session.settings, session.job.target, session.job.options["drafter"], "plain decoding"
     if drafter is not None:
-        drafted = f"{'up to ' if s.policy else ''}{s.gamma} draft tokens a round from "
+        tree = drafter.functions.tree if isinstance(drafter, Bound) else None
+        most = tree.nodes if tree else s.gamma
+        drafted = f"{'up to ' if s.policy else ''}{most} draft tokens a round from "
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
