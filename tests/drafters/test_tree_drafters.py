@@ -330,7 +330,7 @@ def test_a_dynamic_tree_of_fewer_nodes_than_levels():
         (lambda: drafters.jacobi(0), "longest is 0"),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

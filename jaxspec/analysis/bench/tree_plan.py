@@ -198,10 +198,9 @@ def sentence(plan: TreePlan) -> str:
 
 
 def to_dict(plan: TreePlan) -> dict[str, Any]:
-    """For JSON."""
+    """A report of a plan, for JSON: what follows from it, too."""
     tried = {
         name: one._asdict() | {"depth": one.depth, "improvement": one.improvement}
         for name, one in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
     }
-    acceptance = {draw: found.tolist() for draw, found in plan.acceptance.items()}
-    return {**tried, "acceptance": acceptance, "c": plan.c.tolist(), "v": plan.v.tolist(), "advice": sentence(plan)}
+    return {**tried, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}
