@@ -38,6 +38,8 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
     (3, 2)
     """
+    if isinstance(key, jax.core.Tracer):  # only shapes are wanted
+        return module.init(key, *inputs, **more)["params"]
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
     return module.lazy_init(key, *inputs, **more)["params"]
 

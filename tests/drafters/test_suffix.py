@@ -97,6 +97,6 @@ def test_text_is_exact_whatever_the_other_rows_have_generated():
         ({"candidates": 0}, "candidates is 0"),
     ],
 )
-def test_bad_input(options, message):
+def test_bad_input_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         drafters.suffix(**options)
