@@ -131,7 +131,7 @@ def _show_cascade(
         found = cascade_plan.of_pairs(*pairs, int(given), most=most, repeats=repeats, advance=advance)
     about = f"{target} with {levels[0]}, which {levels[1]} drafts {given} tokens for; measured here"
     if as_json:
-        return rows.print_json(about=about, **found._asdict(), pays=found.pays)
+        return console.print_measured(about=about, **found._asdict(), pays=found.pays)
     out, table = Console(highlight=False), console.table(["drafts", "for", "α", "c"])
     for both, alpha, c in zip(((levels[0], target), levels[::-1]), found.alpha, found.c, strict=True):
         table.add_row(*both, f"{alpha:.3f}", f"{c:.3f}")
