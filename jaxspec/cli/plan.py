@@ -67,7 +67,7 @@ def plan(
     if tree and (alpha is not None or device or len(batches) > 1):
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
     if draft.startswith(("cascade:", "cascade=")):
-        if alpha is not None or device or tree or widen or batches != (1,):
+        if alpha is not None or device or tree or widen or list(batches) != [1]:
             raise ValueError("--draft cascade is measured, at batch 1: leave out --alpha, --device, --tree and --widen")
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         return _show_cascade(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
@@ -126,14 +126,16 @@ def _show_cascade(
     given = kind.partition("=")[2] or "3"
     if len(levels) != 2 or not given.isdecimal():
         raise ValueError(f"--draft is {draft!r}: expected cascade=3:MODEL:INNER, INNER a model here")
-    pairs = [names.pair_job(*pair, dtype, prompts, count, **asked) for pair in ((target, levels[0]), levels)]
+    model, inner = levels
+    upper = names.pair_job(target, model, dtype, prompts, count, **asked)
+    lower = names.pair_job(model, inner, dtype, prompts, count, **asked)
     with console.counting("plan", cascade_plan.STEPS) as advance:
-        found = cascade_plan.of_pairs(*pairs, int(given), most=most, repeats=repeats, advance=advance)
-    about = f"{target} with {levels[0]}, which {levels[1]} drafts {given} tokens for; measured here"
+        found = cascade_plan.of_pairs(upper, lower, int(given), most=most, repeats=repeats, advance=advance)
+    about = f"{target} with {model}, which {inner} drafts {given} tokens for; measured here"
     if as_json:
         return console.print_measured(about=about, **found._asdict(), pays=found.pays)
     out, table = Console(highlight=False), console.table(["drafts", "for", "α", "c"])
-    for both, alpha, c in zip(((levels[0], target), levels[::-1]), found.alpha, found.c, strict=True):
+    for both, alpha, c in zip(((model, target), (inner, model)), found.alpha, found.c, strict=True):
         table.add_row(*both, f"{alpha:.3f}", f"{c:.3f}")
     out.print(Text(about, "bold"), table, Text(cascade_plan.sentence(found)), sep="\n")
 

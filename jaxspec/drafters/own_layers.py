@@ -235,9 +235,8 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
         if known < step:  # the nodes that end a tree's paths
             nodes = nodes._replace(stream=jnp.pad(stream, ((0, 0), (0, step - known), (0, 0))))
             _, nodes = feed(weights, nodes, tokens[:, known:], known, parent)
-            stream = nodes.stream
-            assert stream is not None
-        stream = stream[:, :step]
+        assert nodes.stream is not None
+        stream = nodes.stream[:, :step]
         x, cache = layers.run(weights.target, rewound(nodes, 0), stream, verifying, parent)
         features = layers.features(weights.target, x)
         return Forward(target_head(weights.target, features), features, None if adapter is None else stream), cache
