@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import recipes
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.recipes import Train
-from jaxspec.training import data, distil, loop, losses, optimizer
+from jaxspec.training import data, distil, loop, losses, on_policy, optimizer
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
 
@@ -163,6 +164,48 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
     with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
         run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+
+
+def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
+    teacher = Model(gpt.language_model(CONFIG), gpt.init(CONFIG, jax.random.key(0)), config=CONFIG)
+    monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
+    made = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
+    rows = [e for e in texts(6) if len(e.target) > 3]
+    _, learnt = run_recipe.teach(made, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
+    assert [e.target[:3].tolist() for e in learnt["text"]] == [e.target[:3].tolist() for e in rows]
+    assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
+
+
+def test_a_drafter_learns_on_texts_of_its_own():
+    """Rows are replaced by what `generate` would sample, as many as are asked for; the gradient is that of these."""
+    for config, net, examples in ((CONFIG, gpt, texts(8)), (ENCDEC, t5, pairs(8))):
+        batch = data.collate(examples, data.Bucket(0 if net is gpt else 8, 9, 9))
+        lm, params = net.language_model(config), net.init(config, jax.random.key(1))
+        mix = {share: on_policy.on_policy(lambda _, b: b, lm, share, prompt=3, eos=1) for share in (0.0, 0.5, 1.0)}
+        data_, mixed, own = (jax.jit(mix[share])(params, batch) for share in (0.0, 0.5, 1.0))
+        jax.tree.map(np.testing.assert_array_equal, data_, batch)
+        is_own = (np.asarray(mixed.target) == np.asarray(own.target)).all(axis=1)[:8]
+        is_data = (np.asarray(mixed.target) == batch.target).all(axis=1)
+        assert (is_own | is_data[:8]).all() and 0 < is_own.sum() < 8 and is_data[8]
+
+        sampled = on_policy.samples(lm, params, batch, jax.random.key(5), 3, 1)
+        tokens = batch.target[:, :3] if net is gpt else batch.source
+        length = np.maximum(np.minimum(batch.target_length, 3) if net is gpt else batch.source_length, 1)
+        prompts, most = jaxspec.Prompt(tokens, length), batch.target.shape[1] - 3 * (net is gpt)
+        options = dict(temperature=1.0, key=jax.random.key(5), max_new_tokens=most, eos_ids=[1])
+        out = jaxspec.generate(Model(lm, params, config=config), prompts, **options)
+        for row in range(8):
+            new = out.tokens[row, : out.lengths[row]].tolist()
+            whole = [*tokens[row, : length[row]].tolist(), *new] if net is gpt else new
+            assert sampled.target[row, : sampled.target_length[row]].tolist() == whole
+
+    teacher = Model(lm, net.init(config, jax.random.key(0)), config=config)
+    loss = distil.distillation(config, teacher, 1.0)
+    ours = jax.jit(jax.grad(lambda p: on_policy.on_policy(loss, lm, 1.0, eos=1)(p, batch)[0]))(params)
+    expected = jax.jit(jax.grad(lambda p: loss(p, own)[0]))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, expected)
+    with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
+        on_policy.samples(gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, 1)
 
 
 def test_a_language_models_rows_are_one_token_wider(tmp_path):
