@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, sharding
 from jaxspec.base import Bound, Drafter, LanguageModel, Model, Params, Prompt
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
@@ -154,21 +154,23 @@ def online(
     draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
     top_k = min(top_k, draft.lm.vocab_size)
-    placement = jax.tree.map(lambda x: jnp.asarray(x).sharding, draft.params)
 
     def in_its_dtypes(params: Params) -> Params:
         return jax.tree.map(lambda new, old: new.astype(old.dtype), params, draft.params)
 
-    def init() -> OnlineState:
+    def fresh() -> OnlineState:
         params, zero = jax.tree.map(lambda x: x.astype(jnp.float32), draft.params), jnp.zeros((), jnp.int32)
         tokens, wide = jnp.zeros((size, max_new_tokens), jnp.int32), (size, max_new_tokens, top_k)
         prompt = Prompt(jnp.zeros((size, max_prompt), jnp.int32), jnp.ones(size, jnp.int32))
         buffer = Buffer(prompt, tokens, jnp.zeros(tokens.shape), jnp.zeros(wide, jnp.int32), jnp.zeros(wide))
-        return OnlineState(params, optimizer.init(params), buffer, zero, zero)
+        state = OnlineState(params, optimizer.init(params), buffer, zero, zero)
+        return state if (mesh := sharding.mesh_of(params)) is None else sharding.place(state, None, mesh)
+
+    # Every state lies where the first one does: otherwise programs would be compiled for one place and another.
+    places = jax.tree.map(lambda x: x.sharding, fresh())
 
     def current(state: OnlineState) -> Model | Bound[Drafter]:
-        # Where they were, too: otherwise the decoder would be compiled for another placement.
-        params = jax.tree.map(jax.device_put, in_its_dtypes(state.params), placement)
+        params = in_its_dtypes(state.params)
         if isinstance(drafter, Model):
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
@@ -195,7 +197,7 @@ def online(
             raise FloatingPointError(
                 f"the losses are {losses}: lower the learning rate, and go on from the state before"
             )
-        return state, float(np.mean(losses))
+        return jax.device_put(state, places), float(np.mean(losses))
 
     @jax.jit
     def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
@@ -215,7 +217,7 @@ def online(
         each = lessened(with_the_rest(some.log_p), with_the_rest(log_q), some.learn)
         return jnp.sum(each * some.learn) / jnp.maximum(jnp.sum(some.learn), 1.0)
 
-    return Online(init, current, update)
+    return Online(lambda: jax.device_put(fresh(), places), current, update)
 
 
 @functools.partial(jax.jit, static_argnames=("lm",))

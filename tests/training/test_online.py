@@ -122,7 +122,7 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
     own pass over the whole text.
     """
     lm, (params, other) = net.language_model(config), (net.init(config, jax.random.key(seed)) for seed in (0, 1))
-    prompt = Prompt(jnp.array([[3, 5, 2], [4, 9, 0]]), jnp.array([3, 2]))
+    prompt = Prompt(np.array([[3, 5, 2], [4, 9, 0]], np.int32), np.array([3, 2], np.int32))
     tokens = jax.random.randint(jax.random.key(2), (2, 8), 2, 17, jnp.int32)
     monkeypatch.setattr(top_tokens, "CHUNK", 6)  # 3 positions of each of 2 rows: 3 3 1
 
@@ -144,6 +144,9 @@ def test_in_parts_as_in_one_pass(net, config, monkeypatch):
         each = kl(log_p, log_q, None)
         return sum(jnp.sum(each[i, n:][:8]) for i, n in enumerate((2, 1) if config is GPT else (0, 0)))
 
+    if config is ENCDEC:  # the gradient takes as long to compile again, and has nothing of its own there
+        np.testing.assert_allclose(jax.jit(in_parts)(params), jax.jit(in_one)(params), rtol=1e-4)
+        return
     value, gradient = jax.jit(jax.value_and_grad(in_parts))(params)
     expected, gradients = jax.jit(jax.value_and_grad(in_one))(params)
     np.testing.assert_allclose(value, expected, rtol=1e-4)
@@ -155,7 +158,7 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
         gpt.language_model(GPT), jax.tree.map(lambda x: x.astype(jnp.bfloat16), gpt.init(GPT, jax.random.key(0)))
     )
     for drafter in (draft, drafters.model(draft), drafters.tree(draft, (2, 1))):
-        learner = learner_of(drafter)
+        learner = learner_of(drafter, max_new_tokens=8)
         state = learner.init()
         assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
         changed = jax.tree.map(lambda x: x + 1, state.params)
