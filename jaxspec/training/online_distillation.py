@@ -72,7 +72,7 @@ class Online(NamedTuple):
         init: () -> the state to begin with.
         drafter: state -> what `generate` takes as its drafter.
         update: (state, target, prompts, what `generate` made of them) -> the state after learning, and the mean loss of
-            its steps (for KL in nats a position).
+            its steps (for KL in nats a position). The target's parameters may change from batch to batch.
     """
 
     init: Callable[[], OnlineState]
@@ -159,7 +159,7 @@ def online(
         return jax.tree.map(lambda new, old: new.astype(old.dtype), params, draft.params)
 
     def fresh() -> OnlineState:
-        params, zero = jax.tree.map(lambda x: x.astype(jnp.float32), draft.params), jnp.zeros((), jnp.int32)
+        params, zero = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), draft.params), jnp.zeros((), jnp.int32)
         tokens, wide = jnp.zeros((size, max_new_tokens), jnp.int32), (size, max_new_tokens, top_k)
         prompt = Prompt(jnp.zeros((size, max_prompt), jnp.int32), jnp.ones(size, jnp.int32))
         buffer = Buffer(prompt, tokens, jnp.zeros(tokens.shape), jnp.zeros(wide, jnp.int32), jnp.zeros(wide))
@@ -239,7 +239,7 @@ def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
     """Which new tokens are to be learnt: all, or those in whose place a draft token was rejected.
 
     The first token is prefill's. A round in which n tokens were accepted commits n + 1; where more than n were tested,
-    one was rejected in place of the last of them.
+    one was rejected in place of the last of them (of a tree, or a sibling of an accepted one was).
     """
     real = np.arange(out.tokens.shape[1])[None, :] < out.lengths[:, None]
     if positions == "all":
