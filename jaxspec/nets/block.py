@@ -284,4 +284,4 @@ def blocks(
 def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
     """Random parameters."""
     taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
-    return jax.jit(BlockDrafter(config).init)(key, taps, jnp.zeros((1,), jnp.int32))["params"]
+    return stack.init_params(BlockDrafter(config), key, taps, jnp.zeros((1,), jnp.int32))

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -285,4 +284,4 @@ def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageMod
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
     """Random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
-    return jax.jit(Decoder(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return stack.init_params(Decoder(config), key, jnp.zeros((1, 2), jnp.int32))

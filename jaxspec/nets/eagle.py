@@ -17,7 +17,6 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -301,4 +300,4 @@ def needs(config: EagleConfig) -> Needs:
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
     """Random parameters; a vocabulary of its own is the target's first ids."""
     taken = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)))
-    return jax.jit(Eagle(config).init)(key, taken, jnp.zeros((1, 2), jnp.int32))["params"]
+    return stack.init_params(Eagle(config), key, taken, jnp.zeros((1, 2), jnp.int32))

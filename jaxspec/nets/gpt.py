@@ -12,7 +12,6 @@ import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -182,4 +181,4 @@ def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:
     """Random parameters, initialised as GPT-2's are."""
-    return jax.jit(GPT(config).init)(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return stack.init_params(GPT(config), key, jnp.zeros((1, 2), jnp.int32))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.base import Needs, ParallelHeads, Params, Shared
+from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.target_parts import in_target_vocabulary, zeros
 
@@ -144,5 +145,5 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
     """Random parameters; blocks begin as the identity."""
     c = config
     shared = zeros(c.dim, c.vocab_size)
-    made = functools.partial(Heads(c).init, shared=shared)
-    return jax.jit(made)(key, jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32))["params"]
+    inputs = jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32)
+    return stack.init_params(Heads(c), key, *inputs, shared=shared)

@@ -14,7 +14,6 @@ import functools
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -170,4 +169,4 @@ def unroll_of(config: MTPConfig) -> unroll.Unroll:
 def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
     """Random parameters."""
     features = jnp.zeros((1, 2, config.layer.dim))
-    return jax.jit(MTP(config).init)(key, features, jnp.zeros((1, 2), jnp.int32))["params"]
+    return stack.init_params(MTP(config), key, features, jnp.zeros((1, 2), jnp.int32))

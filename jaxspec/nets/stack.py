@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
@@ -21,6 +22,26 @@ Layer = Callable[..., tuple[Float[Array, "B T M"], Any, Any]]
 """(x, update_cache) -> (x, keys, values). One that can be run in part also takes `attention` and `mlp`, both True where
 it runs as a whole; without its attention it returns None for keys and values."""
 Taps = Float[Array, "B T taps"] | None
+
+
+def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: Any) -> Params:
+    """A module's random parameters.
+
+    Each is drawn by itself, so that parameters of one shape share a program: the draws of a deep network in one
+    program take XLA minutes to compile. What the module computes is not.
+
+    Args:
+        key: of all draws.
+        inputs: the arrays that the module is called with, of which only shapes and dtypes matter.
+        more: what else it is called with.
+
+    >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
+    (3, 2)
+    """
+    if isinstance(key, jax.core.Tracer):  # only shapes are wanted
+        return module.init(key, *inputs, **more)["params"]
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
+    return module.lazy_init(key, *inputs, **more)["params"]
 
 
 def with_cache(

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -314,5 +313,5 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
 
 def init(config: T5Config, key: Key[Array, ""]) -> Params:
     """Random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
-    prompt = Prompt(jnp.zeros((1, 2), jnp.int32), jnp.full((1,), 2, jnp.int32))
-    return jax.jit(T5(config).init)(key, prompt, jnp.zeros((1, 2), jnp.int32))["params"]
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return stack.init_params(T5(config), key, Prompt(tokens, jnp.full((1,), 2, jnp.int32)), tokens)

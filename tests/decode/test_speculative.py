@@ -153,8 +153,19 @@ def small_networks():
     yield jaxspec.Model(t5.language_model(encdec), t5.init(encdec, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("branching", [None, (2, 1, 1)], ids=["chain", "tree"])
-@pytest.mark.parametrize("model", list(small_networks()), ids=["gpt", "t5"])
+KEPT = {("gpt", "chain"), ("t5", "tree")}
+
+
+@pytest.mark.parametrize(
+    ("model", "branching"),
+    [
+        pytest.param(
+            model, branching, id=f"{name}-{kind}", marks=() if (name, kind) in KEPT else pytest.mark.exhaustive
+        )
+        for name, model in zip(("gpt", "t5"), small_networks(), strict=True)
+        for kind, branching in (("chain", None), ("tree", (2, 1, 1)))
+    ],
+)
 def test_cache_holds_the_committed_tokens_but_the_last(model, branching):
     """After every round, whatever it accepted, the cache is that of a fresh pass over committed[:-1]."""
     leaves, tree = jax.tree.flatten(model.params)
@@ -254,7 +265,12 @@ OTHERS = [
     accept.lenient(0.5),
     accept.typical(),
 ]
-LATER = [pytest.param(1.0, rule, marks=pytest.mark.slow, id=rule.name) for rule in OTHERS]
+LATER = [  # one that reads q, one whose coin a row shares; the others with --exhaustive
+    pytest.param(
+        1.0, rule, marks=pytest.mark.slow if rule.name in ("block", "coupled") else pytest.mark.exhaustive, id=rule.name
+    )
+    for rule in OTHERS
+]
 
 
 @pytest.mark.parametrize(("temperature", "rule"), [(0.0, None), (1.0, None), *LATER])

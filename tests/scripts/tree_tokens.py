@@ -1,0 +1,75 @@
+"""Tokens a round of chains and trees of 4, 8, 16 and 32 nodes, with each draw and rule, measured and predicted.
+
+    python tests/scripts/tree_tokens.py debian-t5-base debian-t5-small --temperature 1 --count 64
+
+*Uniform* trees have several first tokens and one continuation of each, or of each of two; *Sequoia's* are made by the
+dynamic program for the pair's acceptance by rank and depth, as if all passes cost the same. The prediction is replayed
+along the target's own texts (at a temperature: others than those that are measured).
+"""
+
+import argparse
+
+import jax
+import numpy as np
+
+import jaxspec
+from jaxspec import accept, drafters
+from jaxspec.analysis.measure import replay
+from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
+from jaxspec.analysis.tree import best_of_size
+from jaxspec.cli.prompts import heldout_for
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.shape import branching
+
+NEW, CHILDREN, DEEPEST = 32, 8, 6
+UNIFORM = {4: (2, 1), 8: (4, 1), 16: (4, 1, 1, 1), 32: (8, 1, 1, 1)}
+RULES = {"rejection": accept.rejection, "traversal": accept.traversal}
+SAMPLED = ("without_replacement", "replacement", "top", "mixed")
+
+
+def sequoia(size, ratios, counts):
+    """The best tree of a size, by what rounds with it are replayed to yield."""
+    known, tried = ratios.mean(axis=0), []
+    for _ in range(2):
+        shapes = [best_of_size(np.clip(known, 0, 1), size, depth) for depth in range(1, DEEPEST + 1)]
+        tried += [(tokens_per_round(shape, ratios, counts).value, shape) for shape in shapes]
+        known = by_depth(max(tried)[1], ratios, counts)
+    return max(tried)[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--draw", nargs="*", choices=SAMPLED, help="all by default; at temperature 0 they are one")
+    given = parser.parse_args()
+    target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
+    rules = RULES if given.temperature else {"rejection": accept.rejection}  # greedy text leaves them no choice
+    options = dict(max_new_tokens=NEW, temperature=given.temperature, key=jax.random.key(0))
+    texts = heldout_for(target, given.count)
+    trace = replay.collect(prepare(target, texts, drafter=draft, **options))
+
+    def measured(drafter, rule, gamma):
+        out = jaxspec.generate(target, texts, drafter=drafter, accept=rule(), gamma=gamma, **options)
+        return (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
+
+    print("| draft | nodes | draw | predicted |" + "".join(f" {rule} |" for rule in rules))
+    print("|---|---|---|---|" + "---|" * len(rules), flush=True)
+    for draw in (given.draw or SAMPLED) if given.temperature else ("top",):
+        ratios = ratios_of(trace, draw, CHILDREN)
+        made = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
+        made += [("uniform", branching(levels)) for levels in UNIFORM.values()]
+        if draw != "replacement":
+            made += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in UNIFORM]
+        for name, shape in made:
+            drafter, depth = drafters.tree(draft, shape=shape, draw=draw), max(map(len, shape))
+            promised = tokens_per_round(shape, ratios, trace.counts).value
+            found = [measured(drafter, rule, depth) for rule in rules.values()]
+            values = "".join(f" {value:.2f} |" for value in found)
+            print(f"| {name}, {depth} deep | {len(shape)} | {draw} | {promised:.2f} |{values}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
