@@ -104,9 +104,7 @@ def parameter_bytes(config, mesh):
 
 def cache_bytes(config, rows, tokens, mesh):
     """Bytes of keys and values on each device: of `tokens` tokens a row, and as many of an encoder's prompt."""
-    of_token = of_config("", config)["cache_bytes_per_token"]["bfloat16"] * (
-        2 if hasattr(config, "encoder_layers") else 1
-    )
+    of_token = of_config("", config).cache_bytes_per_token["bfloat16"] * (2 if hasattr(config, "encoder_layers") else 1)
     shape = rows, getattr(config, "kv_heads", config.heads), tokens, 1
     part = sharding.cache(jax.ShapeDtypeStruct(shape, "bfloat16"), config, mesh).shard_shape(shape)
     return of_token * tokens * rows * math.prod(part) / math.prod(shape)

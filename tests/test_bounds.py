@@ -21,5 +21,5 @@ def half_as_much_again(log_p):
         ({(0, 0): 1.0}, 0.25),
     ],
 )
-def test_excess(distribution, most):
+def test_excess_is_what_goes_above_the_bound(distribution, most):
     assert excess(distribution, PLAIN, half_as_much_again, vocab=2) == pytest.approx(most)

@@ -49,7 +49,7 @@ def test_building_tells_its_two_steps():
         ([[1], [-1, 2]], "ids range from -1 to 2"),
     ],
 )
-def test_bad_documents(rows, said):
+def test_documents_that_cannot_be_stored_are_refused(rows, said):
     with pytest.raises(DatastoreError, match=said):
         datastore.build(rows, vocab_size=5)
 

@@ -149,7 +149,7 @@ def test_what_is_raised_for_a_rejected_draft_token_is_not_raised():
         jaxspec.speculate(lambda x: certain[1], lambda token: 1 // token, None, **asked)
 
 
-def test_a_simulator():
+def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
     """A cart on a line, pushed by a policy that looks at where it is: where it ends has the distribution of plain runs.
 
     The slow policy weighs all pushes by what they lead to; the habit that stands in for it only looks which side it is
@@ -218,7 +218,7 @@ def test_a_simulator():
         (dict(approximation=lambda x: np.full(2, -np.inf)), FloatingPointError, "-inf everywhere"),
     ],
 )
-def test_bad_arguments(changed, error, message):
+def test_bad_arguments_are_refused(changed, error, message):
     options = dict(approximation=lambda x: np.zeros(2), key=jax.random.key(0)) | changed
     with pytest.raises(error, match=message):
         jaxspec.speculate(lambda x: np.zeros(2), lambda token: token, None, **options)

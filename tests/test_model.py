@@ -119,7 +119,7 @@ def test_int8_on_a_mesh(folder):
     assert [tuple(wi[kind].sharding.spec) for kind in ("int8", "scale")] == [("model", None)] * 2
 
 
-def test_unknown_dtype(folder):
+def test_an_unknown_dtype_is_refused(folder):
     with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16', 'int8'\)"):
         load(folder / "tiny-t5", dtype="float16")
 
@@ -154,7 +154,7 @@ def test_unknown_name_lists_the_shipped_ones(shipping):
         load("some where")
 
 
-def test_nothing_shipped(monkeypatch, tmp_path):
+def test_an_installation_without_checkpoints_has_none_to_offer(monkeypatch, tmp_path):
     monkeypatch.setattr(model, "SHIPPED", (tmp_path,))
     with pytest.raises(CheckpointError, match=r"\(none in this installation\)"):
         load("tiny-t5")

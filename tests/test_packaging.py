@@ -106,7 +106,7 @@ def imported_packages(source: str) -> set[str]:
         ("from jaxspeculative import cache", set()),
     ],
 )
-def test_finds_imports(line: str, packages: set[str]):
+def test_imports_are_found_wherever_they_are(line: str, packages: set[str]):
     assert imported_packages(line) == packages
 
 

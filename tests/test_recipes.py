@@ -74,7 +74,7 @@ def test_tables_are_counted_and_not_trained():
     assert (recipe.data.field, recipe.tables.followers, recipe.tables.least) == ("text", 8, 1)
 
 
-def test_files(tmp_path):
+def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no recipe '.*none.toml'"):
         recipes.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("steps = = 3")

@@ -188,7 +188,7 @@ def test_plain_distribution_is_a_distribution_and_the_same_when_the_table_is_rea
     assert total_variation(distribution, plain_distribution(model._replace(config=None), *request, eos=(1,))) < 1e-12
 
 
-def test_total_variation():
+def test_total_variation_is_half_the_sum_of_differences():
     assert total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.25, (2,): 0.75}) == 0.75
     assert total_variation({}, {}) == 0
 

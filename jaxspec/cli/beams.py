@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -10,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxspec.cli import console
+from jaxspec.cli.exchange import labels
 from jaxspec.cli.options import number, text
 from jaxspec.cli.session import Session, Settings
-from jaxspec.cli.show import labels
 
 if TYPE_CHECKING:
     from jaxspec.decode import BeamSearch
@@ -62,7 +62,7 @@ def run(session: Session, search: Search, as_json: bool, headline: Text, out: Co
             _show(session.texts[start : start + rows], found[-1], out)
     steps, passes = sum(int((x.steps - 1).sum()) for x in found), sum(int(x.passes.sum()) for x in found)
     if as_json:
-        print(json.dumps(_report(session, search, found, rows, seconds), ensure_ascii=False))
+        console.print_json(_report(session, search, found, rows, seconds))
     else:
         per_pass = steps / max(passes, 1)
         out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")

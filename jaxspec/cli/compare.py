@@ -46,7 +46,8 @@ def show(plain: Row, ours: Row, session: Session, out: Console) -> None:
 
     size = sum(x.nbytes for x in jax.tree.leaves(session.job.weights.target))
     cached = jax.default_backend() == "cpu" and size < CPU_CACHE
-    out.print("", Text(environment.line(dict(ours.environment)), "bold"), sep="\n")
+    assert ours.environment is not None
+    out.print("", Text(environment.line(ours.environment), "bold"), sep="\n")
     out.print(*table.tables([plain, ours], (*table.SPEED[:5], *table.THEORY), out.width), sep="\n")
     out.print(agreement(ours, session.job.target.tokenizer), Text(conclusion(ours, cached)), sep="\n")
 

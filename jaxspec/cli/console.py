@@ -1,9 +1,11 @@
-"""What the commands share on a screen: the look of tables, large numbers, a progress bar."""
+"""What the commands share on a screen: the look of tables, JSON, large numbers, a progress bar."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rich import box, filesize
 from rich.console import Console
@@ -45,6 +47,20 @@ def show(out: Console, made: Table, markdown: bool) -> None:
         out.print(f"\n**{made.title}**\n" if made.title else "")
         made.title, made.box = None, box.MARKDOWN
     out.print(made)
+
+
+def print_json(report: Any) -> None:
+    """One object, and nothing else."""
+    from jaxspec.analysis.bench import to_json
+
+    print(json.dumps(to_json(report), ensure_ascii=False))
+
+
+def print_measured(**report: Any) -> None:
+    """One object, with the environment that its numbers are of."""
+    from jaxspec.analysis.measure import environment
+
+    print_json({"environment": environment.current()} | report)
 
 
 def count(number: int) -> str:

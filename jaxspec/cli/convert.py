@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -47,9 +47,9 @@ def convert(
     if form not in ("", HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
     found = stored(front.find(source))
-    form = form or (OURS if found["format"] == HUGGING_FACE else HUGGING_FACE)
+    form = form or (OURS if found.format == HUGGING_FACE else HUGGING_FACE)
     known = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
-    stored_as = dtype or (found["dtype"] if found["dtype"] in known else "float32")
+    stored_as = dtype or (found.dtype if found.dtype in known else "float32")
     if stored_as not in known:
         raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):
@@ -58,39 +58,41 @@ def convert(
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
-            write(model, to, stored_as, found["about"], overwrite)
-    report = {
-        "folder": str(to),
-        "format": form,
-        "dtype": stored_as,
-        "parameters": int8.count(model.params),
-        "bytes": sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
-    }
+            write(model, to, stored_as, found.about, overwrite)
+    count, size = int8.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    numbers = f"{console.count(report['parameters'])} parameters, {stored_as}, {console.size(report['bytes'])}"
+        report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
+        return console.print_json(report)
+    numbers = f"{console.count(count)} parameters, {stored_as}, {console.size(size)}"
     Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
 
 
-def stored(folder: Path) -> dict[str, Any]:
-    """A folder's format, its own description, and its matrices' dtype (float32 where it is none that we write)."""
+class Stored(NamedTuple):
+    """A folder's format, its matrices' dtype (float32 where it is none that we write), and its own description."""
+
+    format: str
+    dtype: str
+    about: dict[str, Any]
+
+
+def stored(folder: Path) -> Stored:
+    """What a folder has."""
     from jaxspec import model as front
     from jaxspec.weights import gguf, huggingface, orbax, t5x
 
     form = front.format_of(folder)
     if form == front.T5X:
-        return {"format": form, "dtype": t5x.stored_dtype(folder), "about": {}}
+        return Stored(form, t5x.stored_dtype(folder), {})
     if form == front.OURS:
         manifest = orbax.read_manifest(folder)
-        return {"format": form, "dtype": manifest.dtype, "about": manifest.about}
+        return Stored(form, manifest.dtype, manifest.about)
     if form == front.GGUF:
         gguf.read(folder)
-        return {"format": form, "dtype": "float32", "about": {}}
+        return Stored(form, "float32", {})
     huggingface.read_config(folder)
     table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
-    return {"format": form, "dtype": "bfloat16" if dtype == "bfloat16" else "float32", "about": {}}
+    return Stored(form, "bfloat16" if dtype == "bfloat16" else "float32", {})
 
 
 def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool) -> None:

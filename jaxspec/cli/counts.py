@@ -1,13 +1,17 @@
-"""What decoding a prompt took: rounds, draft tokens, tokens, seconds; in numbers, and in words."""
+"""What decoding prompts took: rounds, draft tokens, tokens, seconds; in numbers, in words, and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
 from jaxspec.trace import Round
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.bench import Row
+    from jaxspec.cli.session import Session
 
 
 class Counts(NamedTuple):
@@ -70,3 +74,37 @@ def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
         f"is one pass of {target} over {draft}'s draft tokens: of {counts.drafted} drafted, {counts.accepted} were "
         f"accepted ({counts.acceptance_rate:.1%})."
     )
+
+
+def report(
+    session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
+) -> dict[str, Any]:
+    """What `jaxspec generate --json` prints: `found` is of --compare, `trace` adds the rounds."""
+    from jaxspec.analysis.measure import environment
+
+    each, about = [row.counts for row in decoded], environment.current()
+    total, rates = Counts.total(each), ("acceptance_rate", "tokens_per_round", "tokens_per_second")
+    made: dict[str, Any] = {
+        "prompts": session.texts,
+        "texts": [row.text for row in decoded],
+        "tokens": [row.tokens for row in decoded],
+        "stats": {
+            **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},
+            "total": total._asdict() | {name: getattr(total, name) for name in rates},
+        },
+        "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
+        "versions": {name: getattr(about, name) for name in ("jaxspec", "jax", "jaxlib", "python")},
+        "device": {name: getattr(about, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
+    }
+    if trace:
+        made["rounds"] = [
+            [
+                {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
+                | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
+                for x in row.rounds
+            ]
+            for row in decoded
+        ]
+    if found is not None:
+        made["compare"] = dict(zip(("plain", "speculative"), found, strict=True))
+    return made

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import names, options, rows
+from jaxspec.cli import console, names, options
 from jaxspec.cli.options import DRAFT, TARGET, Draft, Json, NewTokens, Repeats, Target
 
 
@@ -51,5 +51,5 @@ def figures(
             written += style.save(figure, out, name, forms)
             status.update(f"{name} is drawn")
     if as_json:
-        return rows.print_json(files=written)
+        return console.print_measured(files=written)
     Console(highlight=False).print(Text("\n".join(map(str, written))), soft_wrap=True)

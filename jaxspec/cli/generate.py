@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,16 +11,14 @@ from rich.text import Text
 
 from jaxspec.cli import beams as searching
 from jaxspec.cli import compare as comparing
+from jaxspec.cli import console, show
 from jaxspec.cli import prompts as given_prompts
 from jaxspec.cli import session as sessions
-from jaxspec.cli import show
 from jaxspec.cli.beams import Search
-from jaxspec.cli.counts import Counts, Decoded, totals
+from jaxspec.cli.counts import report, totals
+from jaxspec.cli.decoding import decode_all
 from jaxspec.cli.options import DRAFT, TARGET, Json, flag, group_of, sampling_options, text
 from jaxspec.cli.session import Session, Settings
-
-if TYPE_CHECKING:
-    from jaxspec.analysis.bench import Row
 
 
 @group_of("settings", Settings)
@@ -69,7 +66,7 @@ def generate(
     with err.status("compiling (stored for the next call)"):
         sessions.warm_up(session, by_rounds=settings.batch == 1 and not as_json)
     if as_json:
-        decoded = sessions.decode_all(session)
+        decoded = decode_all(session)
     else:
         out.print(show.headline(session))
         decoded = show.show(session, out, trace)
@@ -80,7 +77,7 @@ def generate(
         with err.status("comparing with plain decoding"):
             found = comparing.compare(session)
     if as_json:
-        print(json.dumps(_report(session, sampling, decoded, found, trace), ensure_ascii=False))
+        console.print_json(report(session, sampling, decoded, found, trace))
     elif found is not None:
         comparing.show(*found, session, out)
 
@@ -112,38 +109,3 @@ def _draft_name(target: str, draft: str | None) -> str | None:
     if not model.is_hub_id(target):  # nothing is downloaded only to refuse it
         model.find(target)
     raise ValueError(f"--target {target} needs a --draft: a smaller model with its vocabulary, or none")
-
-
-def _report(
-    session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
-) -> dict[str, Any]:
-    """What --json prints."""
-    from jaxspec.analysis.bench import to_json
-    from jaxspec.analysis.measure import environment
-
-    each, about = [row.counts for row in decoded], environment.current()
-    total, rates = Counts.total(each), ("acceptance_rate", "tokens_per_round", "tokens_per_second")
-    report: dict[str, Any] = {
-        "prompts": session.texts,
-        "texts": [row.text for row in decoded],
-        "tokens": [row.tokens for row in decoded],
-        "stats": {
-            **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},
-            "total": total._asdict() | {name: getattr(total, name) for name in rates},
-        },
-        "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
-        "versions": {name: about[name] for name in ("jaxspec", "jax", "jaxlib", "python")},
-        "device": {name: about[name] for name in ("device", "devices", "cpu", "cpus", "platform")},
-    }
-    if trace:
-        report["rounds"] = [
-            [
-                {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
-                | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
-                for x in row.rounds
-            ]
-            for row in decoded
-        ]
-    if found is not None:
-        report["compare"] = dict(zip(("plain", "speculative"), map(to_json, found), strict=True))
-    return report

@@ -1,23 +1,19 @@
-"""The `jaxspec` command: which commands there are, and what they share (errors, start-up, --version)."""
+"""The `jaxspec` command: which commands there are, and what they share (errors, --version)."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import re
-import signal
-import sys
-import threading
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+
+from jaxspec.cli import startup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -31,7 +27,7 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "train": "Train a model by a recipe, or make the data that the recipes train on.",
     "datastore": "Build a datastore of texts such as the target writes, to draft from.",
 }
-INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
+INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; unusable input
 
 
 class Command(TyperCommand):
@@ -40,7 +36,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. Not reached by --help, which therefore needs no jax."""
         try:
-            _start(os.environ)
+            startup.prepare(os.environ)
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -109,39 +105,6 @@ def common(
     ] = False,
 ) -> None:
     """Options of all commands; their values are read from the context."""
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where compiled programs are stored, unless JAX_COMPILATION_CACHE_DIR names a place.
-
-    >>> cache_folder({"XDG_CACHE_HOME": "/tmp/cache"}).as_posix()
-    '/tmp/cache/jaxspec/programs'
-    """
-    home = environment.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "jaxspec" / "programs"
-
-
-def _start(environment: Mapping[str, str]) -> None:
-    if threading.current_thread() is threading.main_thread():
-        # so that what is half written is cleared away
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import jax
-    from absl import logging as absl
-
-    absl.set_verbosity(absl.ERROR)  # of checkpoints that are written and read
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
-
-    keep_programs(jax.config, environment)
-
-
-def keep_programs(config: Any, environment: Mapping[str, str]) -> None:
-    """Turns on the persistent compilation cache, unless its place has been chosen already."""
-    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
-        config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
-        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def _debugging(ctx: typer.Context) -> bool:

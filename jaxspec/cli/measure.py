@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
+from rich.table import Table
 
-from jaxspec.cli import console, names, options, rows, workload
+from jaxspec.cli import console, lists, names, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.measure.rules import RuleCosts
 
 SHAPE = "t5-v1_1-base"  # whose pass verdicts are compared with
 
@@ -57,34 +61,34 @@ def _rule_costs(work: Workload) -> None:
     from jaxspec.analysis.measure import environment, rules
 
     shape = work.target.removeprefix(names.RANDOM) if work.target.startswith(names.RANDOM) else SHAPE
-    gamma = 7 if work.gamma == workload.PLANNED else options.integers(work.gamma, "--gamma")[0]
+    gamma = 7 if work.gamma == workload.PLANNED else lists.integers(work.gamma, "--gamma")[0]
     with Console(stderr=True).status("starting") as status:
-        batches = options.integers(work.batch, "--batch")
+        batches = lists.integers(work.batch, "--batch")
         found = rules.beside_passes(shape, batches, gamma, repeats=work.repeats, doing=status.update)
     if work.as_json:
-        return rows.print_json(shape=shape, costs=found)
+        return console.print_measured(shape=shape, costs=found)
     out = rows.printer(work.markdown)
     out.print(environment.line(environment.current()), *[""] * work.markdown, sep="\n")
     for size in found:
         console.show(out, _costs_table(size, shape, gamma), work.markdown)
 
 
-def _costs_table(size: dict[str, Any], shape: str, gamma: int) -> Any:
-    title = f"batch {size['batch']}, V = {size['vocab']:,}, γ = {gamma}; a pass of {shape} takes "
-    title += f"{size['one_token_ms']:.1f} ms over 1 token, {size['verify_ms']:.1f} ms over {gamma + 1}"
+def _costs_table(size: RuleCosts, shape: str, gamma: int) -> Table:
+    title = f"batch {size.batch}, V = {size.vocab:,}, γ = {gamma}; a pass of {shape} takes "
+    title += f"{size.one_token_ms:.1f} ms over 1 token, {size.verify_ms:.1f} ms over {gamma + 1}"
     heads = ["µs", "min..max", "µs, all\naccepted", "min..max", "of the\nlong pass"]
     made = console.table(heads, first="", title=title)
-    for name, row in size["rules"].items():
+    for name, one in size.rules.items():
         cells = []
-        for what in ("usual_us", "all_accepted_us"):
-            cells += [f"{row[what]['median']:,.0f}", f"{row[what]['min']:,.0f}..{row[what]['max']:,.0f}"]
-        made.add_row(name, *cells, f"{row['share']:.1%}" if row["share"] is not None else "–")
+        for taken in (one.usual_us, one.all_accepted_us):
+            cells += [f"{taken.median:,.0f}", f"{taken.min:,.0f}..{taken.max:,.0f}"]
+        made.add_row(name, *cells, f"{one.share:.1%}" if one.share is not None else "–")
     return made
 
 
 def _card(work: Workload, folder: Path) -> None:
     """A pair's model card."""
-    from jaxspec.analysis.bench import model_card, to_json
+    from jaxspec.analysis.bench import model_card
     from jaxspec.analysis.measure import environment
 
     target, draft = (workload.model(name, work, work.dtype) for name in (work.target, work.draft))
@@ -92,7 +96,7 @@ def _card(work: Workload, folder: Path) -> None:
         sizes = {"rows": work.count, "new_tokens": work.max_new_tokens}
         found = model_card.card(target, draft, folder, **sizes, doing=status.update)
     if work.as_json:
-        return rows.print_json(tasks=[to_json(one) for one in found])
+        return console.print_measured(tasks=found)
     out = rows.printer(work.markdown)
     out.print(environment.line(environment.current()), *[""] * work.markdown, sep="\n")
     made = model_card.table(found, target.name, draft.name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -29,37 +29,50 @@ def models(as_json: Json = False) -> None:
             family.title: [memory.of_config(name, config) for name, config in family.sizes.items()]
             for family in FAMILIES
         }
-        report = {"shipped": shipped(), "families": families}
+        here = shipped()
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
+        return console.print_json({"shipped": here, "families": families})
     out, cache = Console(highlight=False), "cache per token,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
     )
-    for row in report["shipped"]:
-        cells = console.count(row["parameters"]), row["stored_as"], console.size(row["bytes"])
-        table.add_row(row["name"], *cells, console.size(row["cache_bytes_per_token"]["float32"]))
-    out.print(table if report["shipped"] else "no checkpoints come with this installation")
-    for title, rows in families.items():
+    for one in here:
+        cells = console.count(one.parameters), one.stored_as, console.size(one.bytes)
+        table.add_row(one.name, *cells, console.size(one.cache_bytes_per_token["float32"]))
+    out.print(table if here else "no checkpoints come with this installation")
+    for title, sizes in families.items():
         heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32", cache + "bfloat16")
         table = console.table(heads, first="name", title=title)
-        for row in rows:
-            sizes = [*row["memory_bytes"].values(), *(row["cache_bytes_per_token"][d] for d in ("float32", "bfloat16"))]
-            table.add_row(row["name"], console.count(row["parameters"]), *map(console.size, sizes))
+        for size in sizes:
+            caches = (size.cache_bytes_per_token[dtype] for dtype in ("float32", "bfloat16"))
+            cells = map(console.size, (*size.memory_bytes.values(), *caches))
+            table.add_row(size.name, console.count(size.parameters), *cells)
         out.print("", table, sep="\n")
 
 
-def shipped() -> list[dict[str, Any]]:
+class Shipped(NamedTuple):
+    """A checkpoint that comes with jaxspec: its `memory.NetSize`, the dtype of its matrices, bytes of its files, ..."""
+
+    name: str
+    parameters: int
+    memory_bytes: dict[str, int]
+    cache_bytes_per_token: dict[str, int]
+    config: Any
+    stored_as: str
+    bytes: int
+    about: dict[str, Any]
+    folder: Path
+
+
+def shipped() -> list[Shipped]:
     """The shipped checkpoints, from their manifests; no weights are read."""
     from jaxspec import model
     from jaxspec.analysis.measure import memory
     from jaxspec.weights import orbax
 
-    rows = []
+    found = []
     for name, folder in model.shipped().items():
         manifest = orbax.read_manifest(folder)
-        stored = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
-        described = memory.of_config(name, manifest.model)
-        rows.append({**described, **stored, "about": manifest.about, "folder": str(folder)})
-    return rows
+        size, stored = memory.of_config(name, manifest.model), sum(entry[0] for entry in manifest.files.values())
+        found.append(Shipped(*size, manifest.dtype, stored, manifest.about, folder))
+    return found

@@ -101,11 +101,11 @@ def pair_job(
     """
     import jax
 
-    from jaxspec.cli import drafter_names
+    from jaxspec.cli import drafter_syntax
     from jaxspec.cli.prompts import from_file, heldout_for
     from jaxspec.decode.request import prepare
 
-    if not drafter_names.is_model(draft):
+    if not drafter_syntax.is_model(draft):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big, small = model(target, dtype, widen=widen), model(draft, dtype)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)

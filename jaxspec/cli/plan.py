@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, names, options, rows, tree_plan
+from jaxspec.cli import console, lists, names, options, tree_plan
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plan(
     """
     from jaxspec.analysis.bench import plan as planning
 
-    batches = options.integers(batch, "--batch")
+    batches = lists.integers(batch, "--batch")
     _check(alpha, c, v, device, batches)
     if not tree and (timed or figure is not None):
         raise ValueError("--timed and --figure are of --tree: add it, or leave them out")
@@ -77,12 +77,14 @@ def plan(
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         job = names.pair_job(target, draft, dtype or "float32", prompts, count, widen, **asked)
         if tree:
-            return tree_plan.show(job, min(batches), nodes, repeats, timed, figure, as_json)
+            return tree_plan.show(job, batches[0], nodes, repeats, timed, figure, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=gamma, repeats=repeats, advance=advance))
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
     if as_json:
-        return rows.print_json(about=about, plans=[planning.to_dict(found) for found in plans])
+        return console.print_measured(
+            about=about, plans=[found._asdict() | {"advice": planning.sentence(found)} for found in plans]
+        )
     _show(about, plans)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -55,12 +53,12 @@ def run(
     until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
     out, rows, group = printer(work.markdown), [], []
 
-    def heading(about: dict[str, Any]) -> None:
-        out.print(Text(f"{environment.line(about)}, load {about['load']}, {about['date'][:10]}", "bold"))
+    def heading(about: environment.Environment) -> None:
+        out.print(Text(f"{environment.line(about)}, load {about.load}, {about.date[:10]}", "bold"))
 
     def show(some: list[Row]) -> None:
-        if work.markdown and some and some[0] is rows[0]:
-            heading(dict(some[0].environment))  # of the day when it was measured
+        if work.markdown and some and some[0] is rows[0] and some[0].environment:
+            heading(some[0].environment)  # of the day when it was measured
         some = [row for row in some if plain or not row.is_plain]
         for made in table.tables(some, columns, None if work.markdown else out.width):
             console.show(out, made, work.markdown)
@@ -87,7 +85,7 @@ def run(
 
         write_text(work.csv, [table.as_csv(rows)])
     if work.as_json:
-        print_json(rows=[bench.to_json(row) for row in rows])
+        console.print_measured(rows=rows)
     else:
         for line in [*more(rows), *table.notes(rows)]:
             out.print(*[""] * work.markdown, Text(line), sep="\n", soft_wrap=work.markdown)
@@ -98,16 +96,6 @@ def run(
 
 def _group_of(row: Row) -> tuple[Any, ...]:
     return row.task, row.temperature, row.sampling, row.batch
-
-
-def print_json(**report: Any) -> None:
-    """One object, with the environment."""
-    from jaxspec.analysis.measure import environment
-
-    def plain(value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else value
-
-    print(json.dumps({"environment": environment.current()} | report, ensure_ascii=False, default=plain))
 
 
 def printer(markdown: bool) -> Console:

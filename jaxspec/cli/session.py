@@ -1,21 +1,15 @@
-"""Models and prompts made ready, and decoded: at once, or round by round."""
+"""Models and prompts, made ready to decode."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec import trace
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.cli.options import TARGET, Target, number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
-from jaxspec.trace import Round
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model, Stats
-    from jaxspec.decode import Generation
+    from jaxspec.base import Model
     from jaxspec.decode.request import Job
 
 PRICED = 9  # timings of each pass, for a policy: they are waited for
@@ -98,7 +92,7 @@ def with_costs(session: Session) -> Session:
     from jaxspec.analysis.measure import cost
 
     costs = cost.policy_costs(session.rows(0, settings.batch), repeats=PRICED)
-    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs)))
+    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs._asdict())))
 
 
 def warm_up(session: Session, by_rounds: bool) -> None:
@@ -113,46 +107,3 @@ def warm_up(session: Session, by_rounds: bool) -> None:
         list(pieces(job, stop))
     else:
         complete(job, stop)
-
-
-def decode_all(session: Session) -> list[Decoded]:
-    """Decodes a batch of prompts at a time, without showing anything; its seconds are divided among their tokens."""
-    from jaxspec.decode.generate import complete
-
-    found = []
-    for start in range(0, len(session.texts), session.settings.batch):
-        job = session.rows(start, session.settings.batch)
-        began = time.perf_counter()
-        out = complete(job, session.settings.stop or ())
-        share = (time.perf_counter() - began) / max(1, int(out.lengths.sum()))
-        found += [_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts))]
-    return found
-
-
-def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
-    tokens = out.tokens[row, : out.lengths[row]].tolist()
-    rounds = trace.of_row(tokens, out.trace, row)
-    return Decoded(out.texts[row], tokens, rounds, _counts(out.stats, row, seconds))
-
-
-def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> Decoded:
-    """Decodes one prompt round by round; the time that `show` takes is not counted."""
-    from jaxspec.decode.generate import pieces
-
-    running = pieces(session.rows(index, 1), session.settings.stop or ())
-    text, tokens, rounds, seconds = "", [], [], 0.0
-    while True:
-        began = time.perf_counter()
-        piece = next(running, None)
-        seconds += time.perf_counter() - began
-        if piece is None:
-            break
-        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
-        text, stats = text + piece.text, piece.stats
-        tokens += piece.tokens
-        show(piece, rounds[-1])
-    return Decoded(text, tokens, rounds, _counts(stats, 0, seconds))
-
-
-def _counts(stats: Stats, row: int, seconds: float) -> Counts:
-    return Counts(prompts=1, seconds=seconds, **{name: int(x[row]) for name, x in stats._asdict().items()})

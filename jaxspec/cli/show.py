@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console
 from jaxspec.cli.counts import Decoded, note
-from jaxspec.cli.session import Session, decode_all, stream
+from jaxspec.cli.decoding import decode_all, stream
+from jaxspec.cli.exchange import exchange
+from jaxspec.cli.session import Session
 from jaxspec.trace import Round, terminal
 
 
@@ -22,7 +22,7 @@ def headline(session: Session) -> Text:
     import jax
 
     from jaxspec import sharding
-    from jaxspec.base import Model
+    from jaxspec.base import Bound, Model
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:
@@ -30,7 +30,9 @@ def headline(session: Session) -> Text:
 
     s, target, drafter, drafted = session.settings, session.job.target, session.job.options["drafter"], "plain decoding"
     if drafter is not None:
-        drafted = f"{'up to ' if s.policy else ''}{s.gamma} draft tokens a round from "
+        tree = drafter.functions.tree if isinstance(drafter, Bound) else None
+        most = tree.nodes if tree else s.gamma
+        drafted = f"{'up to ' if s.policy else ''}{most} draft tokens a round from "
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
@@ -101,37 +103,3 @@ def _trace_line(session: Session, number: int, step: Round, out: Console) -> Tex
 def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Text | None = None) -> RenderableType:
     """A prompt and the text that answers it so far, the newest part of it lit up."""
     return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, last)
-
-
-def labels(prompt: str) -> tuple[str, str, str]:
-    """What to call a prompt and its answer, and the prompt without its task prefix, if that is one of T5's.
-
-    >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
-    (('English', 'German', 'A new cat.'), ('text', 'summary'))
-    """
-    task = re.match(r"translate (\w+) to (\w+): ", prompt)
-    if task:
-        return task[1], task[2], prompt[task.end() :]
-    if prompt.startswith("summarize: "):
-        return "text", "summary", prompt.removeprefix("summarize: ")
-    return "prompt", "answer", prompt
-
-
-def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
-    """A prompt, what is generated of it (`fresh` by the last round), and a last line.
-
-    Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
-    """
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(ratio=1)
-    text = Text.assemble(settled, (fresh, "bold cyan"))
-    if continues:
-        grid.add_row("text", Text.assemble((prompt, "dim"), text))
-    else:
-        source, answer, body = labels(prompt)
-        grid.add_row(source, Text(body, "dim"))
-        grid.add_row(answer, text)
-    if last is not None:
-        grid.add_row("", last)
-    return grid

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jaxspec.cli import console, rows
+from jaxspec.cli import console
 
 if TYPE_CHECKING:
     from jaxspec.decode.request import Job
@@ -40,7 +40,7 @@ def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Pa
             doing = lambda what, share: bar.update(shown, description=what, completed=share)  # noqa: E731
             speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config, doing=doing))
     if as_json:
-        return rows.print_json(**tree_plan.to_dict(found), timed=[bench.to_json(row) for row in speeds])
+        return console.print_measured(**tree_plan.to_dict(found), timed=speeds)
     out = Console(highlight=False, soft_wrap=True)
     out.print(tree_plan.sentence(found))
     if speeds:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from jaxspec.cli import console, names, options
 from jaxspec.cli.options import Json, NewTokens, Seed
 
-DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts
+if TYPE_CHECKING:
+    from jaxspec.decode.request import Job
 
 
 def verify(
@@ -45,100 +43,27 @@ def verify(
         raise ValueError("a pair has two models: give --target and --draft, or neither")
     from jaxspec.accept import catalogue
     from jaxspec.analysis.measure import exactness, fits
+    from jaxspec.cli import verify_tables as tables
 
-    amount, entries = fits.Draws(sampled, draws, seed), catalogue.RULES.values()
-    found: dict[str, Any] = {"gamma": gamma, "steps": steps, "rules": [], "pair": None}
-    with console.counting("enumerating", len(entries) + (len(DTYPES) + fits.steps(amount) if target else 0)) as doing:
+    def load(dtype: str) -> Job:
+        return names.pair_job(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
+
+    amount, entries, rules, pair = fits.Draws(sampled, draws, seed), catalogue.RULES.values(), [], None
+    steps_of_pair = len(exactness.DTYPES) + fits.steps(amount) if target else 0
+    with console.counting("enumerating", len(entries) + steps_of_pair) as doing:
         for entry in entries:
             doing(f"enumerating {entry.rule.name}")
-            found["rules"].append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
+            rules.append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
         if target:
-            asked = {"gamma": gamma, "max_new_tokens": max_new_tokens}
-            found["pair"] = of_pair(target, draft, amount, doing, count=count, **asked)
+            pair = exactness.of_pair(load, amount, doing)
     if as_json:
-        print(json.dumps(found))
+        described = pair and {"target": target, "draft": draft, **pair._asdict()}
+        console.print_json({"gamma": gamma, "steps": steps, "rules": rules, "pair": described})
     else:
-        _show(found, Console(highlight=False))
-    if not all(part["as_stated"] for part in (*found["rules"], *filter(None, [found["pair"]]))):
+        out = Console(highlight=False)
+        out.print(tables.of_rules(rules), tables.about_rules(steps, gamma), sep="\n")
+        if pair is not None:
+            out.print(Text(f"\n{target} with {draft}:", "bold"), tables.of_texts(pair.numerics), sep="\n")
+            out.print(tables.of_samples(pair.samples), tables.about_samples(pair.samples), sep="\n")
+    if not all(part.as_stated for part in (*rules, *filter(None, [pair]))):
         raise typer.Exit(1)
-
-
-def of_pair(target: str, draft: str, amount: Any, doing: Any, *, count: int, **asked: Any) -> dict[str, Any]:
-    """Greedy texts of a pair in each dtype, and samples of every rule in float32."""
-    from jaxspec.analysis.measure import fits, numerics
-
-    greedy, jobs = {}, {}
-    for dtype in DTYPES:
-        jobs[dtype] = names.pair_job(target, draft, dtype, None, count, **asked)
-        doing(f"greedy, {dtype}")
-        greedy[dtype] = numerics.summary(jobs[dtype])
-    samples = fits.of_rules(jobs["float32"], amount, doing)
-    right = all(test["as_stated"] for test in samples["tests"]) and not greedy["float32"]["mismatches"]
-    return {"target": target, "draft": draft, "numerics": greedy, "samples": samples, "as_stated": right}
-
-
-def _show(found: dict[str, Any], out: Console) -> None:
-    from jaxspec.analysis.measure.exactness import DRAFTERS, ROUNDING, TREE, VOCAB
-    from jaxspec.analysis.measure.fits import FREQUENT
-
-    table = console.table([*DRAFTERS, "above\nits bound", "verdict"], first="rule", title="Total variation, by drafter")
-    for row in found["rules"]:
-        off, above = row["total_variation"], row["above_bound"]
-        cells = [f"{off[kind]:.1e}" if kind in off else "–" for kind in DRAFTERS]
-        over = "–" if above is None else f"{max(*above.values(), 0.0):.1e}"
-        table.add_row(row["rule"], *cells, over, _verdict(row["as_stated"]))
-    out.print(table)
-    out.print(
-        f"By enumeration: {found['steps']} tokens of {VOCAB}, γ = {found['gamma']}, a tree of {TREE[0]} branches that "
-        f"go on for {len(TREE)} tokens. Below {ROUNDING:g} is rounding. Inexact rules need only keep to their bound."
-    )
-    if pair := found["pair"]:
-        samples = pair["samples"]
-        about = f"{samples['prompts']} prompts, {samples['draws']} draws of two tokens after each"
-        out.print(Text(f"\n{pair['target']} with {pair['draft']}:", "bold"))
-        out.print(_numerics_table(pair["numerics"]))
-        out.print(_samples_table(samples["tests"], f"Samples against the target's distribution: {about}"))
-        out.print(
-            f"p: the least p-value of a rule, corrected for all {len(samples['tests'])} tests (Holm): χ² tests of fit, "
-            "or of an inexact rule binomial tests of its bound. "
-            f"Below {samples['false_alarm']:g} is hardly chance. Intervals (Clopper and Pearson) are for the "
-            f"probability of each test's {FREQUENT} likeliest first tokens; all together hold it with "
-            f"{samples['confidence']:.0%} confidence."
-        )
-
-
-def _verdict(right: bool) -> Text:
-    return Text("as stated", "green") if right else Text("WRONG", "bold red")
-
-
-def _numerics_table(numerics: dict[str, Any]) -> Table:
-    heads = ["same\ntext", "first mismatch:\nprompt, token", "top-two\nmargin there", "largest\nsuch margin"]
-    table = console.table(heads, first="greedy", title="Greedy texts against plain decoding's, margins in nats")
-    for dtype, found in numerics.items():
-        first, cells = found["first"], ["none", "–", "–"]
-        if first is not None:
-            margins = f"{first['top_two_margin']:.3g}", f"{found['largest_top_two_margin']:.3g}"
-            cells = [f"{first['row']}, {first['position']}", *margins]
-        table.add_row(dtype, f"{found['same']} of {found['prompts']}", *cells)
-    return table
-
-
-def _samples_table(tests: list[dict[str, Any]], title: str) -> Table:
-    """A line for each rule and temperature: its worst p-value, and its likely token that is farthest off."""
-    heads = ["T", "accepted", "p", "farthest\ntoken", "its\ninterval", "hold it", "verdict"]
-    table = console.table(heads, first="rule", title=title)
-    key = lambda test: (test["temperature"], test["rule"] + ("" if test["exact"] else ", inexact"))  # noqa: E731
-    groups: dict[tuple[float, str], list[dict[str, Any]]] = {}
-    for test in sorted(tests, key=lambda test: test["temperature"]):
-        groups.setdefault(key(test), []).append(test)
-    for (temperature, name), group in groups.items():
-        accepted = sum(test["acceptance_rate"] for test in group) / len(group)
-        tokens = list(itertools.chain(*(test["frequent"] for test in group)))
-        cells = ["–", "–", "–"]
-        if tokens:
-            far = max(tokens, key=lambda token: abs(token["drawn"] / group[0]["draws"] - token["target"]))
-            held = sum(token["low"] <= token["target"] <= token["high"] for token in tokens)
-            cells = [f"{far['target']:.3f}", f"{far['low']:.3f}..{far['high']:.3f}", f"{held} of {len(tokens)}"]
-        least, right = min(test["corrected"] for test in group), all(test["as_stated"] for test in group)
-        table.add_row(name, f"{temperature:g}", f"{accepted:.0%}", f"{least:.3g}", *cells, _verdict(right))
-    return table

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec.cli import drafter_names, names, options
+from jaxspec.cli import drafter_names, lists, names
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import from_file, heldout, references
 
@@ -51,8 +51,8 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     from jaxspec.accept import catalogue
     from jaxspec.analysis.bench import product
 
-    gammas = options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
-    drafts = [name for name in options.values(work.draft, "--draft") if name != NONE]
+    gammas = lists.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
+    drafts = [name for name in lists.values(work.draft, "--draft") if name != NONE]
     policies = {
         name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
         for name in work.policy.split(",")
@@ -61,14 +61,14 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     most = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
     if drafts and policies and not most:
         raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
-    rules = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
-    dtypes = options.values(work.dtype, "--dtype")
+    rules = catalogue.RULES if work.rule == "all" else lists.values(work.rule, "--rule")
+    dtypes = lists.values(work.dtype, "--dtype")
     targets = {dtype: model(work.target, work, dtype, work.widen) for dtype in dtypes}
     first = targets[dtypes[0]]
     shared: dict[str, Any] = {
         "task": tasks_of(first, work),
-        "sampling": [{"temperature": heat} for heat in options.temperatures(work.temperature, "--temperature")],
-        "batch": list(options.integers(work.batch, "--batch")),
+        "sampling": [{"temperature": heat} for heat in lists.temperatures(work.temperature, "--temperature")],
+        "batch": list(lists.integers(work.batch, "--batch")),
         "rule": [names.rule(name) for name in rules],
     }
     made = []
@@ -111,7 +111,7 @@ def tasks_of(target: Model, work: Workload) -> list[Task]:
         return [Task("random prompts", random_prompt(target, prompts, SOURCE), work.max_new_tokens, ends=False)]
     if work.prompts is not None:
         return [Task(work.prompts.stem, from_file(work.prompts, prompts), work.max_new_tokens, ends)]
-    tasks = options.values(work.task or ",".join(corpus.tasks_of(target)), "--task")
+    tasks = lists.values(work.task or ",".join(corpus.tasks_of(target)), "--task")
     return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
 
 
@@ -120,4 +120,4 @@ def _drafts_trees(drafter: Model | Bound) -> bool:
 
 
 def _gamma(part: str) -> int | str:
-    return PLANNED if part == PLANNED else options.positive(part)
+    return PLANNED if part == PLANNED else lists.positive(part)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import noise
 from jaxspec import tree as trees
 from jaxspec.base import Distribution, Draft, DraftContext
+from jaxspec.drafters.tree_cache import read_if_wanted
 
 Logits = tuple[Float[Array, "B n W"], Any]
 First = Callable[[Any], Logits]
@@ -57,10 +58,7 @@ def grow(
     for level in range(depth):
         own = fed_tokens[:, (level - 1) * width : level * width]
         read: First = functools.partial(following, own, fed_parent) if level else first
-        if context.adaptive:
-            logits, carry = _if_wanted(jnp.any(limit > level), read, carry)
-        else:
-            logits, carry = read(carry)
+        logits, carry = read_if_wanted(context, level, read, carry)
         distribution = context.to_distribution(logits, fed_tokens, _seen(fed_parent, width, fed_tokens.shape[1]))
         log_probs = _log_probs(distribution)
         best = noise.largest(log_probs, width)  # B n k
@@ -127,10 +125,3 @@ def _log_probs(distribution: Distribution) -> Float[Array, "B n V"]:
             at_one if log_probs is None or greedy is None else jnp.where(greedy[:, None, None], at_one, log_probs)
         )
     return jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
-
-
-def _if_wanted(wanted: Bool[Array, ""], read: First, carry: Any) -> Logits:
-    """What is read if any row wants it, else zeros."""
-    logits, _ = jax.eval_shape(read, carry)
-    nothing = jnp.zeros(logits.shape, logits.dtype)
-    return jax.lax.cond(wanted, read, lambda carry: (nothing, carry), carry)

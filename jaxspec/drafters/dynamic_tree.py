@@ -38,9 +38,10 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
     (`drafters.best_first`).
 
     Args:
-        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`).
+        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
+            its layers (`early_exit`, `skip_layers`).
         nodes: draft tokens a round.
-        depth: of the deepest.
+        depth: of the deepest; no more than there are nodes.
         width: paths that are continued on a level, and tokens that continue each.
 
     Raises:
@@ -61,6 +62,7 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
     """
     if min(nodes, depth, width) < 1:
         raise ValueError(f"nodes is {nodes}, depth {depth} and width {width}: expected at least 1 of each")
+    depth = min(depth, nodes)  # deeper ones would be seen in vain
     reader = tree_cache.reader_of(draft, depth)
     if width > reader.vocab_size:
         raise ValueError(

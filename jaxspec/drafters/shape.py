@@ -88,12 +88,11 @@ def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
     return tuple(found)
 
 
-@functools.cache
-def shape_of(choices: Choices) -> Shape:
+def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
     """A tree of ranks as a `Shape`.
 
     Raises:
-        ValueError: no nodes, one without its parent or its elder sibling, or one that is named twice.
+        ValueError: no list of ranks, no nodes, one without its parent or its elder sibling, or one that is named twice.
 
     >>> shape = shape_of(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))  # a b, c d after a, e after c
     >>> shape.parents, shape.fed  # a c are fed, b d e end paths
@@ -101,6 +100,17 @@ def shape_of(choices: Choices) -> Shape:
     >>> shape.levels[1]
     Level(parents=(1,), counts=(2,), deeper=(0,))
     """
+    try:
+        nodes = tuple(tuple(map(int, node)) for node in choices)
+    except TypeError:
+        raise ValueError(
+            f"the tree is {choices!r}: expected the ranks on the way to each node, such as [(0,), (1,), (0, 0)]"
+        ) from None
+    return _shape_of(nodes)
+
+
+@functools.cache
+def _shape_of(choices: Choices) -> Shape:
     if not choices:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
     trees.of_choices(choices)  # refuses what is no tree

@@ -64,7 +64,7 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Draft
     Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
     """
     choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
-    return Bound(_token_recycling(shape_of(tuple(tuple(map(int, node)) for node in choices))))
+    return Bound(_token_recycling(shape_of(choices)))
 
 
 @functools.cache

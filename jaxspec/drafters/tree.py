@@ -34,7 +34,8 @@ def tree(
     `draw`.
 
     Args:
-        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`).
+        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
+            its layers (`early_exit`, `skip_layers`).
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
@@ -65,12 +66,16 @@ def tree(
     if shape is not None and branching is not None:
         raise ValueError("got both a branching and a shape: give one of them")
     if shape is None:
+        if isinstance(branching, int):
+            raise ValueError(
+                f"branching is {branching}: expected the children of a node for each level, such as (4, 2)"
+            )
         counts = (4, 2, 1, 1) if branching is None else tuple(branching)
         if not counts or min(counts) < 1:
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)
     children.check(draw)
-    made = shape_of(tuple(tuple(map(int, node)) for node in shape))
+    made = shape_of(shape)
     reader = tree_cache.reader_of(draft, len(made.levels))
     widest, vocab = max(max(level.counts) for level in made.levels), reader.vocab_size
     if widest > vocab:
@@ -104,8 +109,8 @@ def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
         found, chosen, parents, done = [], [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
-            read_level, width = functools.partial(read, level, depth, tokens), (batch, count, reader.vocab_size)
-            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry, width)
+            read_level = functools.partial(read, level, depth, tokens)
+            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry)
             distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
             made = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)
             found.append(made.log_probs)

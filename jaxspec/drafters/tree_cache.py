@@ -193,9 +193,10 @@ def commit_for(lm: LanguageModel, levels: int) -> Commit:
     return commit
 
 
-def read_if_wanted(context: DraftContext, depth: int, read: Read, cache: Cache, shape: tuple[int, ...]) -> Logits:
-    """What `read` gives of a cache; where no row may draft so deep, zeros of that shape, and the cache as it is."""
+def read_if_wanted(context: DraftContext, depth: int, read: Read, cache: Any) -> Logits:
+    """What `read` gives of a cache; where no row may draft so deep, zeros for logits, and the cache as it is."""
     if not context.adaptive:
         return read(cache)
-    nothing = jnp.zeros(shape, jnp.float32)
+    logits, _ = jax.eval_shape(read, cache)
+    nothing = jnp.zeros(logits.shape, logits.dtype)
     return jax.lax.cond(jnp.any(context.limit > depth), read, lambda cache: (nothing, cache), cache)

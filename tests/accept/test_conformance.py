@@ -276,7 +276,7 @@ SAMPLERS = {"some rows at temperature 0": sampling(), "greedy": greedy()}
 
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_vmap(name, certain):
+def test_a_vmapped_rule_gives_the_verdicts_of_single_calls(name, certain):
     """Over drafts with distributions and over point masses, and over every kind of distribution."""
     rounds = []
     for seed in range(3):

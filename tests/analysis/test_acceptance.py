@@ -9,6 +9,7 @@ import jaxspec
 from jaxspec import warp as warps
 from jaxspec.analysis.measure import acceptance
 from jaxspec.analysis.measure.acceptance import Acceptance, conditional
+from jaxspec.analysis.measure.statistics import Rate
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -198,7 +199,7 @@ GPT = GPTConfig(11, dim=16, ff_dim=16, layers=1, heads=2, max_positions=32)
 
 
 @pytest.mark.parametrize(("net", "config"), [(t5, T5), (gpt, GPT)], ids=["t5", "gpt"])
-def test_networks(net, config):
+def test_alpha_of_a_network_with_itself_is_1_and_with_another_less(net, config):
     init = jax.jit(net.init, static_argnums=0)
     target, draft = (Model(net.language_model(config), init(config, jax.random.key(i))) for i in (0, 1))
     options = dict(temperature=1.0, max_new_tokens=6, key=jax.random.key(0))
@@ -222,7 +223,7 @@ def test_standard_error_against_the_spread_of_repetitions():
 def test_standard_error_of_a_single_row_is_unknown():
     one = Acceptance(np.array([[0.5, 1.0]]), np.array([2]))
     assert np.isnan(one.stderr) and np.isnan(one.interval).all()
-    assert one.rate.to_dict() == {"value": 0.75, "stderr": None, "low": None, "high": None}
+    assert Rate.of(one.rate) == Rate(0.75, None, None, None, count=2)
 
 
 def test_alpha_by_position_of_the_text_is_over_the_rows_that_reach_it():
@@ -289,7 +290,7 @@ def test_conditional_of_no_draft_tokens():
     assert conditional(out.trace).by_draft_token == [] and np.isnan(conditional(out.trace).overall.value)
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="drafter is a drafter that is no model: expected"):
         measure(TARGET, jaxspec.drafters.greedy(DRAFT), PROMPT)
     with pytest.raises(TypeError, match="drafter is a NoneType"):

@@ -98,7 +98,7 @@ def test_a_vocabulary_of_thousands():
         ({"p": [[0.5, 0.3, 0.2]]}, "expected one of each"),
     ],
 )
-def test_bad_input(changes, message):
+def test_bad_input_is_refused(changes, message):
     given = {"p": [0.5, 0.3, 0.2], "q": [0.2, 0.2, 0.6], "count": 2} | changes
     with pytest.raises(ValueError, match=message):
         best_acceptance(**given)

@@ -131,7 +131,7 @@ def test_medians_and_ratios():
     assert found.v == pytest.approx(1.2)
 
 
-def test_calls_interleave():
+def test_calls_are_timed_one_after_the_other_in_every_repeat():
     order = []
     seconds = interleave([lambda: order.append("a"), lambda: order.append("b")], repeats=3)
     assert order == ["a", "b"] * 3
@@ -158,7 +158,7 @@ def test_loops_take_as_long_as_they_should(monkeypatch):
     assert found.target_ms == pytest.approx(10) and found.c == pytest.approx(1)
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     model = table_model(jax.random.key(1), VOCAB)
     with pytest.raises(ValueError, match="repeats is 0"):
         measure(model, model, PROMPT, gamma=1, repeats=0)
@@ -186,8 +186,8 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
         (small, 0.25, [1.0, 1.5, 1.5, 1.5]),
     ]:
         found = cost.policy_costs(job.replace(drafter=drafter))
-        assert found["c"] == c and found["v"].tolist() == v
+        assert found.c == c and found.v.tolist() == v
     assert sampled == [True, False, True]  # a search draws nothing
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
     assert cost.search_cost(job.replace(drafter=both)) == 0
-    assert cost.policy_costs(job.replace(drafter=both))["c"] == 0.25
+    assert cost.policy_costs(job.replace(drafter=both)).c == 0.25

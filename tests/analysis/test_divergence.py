@@ -34,7 +34,7 @@ def test_theorem_3_5(p, q):
 
 
 @given(distributions(), distributions(), st.sampled_from([1.0, 0.5, 0.3, 0.1]))
-def test_lenience(p, q, lenience):
+def test_beta_with_a_lenience_is_the_probability_of_acceptance(p, q, lenience):
     accepted = sum(q[x] * min(1.0, p[x] / (lenience * q[x])) for x in range(len(q)) if q[x] > 0)
     assert divergence.beta(p, q, lenience) == pytest.approx(accepted)
     assert divergence.beta(p, q, lenience) >= divergence.beta(p, q)
@@ -129,6 +129,6 @@ def test_one_of_more_candidates_is_accepted_more_often(p, q):
         (lambda: divergence.beta_of_candidates([1.0], [1.0], 0), "count is 0: expected at least 1"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

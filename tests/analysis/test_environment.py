@@ -1,7 +1,6 @@
-"""What goes with every number: what it depends on is named, and what is not there is left out."""
+"""What goes with every number: what it depends on is named, and what is not there is None."""
 
 import importlib.metadata
-import json
 import shutil
 import subprocess
 import sys
@@ -15,17 +14,17 @@ from jaxspec.analysis.measure import environment
 
 def test_the_environment_names_what_a_number_depends_on():
     about = environment.current()
-    assert about["jax"] == jax.__version__ and about["jaxspec"] == jaxspec.__version__
-    assert about["device"] and about["cpus"] >= 1 and about["command"]
+    assert about.jax == jax.__version__ and about.jaxspec == jaxspec.__version__
+    assert about.device and about.cpus >= 1 and about.command
 
 
 def test_a_line_names_the_device_the_cores_and_the_versions():
     about = environment.current()
     said = environment.line(about)
-    assert said.startswith(f"{about['cpu']}, ") and f"jax {jax.__version__}, jaxlib {about['jaxlib']}" in said
-    one = about | {"device": "NVIDIA H200", "devices": 1, "cpus": 1}
+    assert said.startswith(f"{about.cpu}, ") and f"jax {jax.__version__}, jaxlib {about.jaxlib}" in said
+    one = about._replace(device="NVIDIA H200", devices=1, cpus=1)
     assert environment.line(one).startswith("NVIDIA H200, 1 CPU · jax ")
-    assert environment.line(one | {"devices": 8}).startswith("8 × NVIDIA H200, 1 CPU · jax ")
+    assert environment.line(one._replace(devices=8)).startswith("8 × NVIDIA H200, 1 CPU · jax ")
 
 
 def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
@@ -40,14 +39,15 @@ def test_the_environment_names_flags_and_what_else_was_imported(monkeypatch):
         return installed[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert not environment.current().keys() & {"xla_flags", "torch", "transformers", "cuda_plugin"}
+    about = environment.current()
+    assert (about.xla_flags, about.torch, about.transformers, about.cuda_plugin) == (None, None, None, None)
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.9.0+cpu"))
     monkeypatch.setitem(sys.modules, "transformers", None)  # one that cannot be imported
     installed["jax-cuda12-plugin"] = "0.10.2"
-    about = json.loads(json.dumps(environment.current()))
-    assert (about["xla_flags"], about["torch"], about["cuda_plugin"]) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
-    assert "transformers" not in about
+    about = environment.current()
+    assert (about.xla_flags, about.torch, about.cuda_plugin) == ("--xla_dump_to=here", "2.9.0+cpu", "0.10.2")
+    assert about.transformers is None
 
 
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):

@@ -24,27 +24,27 @@ def by_label(figure):
     return {line.get_label(): line for line in figure.axes[0].lines}
 
 
-def test_figure_2():
+def test_figure_2_has_the_curves_of_equation_1():
     lines = by_label(draw.expected_tokens())
     assert list(lines) == ["γ = 1", "γ = 3", "γ = 5", "γ = 7", "γ = 10", "γ = ∞"]
     assert curve(lines["γ = 5"], 0.8) == pytest.approx(3.69, abs=0.005)  # Table 1
     assert curve(lines["γ = ∞"], 0.5) == pytest.approx(2.0)
 
 
-def test_figure_3():
+def test_figure_3_has_the_best_gammas():
     lines = by_label(draw.optimal_gamma([0.01, 0.1]))
     for c in (0.01, 0.1):
         assert curve(lines[f"c = {c:g}"], 0.7) == formulas.optimal_gamma(0.7, c)
 
 
-def test_figure_4():
+def test_figure_4_has_speeds_and_operations_of_theory():
     lines = draw.trade_off([2, 10]).axes[0].lines
     at = [curve(line, 0.9) for line in lines[:4]]
     assert at == pytest.approx([2.71, 1.11, 6.86, 1.60], abs=0.005)  # Table 1: speed, operations; speed, operations
     assert [line.get_linestyle() for line in lines[:4]] == ["-", "--", "-", "--"]
 
 
-def test_landscape():
+def test_a_landscape_shows_the_speeds_and_the_best_gamma_of_theory():
     figure = draw.landscape(0.05, lambda gamma: 1 + 0.1 * gamma, [Mark("left", 0.9, 3), Mark("right", 0.1, 2)], most=8)
     axes = figure.axes[0]
     speed = axes.collections[0].get_array().reshape(8, -1)
@@ -82,12 +82,12 @@ def test_decomposition_adds_up_to_the_targets_distribution():
     assert f"{float(divergence.beta(p, q)):.2f}" in axes.get_title()
 
 
-def test_distribution_distance():
+def test_distances_of_samples_are_drawn_by_their_number():
     figure = draw.distribution_distance([1, 10], {"a": np.array([1.0, 0.5])}, np.array([0.9, 0.3]))
     assert by_label(figure)["a"].get_ydata().tolist() == [1.0, 0.5]
 
 
-def test_trace_diagram():
+def test_a_trace_diagram_has_a_bar_for_each_block():
     spans = [Span("target prefill", 0.0, 5.0), Span("draft", 5.0, 1.0), Span("target", 6.0, 4.0)]
     axes = draw.trace_diagram({"γ = 1": spans, "plain": spans[:1]}).axes[0]
     boxes = axes.collections[0].get_paths()
@@ -118,12 +118,12 @@ def test_nothing_is_left_half_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("formats", [["pdf"], []])
-def test_bad_formats(tmp_path, formats):
+def test_unknown_formats_are_refused(tmp_path, formats):
     with pytest.raises(ValueError, match="expected some of png, svg"):
         style.save(draw.optimal_gamma([0.1]), tmp_path, "figure", formats)
 
 
-def test_without_matplotlib(monkeypatch):
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "jaxspec-decoding\[figures\]"'):
         style.canvas()

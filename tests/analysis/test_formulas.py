@@ -47,7 +47,7 @@ TABLE_4 = [  # gamma, alpha, c, the column EXP
 
 
 @pytest.mark.parametrize(("alpha", "gamma", "work", "speed"), TABLE_1)
-def test_table_1(alpha, gamma, work, speed):
+def test_expected_tokens_and_operations_are_those_of_table_1(alpha, gamma, work, speed):
     assert round(float(operations(alpha, gamma, 0.0)), 2) == work
     assert round(float(improvement(alpha, gamma, 0.0)), 2) == speed
 
@@ -58,7 +58,7 @@ UNREACHABLE = {(5, 0.68, 0.04), (3, 0.71, 0.11), (3, 0.56, 0.11)}
 
 
 @pytest.mark.parametrize(("gamma", "alpha", "c", "printed"), TABLE_4)
-def test_table_4(gamma, alpha, c, printed):
+def test_improvements_are_those_of_table_4(gamma, alpha, c, printed):
     """EXP to the printed digit; where the rounding of alpha and c forbids that, within what it leaves room for."""
     from_rounded = float(improvement(alpha, gamma, c).round(1))
     if (gamma, alpha, c) in UNREACHABLE:
@@ -84,7 +84,7 @@ def test_lenience_of_standard_sampling():
     assert (printed < oracle_improvement(alpha, 0.015)).all()
 
 
-def test_figure_2():
+def test_expected_tokens_are_those_of_figure_2():
     """The curves meet at one token where nothing is accepted, and end at gamma + 1 where everything is."""
     gammas = np.array([1, 3, 5, 7, 10])
     assert expected_tokens(0.0, gammas).tolist() == [1.0] * 5
@@ -197,7 +197,7 @@ def test_break_even_at_its_ends():
         (1.0, 1.0, 1.0, ("expensive draft", "no spare compute")),
     ],
 )
-def test_obstacles(alpha, c, slope, named):
+def test_obstacles_are_named_where_no_gamma_pays(alpha, c, slope, named):
     def v(gamma: int) -> float:
         return 1 + slope * gamma
 
@@ -206,7 +206,7 @@ def test_obstacles(alpha, c, slope, named):
     assert (optimal_gamma(alpha, c, v) == 0) == bool(named)
 
 
-def test_everything_broadcasts():
+def test_formulas_broadcast_over_their_arguments():
     assert expected_tokens(np.full((3, 1), 0.5), np.arange(4)).shape == (3, 4)
     assert improvement(0.5, np.arange(4), np.full((2, 1), 0.1)).shape == (2, 4)
     assert optimal_gamma(np.full((3, 1), 0.5), [0.1, 0.2]).shape == (3, 2)
@@ -251,6 +251,6 @@ def test_optimal_gamma_at_its_ends():
         (lambda: optimal_gamma(0.5, 0.1, v=[1.0, 1.1], most=4), "v has entries up to gamma 1"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -60,4 +60,4 @@ def test_draft_tokens_of_several_models_or_of_own_layers_have_a_cost(kind):
     }
     job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4)
     found = cost.policy_costs(job, repeats=1, inner=1)
-    assert found["c"] > 0 and found["v"].shape == (3,) and found["v"][0] == 1 and cost.search_cost(job) == 0
+    assert found.c > 0 and found.v.shape == (3,) and found.v[0] == 1 and cost.search_cost(job) == 0

@@ -51,11 +51,11 @@ def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
 def test_the_summary_names_the_earliest_mismatch(monkeypatch):
     job = prepare(table_model(jax.random.key(1), vocab=5), PROMPT, max_new_tokens=4)
     one, other = numerics.Mismatch(1, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.25, 0.75)
-    for found, first, largest in (([], None, None), ([other, one], one._asdict(), 0.75)):
+    for found, first, largest in (([], None, None), ([other, one], one, 0.75)):
         monkeypatch.setattr(numerics, "mismatches", lambda job, found=found: found)
         summary = numerics.summary(job)
-        assert (summary["first"], summary["largest_top_two_margin"]) == (first, largest)
-        assert summary["same"] + len(found) == summary["prompts"] == 2
+        assert (summary.first, summary.largest_top_two_margin) == (first, largest)
+        assert summary.same + len(found) == summary.prompts == 2
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -38,7 +38,7 @@ def test_rouge_l_by_hand():
     assert quality.rouge_l(["b x d", "e"], ["a b c d", "e"]) == pytest.approx((100 * 4 / 7 + 100) / 2)
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="2 hypotheses and 1 references"):
         quality.bleu(["a", "b"], ["a"])
     with pytest.raises(ValueError, match="0 hypotheses"):

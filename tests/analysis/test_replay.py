@@ -80,7 +80,7 @@ def rounds_of(rule, gamma, temperature, whole):
 
 
 @named(INDEPENDENT)
-def test_enumeration(rule, gamma=2):
+def test_replayed_rounds_and_acceptance_equal_enumeration(rule, gamma=2):
     """The first round of every rule, and all rounds of one, with texts at its own temperature or another."""
     whole = rule.name == "rejection"
     accepted, rounds = rounds_of(rule, gamma, 0.7, whole)
@@ -190,7 +190,7 @@ def test_the_rate_with_a_lenience_is_that_of_its_definition(stores, temperature,
         replay.lenient_alpha(trace, 0.0)
 
 
-def test_rules_in_order(stores):
+def test_rules_accept_more_in_their_known_order(stores):
     """Block accepts the most, then rejection, coupled, and the baselines."""
     found = {rule.name: replay.evaluate(stores[0.7], rule, gamma=4).tokens_per_round.value for rule in EXACT}
     order = ["block", "rejection", "coupled", "exact_match"]

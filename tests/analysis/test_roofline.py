@@ -71,6 +71,6 @@ def test_all_machines_are_memory_bound_at_one_token():
         (lambda: pass_time(TOY, MODEL, 0), "batch is 0.* expected at least 1"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -6,7 +6,7 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis.measure import rules
 
 
-def test_costs():
+def test_every_rule_and_number_of_candidates_is_timed():
     sizes, every = rules.Sizes(vocab=11, batch=2, gamma=3), [entry.rule for entry in catalogue.RULES.values()]
     taken = rules.costs(every, sizes, repeats=2, alike=True, candidates=(1, 4))
     names = [rule.name for rule in every]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.analysis.measure.statistics import Ratio, holm_adjust
+from jaxspec.analysis.measure.statistics import Rate, Ratio, holm_adjust
 
 
 @pytest.mark.parametrize("rows", [3, 5, 12])
@@ -31,7 +31,7 @@ def test_probabilities_have_intervals_within_0_and_1():
 def test_a_single_row_and_nothing_have_none(probability):
     one = Ratio(np.array([1.0]), np.array([2]), probability)
     assert one.value == 0.5 and np.isnan(one.interval).all()
-    assert set(Ratio(np.zeros(2), np.zeros(2), probability).to_dict().values()) == {None}
+    assert Rate.of(Ratio(np.zeros(2), np.zeros(2), probability)) == Rate(None, None, None, None, count=0)
 
 
 pvalues = st.lists(st.floats(0, 1), min_size=1, max_size=8)

@@ -182,7 +182,7 @@ def test_widening_to_its_own_size_changes_nothing():
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), same.params, small.params))
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="ff_dim is 8: expected at least the model's own, 24"):
         widen(model("gpt"), 8)
     with pytest.raises(TypeError, match="got one with a TableConfig"):

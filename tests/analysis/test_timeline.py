@@ -18,7 +18,7 @@ def without_gaps(spans):
     return [span.start for span in spans] == pytest.approx([0.0, *ends[:-1]]) and all(s.duration >= 0 for s in spans)
 
 
-def test_speculative():
+def test_blocks_of_a_speculative_generation_follow_each_other_without_gaps():
     spans = timeline.record(prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9), repeats=2)
     rounds = int(generate(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9).stats.rounds[0])
     kinds = [span.kind for span in spans]
@@ -26,7 +26,7 @@ def test_speculative():
     assert without_gaps(spans)
 
 
-def test_plain():
+def test_blocks_of_plain_decoding_are_one_pass_a_token():
     spans = timeline.record(prepare(TARGET, PROMPT, max_new_tokens=9), repeats=1)
     assert [span.kind for span in spans] == ["target prefill", *(["target"] * 8)]
     assert without_gaps(spans)
@@ -39,7 +39,7 @@ def test_plain():
         (dict(prompt=Prompt(jnp.array([[3], [1]]), jnp.array([1, 1]))), "got 2 prompts: expected one"),
     ],
 )
-def test_bad_arguments(changed, message):
+def test_bad_arguments_are_refused(changed, message):
     options = dict(prompt=PROMPT, repeats=1) | changed
     job = prepare(TARGET, options["prompt"], drafter=DRAFT, gamma=1, max_new_tokens=4)
     with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from jaxspec.analysis import bench
 from jaxspec.analysis.bench import paper, transformers
 from jaxspec.analysis.bench.row import Row, Spread
+from jaxspec.analysis.measure import environment
 from jaxspec.cli import results
 from jaxspec.cli.main import app
 from jaxspec.families import t5
@@ -28,7 +29,7 @@ def run(loading):
     return run
 
 
-def test_drafters_and_policies(run, tmp_path):
+def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     axes = ("--draft", "debian-t5-small,prompt_lookup+debian-t5-small", "--gamma", "2", "--policy", "adaptive")
     asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
     found = json.loads(run(*asked, "--json"))
@@ -69,16 +70,15 @@ def test_a_peer_that_disagrees_is_an_error(run, monkeypatch):
     assert "0 of 2 greedy texts" in text and "times the speed of transformers" in " ".join(text.split())
 
 
-def test_the_papers_rows(loading, monkeypatch, zoo):
-    row = Row("big", "random", "small", gamma=7, temperature=0.0, speed=ONE, environment=dict.fromkeys(("load",)))
-    about = {"cpu": "Z80", "cpus": 1, "device": "cpu", "jax": "1", "jaxlib": "2", "jaxspec": "3", "load": 0, "date": ""}
+def test_the_papers_rows_are_beside_ours_and_loading_is_called(loading, monkeypatch, zoo):
+    row = Row("big", "random", "small", gamma=7, temperature=0.0, speed=ONE)
     asked = []
     monkeypatch.setattr(
         "jaxspec.analysis.measure.synthetic.random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"]
     )
     monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
-    monkeypatch.setattr(bench, "run", lambda *_, **__: iter([row._replace(environment=about)]))
+    monkeypatch.setattr(bench, "run", lambda *_, **__: iter([row._replace(environment=environment.current())]))
     shown = CliRunner().invoke(app, ["bench", "--paper", "--rows", "8", "-n", "128", "--dtype", "bfloat16"])
     assert shown.exit_code == 0, shown.output
     assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]

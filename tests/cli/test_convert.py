@@ -64,7 +64,7 @@ def test_there_and_back_is_bit_equal(theirs, tmp_path):
     assert jaxspec.load(tmp_path / "back").tokenizer.chat_template == TEMPLATE
 
 
-def test_dtypes(theirs, tmp_path):
+def test_a_dtype_is_converted_or_stays_as_it_was(theirs, tmp_path):
     assert run(theirs, tmp_path / "half", "--format", "huggingface", "--dtype", "bfloat16").exit_code == 0
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     report = json.loads(run(tmp_path / "half", tmp_path / "ours", "--json").stdout)
@@ -84,7 +84,7 @@ def test_dtypes(theirs, tmp_path):
         (["--format", "huggingface", "--dtype", "int8"], "expected one of float32, bfloat16 for huggingface"),
     ],
 )
-def test_refusals(theirs, tmp_path, options, message):
+def test_what_cannot_be_converted_is_refused_and_nothing_written(theirs, tmp_path, options, message):
     result = run(theirs, tmp_path / "to", *options)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -26,7 +26,7 @@ def run(loading, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pair(run, tmp_path):
+def test_figures_of_a_pair_are_drawn_in_both_formats(run, tmp_path):
     result = run("--json", "--format", "svg")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -54,12 +54,12 @@ def test_theory_needs_no_models(run, tmp_path):
     assert result.stdout.replace("\n", "").count("figure-2.png") == 1
 
 
-def test_a_bad_format(run):
+def test_an_unknown_format_is_refused(run):
     result = run("--theory-only", "--format", "pdf")
     assert result.exit_code == 2 and "expected some of png, svg" in result.stderr
 
 
-def test_without_matplotlib(run, monkeypatch):
+def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("--theory-only")
     assert result.exit_code == 2 and "jaxspec-decoding[figures]" in result.stderr

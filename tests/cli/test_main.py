@@ -9,12 +9,12 @@ import typer
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec.cli import main
+from jaxspec.cli import main, startup
 
 runner = CliRunner()
 
 
-def test_version():
+def test_version_is_printed():
     result = runner.invoke(main.app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"jaxspec {jaxspec.__version__}\n")
 
@@ -122,8 +122,8 @@ def test_ctrl_c_is_quiet():
 
 def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert main.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
-    assert main.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
+    assert startup.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
+    assert startup.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
 
 
 @pytest.mark.parametrize(
@@ -133,5 +133,5 @@ def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
 def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
     updates = {}
     config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
-    main.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
+    startup.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
     assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)

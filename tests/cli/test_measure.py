@@ -10,7 +10,7 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis import bench
 from jaxspec.analysis.bench import expected, model_card, paper, runner
 from jaxspec.analysis.bench.row import Rate, Row
-from jaxspec.analysis.measure import rules, synthetic, timing
+from jaxspec.analysis.measure import environment, rules, synthetic, timing
 from jaxspec.cli.main import app
 from jaxspec.testing import table_model
 
@@ -83,10 +83,10 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
     assert set(paper.OPTIONS) == {2, 3, 5} and "--table is 4" in run("--table", "4").stderr
 
 
-ABOUT = {"cpu": "Z80", "cpus": 1, "device": "cpu", "jax": "1", "jaxlib": "2", "jaxspec": "3", "load": 0, "date": ""}
+ABOUT = environment.current()
 
 
-def test_what_verdicts_cost(loading, monkeypatch):
+def test_verdicts_of_every_rule_are_timed_beside_passes(loading, monkeypatch):
     some = {name: catalogue.RULES[name] for name in ("block", "typical")}
     monkeypatch.setattr(rules, "LARGE", 12)
     monkeypatch.setattr(synthetic, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
@@ -100,7 +100,7 @@ def test_what_verdicts_cost(loading, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_card(run, monkeypatch, tmp_path, zoo):
+def test_a_model_card_has_loss_quality_and_acceptance(run, monkeypatch, tmp_path, zoo):
     monkeypatch.setattr(model_card, "heldout_loss", lambda model, folder, task: 2.5)
     monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})
     monkeypatch.setattr(model_card.quality, "check", lambda: None)

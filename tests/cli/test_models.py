@@ -36,18 +36,18 @@ def nbytes(tree):
 def test_parameters_and_memory_are_those_of_the_whole_network(net, config):
     params = jax.eval_shape(lambda: net.init(config, jax.random.key(0)))
     row = memory.of_config("it", config)
-    assert row["parameters"] == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-    assert row["memory_bytes"]["float32"] == nbytes(params)
+    assert row.parameters == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    assert row.memory_bytes["float32"] == nbytes(params)
     narrow = jax.eval_shape(lambda p: orbax.cast(p, jnp.bfloat16), params)
-    assert row["memory_bytes"]["bfloat16"] == nbytes(narrow) < nbytes(params)
-    assert row["memory_bytes"]["int8"] == nbytes(jax.eval_shape(lambda p: orbax.cast(p, jnp.int8), params))
+    assert row.memory_bytes["bfloat16"] == nbytes(narrow) < nbytes(params)
+    assert row.memory_bytes["int8"] == nbytes(jax.eval_shape(lambda p: orbax.cast(p, jnp.int8), params))
 
 
 def test_tables_are_integers_whatever_the_dtype():
     params = jax.eval_shape(lambda: ngram_model.init(NGRAM, jax.random.key(0)))
     row = memory.of_config("it", NGRAM)
-    assert row["memory_bytes"] == dict.fromkeys(("float32", "bfloat16", "int8"), nbytes(params))
-    assert row["parameters"] == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    assert row.memory_bytes == dict.fromkeys(("float32", "bfloat16", "int8"), nbytes(params))
+    assert row.parameters == sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize(("net", "config"), [*NETS, (ngram_model, NGRAM)], ids=["t5", "gpt", "decoder", "ngram"])
@@ -60,7 +60,7 @@ def test_the_cache_per_token_is_what_one_more_token_of_a_row_takes(net, config):
         return nbytes(jax.eval_shape(lambda p, q: lm.prefill(p, q, capacity)[1], params, Prompt(tokens, length)))
 
     more = [cache(rows, 9) - cache(rows, 8) for rows in (1, 2)]
-    assert memory.of_config("it", config)["cache_bytes_per_token"]["float32"] == more[1] - more[0]
+    assert memory.of_config("it", config).cache_bytes_per_token["float32"] == more[1] - more[0]
 
 
 PUBLISHED = {  # those of transformers' models of the published configurations; LaMDA has none
@@ -110,7 +110,7 @@ PUBLISHED = {  # those of transformers' models of the published configurations; 
 @pytest.mark.slow
 def test_published_parameter_counts():
     sizes = {name: config for family in families.FAMILIES for name, config in family.sizes.items()}
-    assert {name: memory.of_config(name, sizes[name])["parameters"] for name in PUBLISHED} == PUBLISHED
+    assert {name: memory.of_config(name, sizes[name]).parameters for name in PUBLISHED} == PUBLISHED
 
 
 LAMDA = {  # without the embedding; 2B is 10 x (4 x 2560 x 40 x 128 + 3 x 2560 x 20,480 + 2 x 2560) + 2560 + 32 x 40
@@ -125,15 +125,15 @@ LAMDA = {  # without the embedding; 2B is 10 x (4 x 2560 x 40 x 128 + 3 x 2560 x
 def test_lamdas_sizes_are_nearly_those_of_their_names(name):
     config = families.lamda.SIZES[name]
     count, published = LAMDA[name]
-    assert memory.of_config(name, config)["parameters"] - config.vocab_size * config.dim == count
+    assert memory.of_config(name, config).parameters - config.vocab_size * config.dim == count
     assert count == pytest.approx(published, rel=0.08)
 
 
 def test_the_cache_of_an_8b_llama_in_bfloat16():
     """32 layers x (key, value) x 8 heads x 128 x 2 bytes."""
     row = memory.of_config("llama", families.llama.SIZES["llama-3.1-8b"])
-    assert row["cache_bytes_per_token"]["bfloat16"] == 131_072
-    assert row["memory_bytes"]["bfloat16"] == pytest.approx(2 * 8_030_261_248, rel=1e-4)
+    assert row.cache_bytes_per_token["bfloat16"] == 131_072
+    assert row.memory_bytes["bfloat16"] == pytest.approx(2 * 8_030_261_248, rel=1e-4)
 
 
 @pytest.fixture
@@ -151,18 +151,18 @@ def few(monkeypatch, tmp_path):
     monkeypatch.setattr(model, "SHIPPED", (tmp_path / "shipped",))
 
 
-def test_tables(few):
+def test_shipped_checkpoints_and_sizes_are_in_tables(few):
     result = runner.invoke(app, ["models"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     for part in ("ours", "bfloat16", "t5-tiny", "Llama", "llama-tiny", "parameters"):
         assert part in result.stdout
 
 
-def test_json(few):
+def test_shipped_checkpoints_and_sizes_are_in_json(few):
     result = runner.invoke(app, ["models", "--json"])
     report = json.loads(result.stdout)
     names = {title: [row["name"] for row in rows] for title, rows in report["families"].items()}
     assert names == {"T5, FLAN-T5, ByT5": ["t5-tiny"], "Llama": ["llama-tiny"]}
     (ours,) = report["shipped"]
     assert (ours["name"], ours["stored_as"], ours["about"]) == ("ours", "bfloat16", {"heldout_loss": 1.5})
-    assert ours["parameters"] == memory.of_config("ours", GPT)["parameters"]
+    assert ours["parameters"] == memory.of_config("ours", GPT).parameters

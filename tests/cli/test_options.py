@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec import drafters
 from jaxspec.cli import drafter_names, main, names, options
-from jaxspec.cli.options import integers
+from jaxspec.cli.lists import integers
 from jaxspec.warp.options import OPTIONS
 
 

@@ -26,7 +26,7 @@ def report(run):
     return report
 
 
-def test_known_numbers(run, report):
+def test_a_plan_of_known_numbers_is_theorys(run, report):
     (plan,) = report("--alpha", "0.75", "--c", "0.02")["plans"]
     assert (plan["gamma"], round(plan["improvement"], 2), plan["obstacles"]) == (9, 3.2, [])
     result = run("--alpha", "0.75", "--c", "0.02", "--v", "0.05")
@@ -112,7 +112,7 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
         ),
     ],
 )
-def test_bad_arguments(run, arguments, message):
+def test_bad_arguments_are_refused(run, arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")

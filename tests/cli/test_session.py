@@ -67,9 +67,9 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
     ],
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
-    asked, passes = [], []
+    asked, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
     monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(cost, "policy_costs", lambda job, repeats: passes.append(job) or {"v": np.ones(4)})
+    monkeypatch.setattr(cost, "policy_costs", lambda job, repeats: passes.append(job) or costs)
     shown = run("--policy", "adaptive", *options)
     assert asked == [("debian-t5-base", target), ("debian-t5-small", draft)]
     assert [job.drafter.models for job in passes] == [(zoo["debian-t5-small"],)]

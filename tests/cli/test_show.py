@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.cli import counts, show
+from jaxspec.cli import counts, exchange
 from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.trace import terminal
 
@@ -29,13 +29,13 @@ def test_a_terminal_gets_colours_and_growing_text(run):
 
 
 def test_a_translation_is_labelled_by_its_languages(shown):
-    text = shown(show.exchange("translate English to German: A [b]cat[/b].", "Eine", " Katze", False))
+    text = shown(exchange.exchange("translate English to German: A [b]cat[/b].", "Eine", " Katze", False))
     lines = [line.split() for line in text.splitlines()]
     assert lines == [["English", "A", "[b]cat[/b]."], ["German", "Eine", "Katze"]]
 
 
 def test_a_continuation_follows_its_prompt(shown):
-    assert "Once upon a time" in shown(show.exchange("Once upon", " a", " time", True))
+    assert "Once upon a time" in shown(exchange.exchange("Once upon", " a", " time", True))
 
 
 def test_counts_add_up_and_give_rates():

@@ -130,7 +130,7 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
     assert row["total_variation"]["tree"] > 1e-2
 
 
-def test_the_numerics_table(pair, only, monkeypatch):
+def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch):
     """Where texts differ is an error in float32, and only shown in bfloat16."""
     only()
     some = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]

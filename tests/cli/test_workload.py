@@ -8,7 +8,7 @@ from jaxspec.accept import catalogue
 from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.table import Column
 from jaxspec.analysis.measure import synthetic
-from jaxspec.cli import drafter_names, names, prompts, rows
+from jaxspec.cli import drafter_names, drafter_syntax, names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
 
@@ -110,7 +110,7 @@ def test_prompts_from_files(tmp_path):
         (["--target", "random:t5-v1_1-bas"], "did you mean 't5-v1_1-base'"),
     ],
 )
-def test_bad_arguments(command, arguments, message):
+def test_bad_arguments_are_refused(command, arguments, message):
     given = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
     result = CliRunner().invoke(app, [command, *given])
     assert result.exit_code == 2, result.output
@@ -147,7 +147,7 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
     ]:
-        assert drafter_names.parts(name) == wanted
+        assert drafter_syntax.parts(name) == wanted
     both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
     assert drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
 

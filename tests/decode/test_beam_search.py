@@ -101,7 +101,7 @@ def test_hypotheses_are_the_same_with_any_drafter(name):
 
 
 @pytest.mark.parametrize("drafter", [None, ITS_DRAFT], ids=["plain", "speculative"])
-def test_an_encoder_decoder(drafter):
+def test_an_encoder_decoder_finds_the_beams_of_plain_search(drafter):
     out = jaxspec.beam_search(ENCODER, PROMPTS, beams=3, drafter=drafter, max_new_tokens=NEW, eos_ids=[4])
     for row, prompt in enumerate(PROMPTS):
         check(out, row, reference(ENCODER, prompt, NEW, (4,), beams=3)[0])
@@ -141,7 +141,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refuses(name):
+def test_bad_options_are_refused(name):
     options, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         jaxspec.beam_search(TARGET, PROMPTS, **options)

@@ -54,7 +54,7 @@ ONE = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
         (dict(stop=[""]), "stop has an empty string"),
     ],
 )
-def test_bad_options(options, message):
+def test_bad_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET, "the cat", drafter=DRAFT, **options)
 
@@ -73,7 +73,7 @@ def test_bad_options(options, message):
         (Prompt(jnp.array([[1.0, 2.0]]), jnp.array([2])), "dtype float32: expected integers"),
     ],
 )
-def test_bad_prompts(prompts, message):
+def test_bad_prompts_are_refused_with_what_is_wrong(prompts, message):
     with pytest.raises(ValueError, match=message):
         jaxspec.generate(TARGET, prompts)
 
@@ -85,7 +85,7 @@ def test_padding_is_not_checked():
     )
 
 
-def test_wrong_types():
+def test_arguments_of_a_wrong_type_are_refused():
     with pytest.raises(TypeError, match=r"target is a str: expected a jaxspec.Model"):
         jaxspec.generate("debian-t5-base", "the cat")
     with pytest.raises(TypeError, match="drafter is a str"):

@@ -77,7 +77,7 @@ def test_every_token_in_turn_as_the_end_token():
         assert tokens_of(fast) == expected, ends
 
 
-def test_encoder_decoder():
+def test_greedy_text_of_an_encoder_decoder_is_plain_decodings():
     target = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
     draft = table_model_from(0.8 * target.params, encoder=True)
     plain = jaxspec.generate(target, prompt(), max_new_tokens=15)

@@ -55,7 +55,7 @@ def test_pieces_join_to_the_text_and_are_whole(gamma):
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 @pytest.mark.parametrize("stop", [["ißt"], ["m.", "日"], ["zzz"], ["g"], "t 日"])
-def test_stop_strings(gamma, stop):
+def test_text_ends_before_the_first_stop_string(gamma, stop):
     model, count = parrot(TEXT)
     strings = [stop] if isinstance(stop, str) else stop
     ends = [TEXT.find(s) for s in strings if s in TEXT]

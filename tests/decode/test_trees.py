@@ -333,11 +333,18 @@ def test_a_static_tree_of_point_masses_is_exact():
 # --- programs
 
 
-def test_another_temperature_prompt_or_seed_compiles_nothing():
-    drafter = drafters.tree(BLEND, (2, 1))
-
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        (drafters.tree(BLEND, (2, 1)), accept.traversal()),
+        (drafters.dynamic_tree(BLEND, nodes=4, depth=2, width=2), accept.rejection()),
+        (drafters.token_recycling([(0,), (1,)]), accept.coupled()),
+    ],
+    ids=["tree", "dynamic_tree", "token_recycling"],
+)
+def test_another_temperature_prompt_or_seed_compiles_nothing(drafter, rule):
     def run(rows, seed, temperature):
-        options = dict(accept=accept.traversal(), temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
+        options = dict(accept=rule, temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
         return jaxspec.generate(TARGET, prompt(rows), drafter=drafter, **options)
 
     run([[1, 2], [3]], 0, 1.0)
@@ -345,6 +352,24 @@ def test_another_temperature_prompt_or_seed_compiles_nothing():
     run([[4, 4, 4, 1], [2, 2]], 5, 0.3)
     run([[2], [1, 0, 1]], 6, [0.5, 2.0])
     assert loop.generation._cache_size() == programs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tree", "dynamic_tree"])
+def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
+    """The target's logits, their log probabilities, the drafter's; no distribution for each sibling or each rule."""
+    vocab, nodes = 4096, 12
+    target, draft = (table_model(jax.random.key(seed), vocab, order=1) for seed in (1, 2))
+    made = {
+        "tree": drafters.tree(draft, (4, 1, 1), draw="mixed"),
+        "dynamic_tree": drafters.dynamic_tree(draft, nodes=nodes, depth=3, width=4),
+    }
+    job = prepare(target, prompt(), drafter=made[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4)
+    begin = functools.partial(loop.start, job.decoder, max_new_tokens=4)
+    state = jax.eval_shape(begin, job.weights, job.prompt, job.request)
+    program = loop.advance.lower(job.decoder, job.weights, state).compile()
+    whole = len(job.prompt.length) * (nodes + 1) * vocab * 4
+    assert program.memory_analysis().temp_size_in_bytes < 3.5 * whole
 
 
 # --- what takes no trees

@@ -103,7 +103,7 @@ def test_texts_are_read_with_the_targets_tokenizer():
         drafters.bigram(["ab"], target._replace(tokenizer=None))
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="order is 0, followers 8, least 1: expected at least 1 of each"):
         count([[1]], vocab_size=2, order=0)
     with pytest.raises(ValueError, match="got no rows"):

@@ -141,6 +141,6 @@ def test_one_scatter_enters_a_round():
     assert str(jax.make_jaxpr(committed)(*args)).count("= scatter[") == 1
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="n is 1, top 3 and slots 1024: expected 2 to 16, at least 1 and at least 1"):
         drafters.online_ngram(1)

@@ -40,7 +40,7 @@ def proposal(prompt, row, gamma=3, **options):
         ([5, 0], [5], [0]),
     ],
 )
-def test_what_is_proposed(prompt, row, expected):
+def test_the_tokens_after_the_last_match_are_proposed(prompt, row, expected):
     assert proposal(prompt, row) == expected
 
 
@@ -73,6 +73,6 @@ def test_a_round_without_draft_tokens_feeds_one_token():
     np.testing.assert_array_equal(widths == 1, np.asarray(out.trace.draft_length)[0, : len(widths)] == 0)
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
         drafters.prompt_lookup(longest=2, shortest=3)

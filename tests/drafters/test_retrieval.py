@@ -106,7 +106,7 @@ class Words:
         return [self.words[i] for i in ids]
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     store = datastore.build([[1, 2]], vocab_size=3, vocabulary=datastore.vocabulary_of(Words(["a", "b", "c"])))
     with pytest.raises(ValueError, match="shortest is 3 and longest 2: expected 1 <= shortest <= longest"):
         drafters.retrieval(store, longest=2, shortest=3)

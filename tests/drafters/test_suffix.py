@@ -65,6 +65,6 @@ def test_rows_that_have_ended_are_searched_if_asked():
         ({"candidates": 0}, "candidates is 0"),
     ],
 )
-def test_bad_input(options, message):
+def test_bad_input_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         drafters.suffix(**options)

@@ -290,6 +290,13 @@ def test_streamed_rounds_are_those_of_a_generation():
     assert seen > 0
 
 
+def test_a_dynamic_tree_of_fewer_nodes_than_levels():
+    drafter = drafters.dynamic_tree(BLEND, nodes=2, depth=4, width=2)
+    assert drafter.functions.tree == (2, 2)
+    plain, out = (jaxspec.generate(TARGET, PROMPTS, drafter=one, max_new_tokens=8) for one in (None, drafter))
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+
+
 # --- bad input
 
 
@@ -305,6 +312,9 @@ def test_streamed_rounds_are_those_of_a_generation():
         (lambda: drafters.tree(BLEND, shape=[]), "no nodes"),
         (lambda: drafters.tree(BLEND, (2,), shape=[(0,)]), "both a branching and a shape"),
         (lambda: drafters.tree(BLEND, ()), "at least one level"),
+        (lambda: drafters.tree(BLEND, 4), "branching is 4: expected the children of a node for each level"),
+        (lambda: drafters.tree(BLEND, shape=[0, 1]), "expected the ranks on the way to each node"),
+        (lambda: drafters.token_recycling([0, 1]), "expected the ranks on the way to each node"),
         (lambda: drafters.tree(BLEND, (8,)), "has 8 children and the vocabulary 7 tokens"),
         (lambda: drafters.tree(BLEND, (2,), draw="best"), "draw is 'best': expected one of"),
         (lambda: drafters.sequences(BLEND, k=0), "k is 0 and length 5: expected at least 1"),
@@ -320,7 +330,7 @@ def test_streamed_rounds_are_those_of_a_generation():
         (lambda: drafters.jacobi(0), "longest is 0"),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -36,7 +36,7 @@ def by_counting(row, gamma, least, texts=TEXTS, order=3):
 
 
 @pytest.mark.parametrize("least", [1, 2])
-def test_what_is_proposed(least):
+def test_only_tokens_after_known_contexts_are_proposed(least):
     drafter, gamma = greedy(without_backoff(TABLES, least)), 4
     prompt = Prompt(jnp.array([row + [0] * (3 - len(row)) for row in ROWS]), jnp.array([len(row) for row in ROWS]))
     row = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, gamma))), prompt.length)
@@ -110,6 +110,6 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
         (lambda: fallback(TABLES, TARGET), "drafters.without_backoff around it"),
     ],
 )
-def test_errors(make, message):
+def test_models_that_are_no_tables_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

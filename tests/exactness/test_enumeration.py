@@ -57,7 +57,7 @@ def proposes(draft_token, ragged):
 
 @pytest.mark.parametrize("sampling_params", SAMPLING)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_another_model_drafts(gamma, sampling_params):
+def test_another_models_drafts_leave_the_distribution(gamma, sampling_params):
     check(TARGET, DRAFT, gamma, sampling_params)
 
 
@@ -75,7 +75,7 @@ def test_drafts_that_the_limit_cuts_short(rule):
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_short_prompts(length):
+def test_short_prompts_leave_the_distribution(length):
     check(TARGET, DRAFT, 2, prompt=PROMPT._replace(length=jnp.array([length])))
 
 
@@ -114,17 +114,17 @@ def test_distributions_without_a_common_token():
     check(target, target, 2)
 
 
-def test_nearly_deterministic_distributions():
+def test_nearly_deterministic_distributions_are_left():
     target, draft = (table_model(jax.random.key(seed), 3, sharpness=8.0) for seed in (5, 6))
     check(target, draft, 2)
 
 
-def test_greedy():
+def test_greedy_text_equals_plain_decodings():
     for draft in (DRAFT, TARGET):
         assert certify(TARGET, drafter=draft, gamma=3, prompt=PROMPT, temperature=0.0, steps=6) == 0
 
 
-def test_an_encoder_decoder():
+def test_an_encoder_decoder_samples_from_the_targets_distribution():
     target, draft = (table_model(jax.random.key(seed), 3, encoder=True) for seed in (7, 8))
     for length in (2, 3):
         check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), sampler=sampling())

@@ -89,13 +89,13 @@ def off_by(gamma, sampling_params, draft_sampling_params):
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_every_option(name):
+def test_every_sampling_option_leaves_the_distribution(name):
     assert off_by(3, SAMPLING[name], SAMPLING[name]) < EXACT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gamma", [1, 2])
-def test_shorter_drafts(gamma):
+def test_shorter_drafts_leave_the_distribution(gamma):
     for name in ("repetition", "all"):
         assert off_by(gamma, SAMPLING[name], SAMPLING[name]) < EXACT
 

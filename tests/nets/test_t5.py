@@ -83,7 +83,7 @@ def test_bfloat16_gives_float32_logits(compiled):
         ("t5-11b", 11_307_321_344),
     ],
 )
-def test_published_sizes(name, count):
+def test_published_sizes_have_their_parameter_counts(name, count):
     """Instantiated abstractly: no memory."""
     shapes = jax.eval_shape(lambda key: t5.init(t5.SIZES[name], key), jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(shapes)) == count

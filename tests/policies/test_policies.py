@@ -404,7 +404,7 @@ def test_oracle_makes_no_draft_token_in_vain():
         (lambda: decode("constant"), "policy is a str"),
     ],
 )
-def test_errors(make, message):
+def test_bad_arguments_are_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 

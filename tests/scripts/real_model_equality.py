@@ -79,7 +79,10 @@ def main():
         how = {} if drafter is None else dict(drafter=drafter, gamma=4)
         out = jaxspec.generate(model, PROMPTS, max_new_tokens=NEW, **how)
         found = [row[:count].tolist() for row, count in zip(out.tokens, out.lengths, strict=True)]
-        same = sum(mine == other[: len(mine)] for mine, other in zip(found, expected, strict=True))
+        same = sum(
+            mine == other[: len(mine)] and (len(mine) == NEW or mine[-1] == model.tokenizer.eos_token_id)
+            for mine, other in zip(found, expected, strict=True)
+        )
         differ += same < len(PROMPTS)
         rate = (out.stats.emitted - 1).sum() / max(1, out.stats.rounds.sum())
         print(f"| {name} | {same} of {len(PROMPTS)} | {rate:.2f} |", flush=True)

@@ -2,9 +2,10 @@
 
     python tests/scripts/tree_tokens.py debian-t5-base debian-t5-small --temperature 1 --count 64
 
-*Uniform* trees have several first tokens and one continuation of each, or of each of two; *Sequoia's* are made by the
-dynamic program for the pair's acceptance by rank and depth, as if all passes cost the same. The prediction is replayed
-along the target's own texts (at a temperature: others than those that are measured).
+*Uniform* trees have several first tokens and one continuation of each, the *hand-made* one is of token recycling's
+kind; *Sequoia's* are made by the dynamic program for the pair's acceptance by rank and depth, as if all passes cost the
+same. Acceptance is measured on other prompts than tokens a round. *Program*: what the dynamic program's model promises,
+in which siblings are accepted as often as those of any other node of that depth; *replayed*: along the texts.
 """
 
 import argparse
@@ -19,10 +20,12 @@ from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per
 from jaxspec.analysis.tree import best_of_size
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
-from jaxspec.drafters.shape import branching
+from jaxspec.drafters.shape import branching, by_rank
+from jaxspec.drafters.token_recycling import ACCEPTANCE
 
 NEW, CHILDREN, DEEPEST = 32, 8, 6
 UNIFORM = {4: (2, 1), 8: (4, 1), 16: (4, 1, 1, 1), 32: (8, 1, 1, 1)}
+HAND_MADE = by_rank(ACCEPTANCE, nodes=16, depth=4)
 RULES = {"rejection": accept.rejection, "traversal": accept.traversal}
 SAMPLED = ("without_replacement", "replacement", "top", "mixed")
 
@@ -37,6 +40,15 @@ def sequoia(size, ratios, counts):
     return max(tried)[1]
 
 
+def promised(shape, ratios, counts):
+    """1 and the probabilities that each node is accepted: that of its parent times its own."""
+    known, reached = by_depth(shape, ratios, counts), {(): 1.0}
+    for node in sorted(map(tuple, shape), key=len):
+        siblings = sum(other[:-1] == node[:-1] for other in map(tuple, shape))
+        reached[node] = reached[node[:-1]] * known[len(node) - 1, siblings - 1, node[-1]]
+    return sum(reached.values())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
@@ -48,27 +60,32 @@ def main():
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
     rules = RULES if given.temperature else {"rejection": accept.rejection}  # greedy text leaves them no choice
     options = dict(max_new_tokens=NEW, temperature=given.temperature, key=jax.random.key(0))
-    texts = heldout_for(target, given.count)
-    trace = replay.collect(prepare(target, texts, drafter=draft, **options))
+    both = heldout_for(target, 2 * given.count)
+    texts, others = both[: given.count], both[given.count :]
+    trace = replay.collect(prepare(target, others, drafter=draft, **options))
 
     def measured(drafter, rule, gamma):
         out = jaxspec.generate(target, texts, drafter=drafter, accept=rule(), gamma=gamma, **options)
         return (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
 
-    print("| draft | nodes | draw | predicted |" + "".join(f" {rule} |" for rule in rules))
-    print("|---|---|---|---|" + "---|" * len(rules), flush=True)
+    print("| draft | nodes | draw | program | replayed |" + "".join(f" {rule} |" for rule in rules))
+    print("|---|---|---|---|---|" + "---|" * len(rules), flush=True)
     for draw in (given.draw or SAMPLED) if given.temperature else ("top",):
         ratios = ratios_of(trace, draw, CHILDREN)
         made = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
         made += [("uniform", branching(levels)) for levels in UNIFORM.values()]
+        made += [("hand-made", HAND_MADE)] if draw in ("top", "mixed") else []
         if draw != "replacement":
             made += [("Sequoia's", sequoia(size, ratios, trace.counts)) for size in UNIFORM]
         for name, shape in made:
             drafter, depth = drafters.tree(draft, shape=shape, draw=draw), max(map(len, shape))
-            promised = tokens_per_round(shape, ratios, trace.counts).value
+            expected = promised(shape, ratios, trace.counts), tokens_per_round(shape, ratios, trace.counts).value
             found = [measured(drafter, rule, depth) for rule in rules.values()]
             values = "".join(f" {value:.2f} |" for value in found)
-            print(f"| {name}, {depth} deep | {len(shape)} | {draw} | {promised:.2f} |{values}", flush=True)
+            print(
+                f"| {name}, {depth} deep | {len(shape)} | {draw} | {expected[0]:.2f} | {expected[1]:.2f} |{values}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

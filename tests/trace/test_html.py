@@ -6,7 +6,7 @@ from jaxspec import trace
 from jaxspec.trace import Round
 
 
-def test_colours(read, spelling):
+def test_accepted_rejected_and_own_tokens_look_different(read, spelling):
     steps = [Round([], [*b"A"], [], 0), Round([*b"A"], [*b"bcX"], [*b"bcd"], 2)]
     reader = read(trace.html(steps, spelling))
     assert reader.tags.count("div") == 1 + 1 + 2  # the box, the legend, a line a round

@@ -128,7 +128,7 @@ def test_sampled_answers_are_the_same_in_every_run(tmp_path):
     assert sampled[0] == sampled[1] != greedy
 
 
-def test_divergences():
+def test_divergences_are_those_by_hand():
     """Two outcomes, by hand; and none from a distribution to itself."""
     log_p, log_q, real = (
         jnp.array([[x]]) for x in (jnp.log(jnp.array([0.8, 0.2])), jnp.log(jnp.array([0.5, 0.5])), 1.0)
@@ -216,7 +216,7 @@ def test_a_language_models_rows_are_one_token_wider(tmp_path):
         data.Batches([row], [data.Bucket(0, 7, 2)], seed=0)
 
 
-def test_schedule():
+def test_the_learning_rate_warms_up_stays_and_decays():
     rate = optimizer.schedule(Train(steps=100, batch_tokens=1, learning_rate=2.0, warmup=10, decay=0.5))
     assert [float(rate(s)) for s in (0, 5, 10, 49, 75, 100)] == pytest.approx([0, 1, 2, 2, 1, 0])
 

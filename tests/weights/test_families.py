@@ -2,7 +2,7 @@
 
 tests/weights/golden/ holds, per case, the config.json, the names and shapes of the tensors, and what transformers
 says of them. The tensors themselves are drawn anew (`weights`), so that the files are small. Where PyTorch is
-installed, the files are checked against it; `python tests/weights/test_families.py [CASE ...]` writes them again.
+installed, the files are checked against it; `tests/scripts/golden_files.py` writes them again.
 """
 
 import json
@@ -320,12 +320,3 @@ def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path)
     for row, tokens in zip(torch.tensor(TOKENS), ours.tokens, strict=True):
         theirs = peers[0].generate(row[None], assistant_model=peers[1], max_new_tokens=GREEDY, do_sample=False)
         np.testing.assert_array_equal(theirs[0, 1 if case in SEQ2SEQ else len(row) :].numpy(), tokens)
-
-
-if __name__ == "__main__":
-    import sys
-    import tempfile
-
-    for name in sys.argv[1:] or CASES:
-        with tempfile.TemporaryDirectory() as temporary:
-            (GOLDEN / f"{name}.json").write_text(json.dumps(measure(name, Path(temporary))) + "\n")

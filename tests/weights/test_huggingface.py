@@ -91,7 +91,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(config, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["it"]
 
 
-def test_several_files(tmp_path, monkeypatch, folder):
+def test_what_is_saved_in_several_files_is_read_as_one(tmp_path, monkeypatch, folder):
     """What one file would be is written as several, with an index, and read as one."""
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 4000)
     model = jaxspec.load(folder)
@@ -103,7 +103,7 @@ def test_several_files(tmp_path, monkeypatch, folder):
     assert_same(jaxspec.load(tmp_path / "several").params, model.params)
 
 
-def test_bfloat16(tmp_path, saved):
+def test_bfloat16_comes_back_bit_for_bit(tmp_path, saved):
     """Matrices in bfloat16, the rest in float32; a bfloat16 file comes back bit for bit."""
     narrow = jaxspec.load(saved, dtype="bfloat16")
     assert narrow.config.dtype == "bfloat16"
@@ -119,7 +119,7 @@ def test_bfloat16(tmp_path, saved):
     assert_same(wide["head"], jax.tree.map(lambda x: x.astype(jnp.float32), narrow.params["head"]))
 
 
-def test_float16(folder):
+def test_float16_files_are_read_as_float32_and_bfloat16(folder):
     """As Llama 2's files are."""
     found = {name: x.astype(np.float16) for name, x in load_file(folder / "model.safetensors").items()}
     before = jaxspec.load(folder).params
@@ -131,7 +131,7 @@ def test_float16(folder):
 
 
 @pytest.mark.parametrize("config", [LLAMA, T5, GPT])
-def test_int8(config, tmp_path):
+def test_int8_of_a_folder_is_quantised_and_saved_as_its_values(config, tmp_path):
     """Quantised as it comes, and written as what it stands for, of which int8 is the same again."""
     model = model_of(config)
     huggingface.save(model, tmp_path / "it")
@@ -253,7 +253,7 @@ def replace_weights(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("config", [T5, GPT])
 @pytest.mark.parametrize("style", ["one", "several", "bfloat16"])
-def test_flax_msgpack(tmp_path, config, style):
+def test_a_flax_msgpack_folder_is_read(tmp_path, config, style):
     model = model_of(config)
     folder, expected = huggingface.save(model, tmp_path / "it"), model.params
     tree = flax_tree(replace_weights(folder))
@@ -275,7 +275,7 @@ def test_flax_msgpack(tmp_path, config, style):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["zip", "legacy", "several", "bfloat16"])
-def test_pytorch_bin(t5_folder, style):
+def test_a_pytorch_bin_folder_is_read(t5_folder, style):
     """With the copies of the embedding that such files hold."""
     torch = pytest.importorskip("torch")
     folder, params = t5_folder

@@ -80,7 +80,7 @@ def copy(saved, tmp_path) -> Path:
 
 @pytest.mark.parametrize("family", ["t5", "gpt"])
 @pytest.mark.parametrize("dtype", orbax.DTYPES)
-def test_round_trip(family, dtype, tokenizer, tmp_path):
+def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     params, config = params_of(family), NET[family][1]
     folder = tmp_path / "tiny"
     written = save(folder, params, config, tokenizer, name="tiny", family=family, dtype=dtype, about=ABOUT)
@@ -202,7 +202,7 @@ def test_a_file_is_no_checkpoint(copy):
         restore(copy / "manifest.toml")
 
 
-def test_no_manifest(copy):
+def test_a_folder_without_a_manifest_is_named(copy):
     (copy / "manifest.toml").unlink()
     with pytest.raises(CheckpointError, match=r"no jaxspec checkpoint: it has no manifest\.toml"):
         restore(copy)
@@ -226,7 +226,7 @@ def test_no_manifest(copy):
         ("steps = 4000", "steps = \udc80", "cannot be used"),
     ],
 )
-def test_damaged_manifest(copy, old, new, message):
+def test_a_damaged_manifest_is_named(copy, old, new, message):
     path = copy / "manifest.toml"
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -240,14 +240,14 @@ def largest(folder: Path) -> Path:
     return max(files, key=lambda path: path.stat().st_size)
 
 
-def test_missing_file(copy):
+def test_a_missing_file_is_named(copy):
     file = largest(copy)
     file.unlink()
     with pytest.raises(CheckpointError, match=rf"is damaged: params/.*{file.name} is missing\. Copy"):
         restore(copy)
 
 
-def test_truncated_file(copy):
+def test_a_truncated_file_is_named(copy):
     file = largest(copy)
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-7])
@@ -255,7 +255,7 @@ def test_truncated_file(copy):
         restore(copy)
 
 
-def test_altered_file(copy):
+def test_an_altered_file_is_named(copy):
     file = largest(copy)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -264,7 +264,7 @@ def test_altered_file(copy):
         restore(copy)
 
 
-def test_altered_tokenizer(copy):
+def test_an_altered_tokenizer_is_named(copy):
     (copy / "tokenizer.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is altered"):
         restore(copy)

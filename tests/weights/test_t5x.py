@@ -320,7 +320,7 @@ def test_published_sizes_are_told_by_their_shapes():
 
 
 @EACH_LAYOUT
-def test_bfloat16(write, tmp_path):
+def test_a_bfloat16_checkpoint_is_read_in_either_dtype(write, tmp_path):
     found = {name: x.astype(BFLOAT16) for name, x in arrays_of(V11).items()}
     folder = write(tmp_path / "t5", 5, found)
     narrow, wide = jaxspec.load(folder, dtype="bfloat16"), jaxspec.load(folder)
@@ -388,7 +388,7 @@ def test_what_was_never_finished_is_refused(checkpoint, suffix):
         jaxspec.load(left.parent)
 
 
-def test_no_folder(tmp_path):
+def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: expected a folder that T5X wrote"):
         t5x.restore(tmp_path / "nowhere")
 
@@ -647,7 +647,7 @@ def test_a_vocabulary_needs_a_tokenizer(run):
 
 
 @pytest.mark.slow
-def test_it_decodes(run):
+def test_what_was_read_decodes(run):
     """Prompted with ids, it says what T5X's network would say."""
     row = [0]
     for _ in range(6):
@@ -693,7 +693,7 @@ def converted(*arguments: object):
 
 
 @pytest.mark.slow
-def test_convert(run, tmp_path):
+def test_a_checkpoint_is_converted_to_either_format(run, tmp_path):
     """To a Hugging Face folder unless it is said otherwise; back from there it is the same model."""
     result = converted(run, tmp_path / "theirs", "--json")
     assert result.exit_code == 0, result.output

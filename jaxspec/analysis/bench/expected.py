@@ -99,7 +99,7 @@ class Expected:
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
         costs = functools.partial(cost.policy_costs, part, repeats=self._repeats)
-        return policies.adaptive(**self._once(("policy", part.decoder.gamma), setting, costs))
+        return policies.adaptive(*self._once(("policy", part.decoder.gamma), setting, costs))
 
     def predicted(
         self, setting: Setting, job: Job, gamma: int, lengths: np.ndarray, costs: Costs | None
@@ -218,18 +218,8 @@ def _is_replayed(setting: Setting, trace: replay.LogitTrace) -> bool:
     return rule.acceptance_ratio is not None and (trace.temperature > 0 or replay.matches_when_greedy(rule))
 
 
-def candidates(trace: replay.LogitTrace, most: int) -> tuple[Rate, ...]:
-    """The probability that one of 1, 2, .. `most` independent candidates for a token is accepted."""
-    return tuple(Rate.of(one) for one in replay.alpha_of_candidates(trace, most))
-
-
 def overlap(job: Job, first: Model) -> Rate:
     """How much of their distributions a job's target and the first one share, at temperature 1."""
     reference = job._replace(target=first)
     own = reference.replace(drafter=job.target, policy=None, accept=None, temperature=1.0)
     return Rate.of(acceptance.measure(own).rate)
-
-
-def is_sampled(setting: Setting) -> bool:
-    """Whether tokens are drawn."""
-    return float(np.max(setting.sampling.get("temperature", 0.0) or 0.0)) > 0

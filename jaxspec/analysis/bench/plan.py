@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxspec import accept
 from jaxspec.analysis.measure import cost, jobs, replay
-from jaxspec.analysis.measure.statistics import Spread
+from jaxspec.analysis.measure.statistics import Rate, Spread
 from jaxspec.analysis.theory import formulas, roofline, text_rounds
 from jaxspec.base import Model
 from jaxspec.decode.request import Job
@@ -27,6 +27,19 @@ from jaxspec.weights import int8
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
 TOLERANCE = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
+
+
+class Measured(NamedTuple):
+    """What the numbers of a pair's plan rest on.
+
+    Attributes:
+        alpha: over all positions of the target's own texts.
+        c, v: over the repeats; v by the gammas that were timed.
+    """
+
+    alpha: Rate
+    c: Spread
+    v: dict[int, Spread]
 
 
 class Plan(NamedTuple):
@@ -48,8 +61,7 @@ class Plan(NamedTuple):
             "clustered draft tokens".
         best, best_improvement: the best gamma above 0, and its speed: what speculation comes to where it does not pay.
         near: the other gammas whose speed is within 3% of this one's.
-        measured: of a pair, what alpha, c and v rest on: "alpha" as value, stderr, low and high (95%), "c" and, by the
-            gammas that were timed, "v" as median, min and max over the repeats; None of given numbers.
+        measured: of a pair, what alpha, c and v rest on; None of given numbers.
     """
 
     batch: int
@@ -65,7 +77,7 @@ class Plan(NamedTuple):
     best: int
     best_improvement: float
     near: tuple[int, ...] = ()
-    measured: dict[str, Any] | None = None
+    measured: Measured | None = None
 
 
 def plan(
@@ -210,8 +222,8 @@ def of_pair(
         advance(f"batch {batch}")
         known = {"tokens": tokens, "independent": independent}
         made = plan(alpha, *interpolate_costs(found, most), c_hat=ratio, batch=batch, **known)
-        v = {str(one.gamma): Spread.of(one.v_each)._asdict() for one in found}
-        yield made._replace(measured={"alpha": rate.to_dict(), "c": Spread.of(found[0].c_each)._asdict(), "v": v})
+        v = {one.gamma: Spread.of(one.v_each) for one in found}
+        yield made._replace(measured=Measured(Rate.of(rate), Spread.of(found[0].c_each), v))
 
 
 def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
@@ -282,12 +294,6 @@ def sentence(found: Plan) -> str:
         f"Do not speculate: the best γ, {found.best}, would have {found.best_improvement:.2f} times the speed of plain "
         f"decoding, because {', and '.join(why[name] for name in found.obstacles)}."
     )
-
-
-def to_dict(found: Plan) -> dict[str, Any]:
-    """For JSON, which has no infinity."""
-    pays = found.break_even if found.break_even < 1 else None
-    return found._asdict() | {"break_even": pays, "advice": sentence(found)}
 
 
 def _runs(numbers: Sequence[int]) -> str:

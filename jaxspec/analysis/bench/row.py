@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxspec.analysis.measure.environment import Environment
 from jaxspec.analysis.measure.memory import Memory
-from jaxspec.analysis.measure.statistics import Ratio, Spread
-
-
-class Rate(NamedTuple):
-    """A ratio of totals over texts, with its standard error and 95% interval (None of a single text).
-
-    Attributes:
-        value: None of nothing.
-        stderr, low, high: see `analysis.measure.statistics.Ratio`.
-        count: the denominator: positions, draft tokens that were tested, or rounds.
-    """
-
-    value: float | None
-    stderr: float | None
-    low: float | None
-    high: float | None
-    count: int
-
-    @classmethod
-    def of(cls, ratio: Ratio) -> Rate:
-        """Of sums and counts by text."""
-        return cls(**ratio.to_dict(), count=round(float(ratio.counts.sum())))
+from jaxspec.analysis.measure.statistics import Rate, Spread
 
 
 class Costs(NamedTuple):
@@ -119,7 +101,7 @@ class Row(NamedTuple):
         overlap: E[sum min(p, q)] of this target and the group's first at temperature 1: 1 if they are the same.
         costs, predicted: see these types.
         group: the same for rows that were interleaved.
-        environment: machine, versions, command: see `analysis.measure.environment`.
+        environment: machine, versions, command.
         error: why there are no numbers.
     """
 
@@ -166,7 +148,7 @@ class Row(NamedTuple):
     costs: Costs | None = None
     predicted: Predicted | None = None
     group: str = ""
-    environment: Mapping[str, Any] = {}
+    environment: Environment | None = None
     error: str | None = None
 
     @property
@@ -196,16 +178,22 @@ def over(row: Row, other: Row) -> Spread | None:
 
 
 def to_json(value: Any) -> Any:
-    """A row, or a part of one, as what JSON has.
+    """What is measured, or a part of it, as JSON has it; None of what is not finite.
 
-    >>> to_json(Spread(2.0, 1.0, 4.0))
-    {'median': 2.0, 'min': 1.0, 'max': 4.0}
+    >>> to_json({"speed": Spread(2.0, 1.0, math.inf), "c": np.ones(2), "file": Path("rows.jsonl")})
+    {'speed': {'median': 2.0, 'min': 1.0, 'max': None}, 'c': [1.0, 1.0], 'file': 'rows.jsonl'}
     """
     if hasattr(value, "_asdict"):
-        return {name: to_json(part) for name, part in value._asdict().items()}
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): to_json(part) for name, part in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return [to_json(part) for part in value] if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list | np.ndarray):
+        return [to_json(part) for part in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return str(value) if isinstance(value, Path) else value
 
 
 def from_json(found: dict[str, Any]) -> Row:

@@ -44,7 +44,7 @@ from jaxspec.analysis.bench.setting import (
     mesh_name,
 )
 from jaxspec.analysis.bench.store import Store
-from jaxspec.analysis.measure import acceptance, environment, jobs, memory, numerics, timing
+from jaxspec.analysis.measure import acceptance, environment, jobs, memory, numerics, replay, timing
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.base import Model
 from jaxspec.decode import generate
@@ -131,7 +131,7 @@ def run(
     if store and any(not (one.is_plain or one.is_named) for one in settings):
         raise ValueError("a drafter has no name, by which a store would know it: give its Setting one, as name=")
     about, programs, every = environment.current(), 0, groups(settings)
-    shared = {"schema": SCHEMA, **to_json(config)} | {name: about.get(name) for name in MACHINE}
+    shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(about, name) for name in MACHINE}
     for number, group in enumerate(every):
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
         some = plain + [one for one in group if not one.is_plain]
@@ -150,7 +150,7 @@ def run(
             for i, row in zip(todo, _measure_or_fail(target, [some[i] for i in todo], config, step), strict=True):
                 rows[i] = row
                 if store and row.error is None:
-                    store.put(keys[i], to_json(row), dict(row.environment))
+                    store.put(keys[i], to_json(row), to_json(row.environment))
         yield from (row for row in rows if row is not None)
 
 
@@ -351,8 +351,6 @@ def _timed(row: Row, seconds: np.ndarray, first: np.ndarray) -> Row:
 
 def _about(setting: Setting, target: Model) -> Row:
     """A row without numbers."""
-    sampling = dict(setting.sampling)
-    heat = float(np.max(sampling.pop("temperature", 0.0) or 0.0))
     return Row(
         target=target.name,
         task=setting.task.name,
@@ -361,8 +359,8 @@ def _about(setting: Setting, target: Model) -> Row:
         rule="" if setting.is_plain else setting.rule.name,
         exact=setting.is_plain or setting.rule.exact,
         planned=setting.gamma == PLANNED,
-        temperature=heat,
-        sampling=", ".join(f"{name}={value}" for name, value in sampling.items()),
+        temperature=setting.temperature,
+        sampling=", ".join(f"{name}={value}" for name, value in setting.sampling.items() if name != "temperature"),
         dtype=dtype_of(target),
         mesh=mesh_name(target),
         batch=setting.batch,
@@ -410,7 +408,7 @@ def _against_plain(
 ) -> Row:
     """Speeds over plain decoding by the same target and backend, and texts beside those of the same target."""
     setting, j = variants[i].setting, _plain_of(i, variants)
-    if not expected.is_sampled(setting) and row.exact:
+    if not setting.temperature and row.exact:
         pairs = list(zip(decoded[i].texts, decoded[j].texts, strict=True))
         differ = [(at, numerics.first_difference(*pair)) for at, pair in enumerate(pairs)]
         row = row._replace(same_text=sum(at is None for _, at in differ))
@@ -452,7 +450,8 @@ def _expectations(
         alpha, trace = hopes.alpha(setting, job), hopes.trace(setting, job)
         row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
         if trace is not None and "candidates" in asked and setting.rule.name == "rejection":
-            row = row._replace(candidates=expected.candidates(trace, CANDIDATES))
+            each = replay.alpha_of_candidates(trace, CANDIDATES)
+            row = row._replace(candidates=tuple(Rate.of(one) for one in each))
         found, replayed = hopes.predicted(setting, job, job.decoder.gamma, lengths, costs)
     taken = passes and passes.passes(job, decoded[i].outcomes, policy)
     if taken and decoded[j].outcomes:
@@ -462,7 +461,7 @@ def _expectations(
     row = row._replace(costs=costs or None, predicted=found if any(x is not None for x in found) else None)
     row = row._replace(replayed_tokens=None if replayed is None else Rate.of(replayed))
     after, alone = row.speed_after_prefill, setting.batch == 1  # a batch waits for a row
-    if replayed is not None and after is not None and alone and expected.is_sampled(setting):
+    if replayed is not None and after is not None and alone and setting.temperature:
         every = [outcome.stats for outcome in decoded[i].outcomes]
         own = sum(int((s.emitted - 1).sum()) for s in every) / max(sum(int(s.rounds.sum()) for s in every), 1)
         if own > 0 < replayed.value:
@@ -471,6 +470,5 @@ def _expectations(
 
 
 def _title(setting: Setting) -> str:
-    heat = setting.sampling.get("temperature", 0.0) or 0.0
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
-    return f"{setting.task.name}, T = {np.max(heat):g}{batch}"
+    return f"{setting.task.name}, T = {setting.temperature:g}{batch}"

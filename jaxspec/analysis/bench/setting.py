@@ -74,6 +74,11 @@ class Setting(NamedTuple):
         return self.drafter is None or self.gamma == 0
 
     @property
+    def temperature(self) -> float:
+        """The highest of its texts; 0 is greedy."""
+        return float(np.max(self.sampling.get("temperature", 0.0) or 0.0))
+
+    @property
     def drafter_name(self) -> str:
         """Of the drafter: as given, of its model, or of its function; empty for plain decoding."""
         if self.is_plain:

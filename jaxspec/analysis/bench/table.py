@@ -342,10 +342,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
             f"{row.texts} greedy texts are those of plain decoding. Passes of other widths round otherwise: near ties?"
         )
     lines += [f"FAILED: {row.task}, {row.drafter or 'plain'}: {row.error}" for row in rows if row.error]
-    about = rows[0].environment if rows else {}
-    load, cpus = about.get("load"), about.get("cpus", 1)
-    if load is not None and load > BUSY * cpus:
-        lines.append(f"The load was {load} on {cpus} CPUs when this began: other programs ran, and speeds are rough.")
+    about = rows[0].environment if rows else None
+    if about is not None and (about.load or 0) > BUSY * (about.cpus or 1):
+        lines.append(
+            f"The load was {about.load} on {about.cpus} CPUs when this began: other programs ran, and speeds are rough."
+        )
     return lines
 
 

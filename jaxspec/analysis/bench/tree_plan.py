@@ -155,7 +155,7 @@ def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: 
     >>> round_cost(((0,), (1,), (0, 0)), np.array([0.1, 0.11, 0.12]), np.array([1.0, 1.1, 1.2, 1.3]))
     1.51
     """
-    shape = shape_of(tuple(tuple(map(int, node)) for node in choices))
+    shape = shape_of(choices)
     fed = [2, *(len(level.parents) for level in shape.levels[1:])]
     return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
 
@@ -179,11 +179,15 @@ def sentence(plan: TreePlan) -> str:
             f"times as fast as plain decoding, the best chain (γ = {other.depth}) {other.improvement:.2f} times."
         )
     if best is other:
-        return (
+        chain = (
             f"Take a chain, γ = {other.depth}: {other.tokens_per_round:.2f} tokens in the time of {other.cost:.2f} "
-            f"passes, {other.improvement:.2f} times the speed of plain decoding. The best tree "
-            f"({len(plan.tree.shape)} nodes, {plan.tree.depth} deep) gains no more than {NEAR:.0%} over it "
-            f"({plan.tree.tokens_per_round:.2f} tokens, {plan.tree.improvement:.2f} times)."
+            f"passes, {other.improvement:.2f} times the speed of plain decoding."
+        )
+        if plan.tree is other:
+            return chain
+        return (
+            f"{chain} The best tree ({len(plan.tree.shape)} nodes, {plan.tree.depth} deep) gains no more than "
+            f"{NEAR:.0%} over it ({plan.tree.tokens_per_round:.2f} tokens, {plan.tree.improvement:.2f} times)."
         )
     return (
         f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: {best.tokens_per_round:.2f} "
@@ -194,10 +198,9 @@ def sentence(plan: TreePlan) -> str:
 
 
 def to_dict(plan: TreePlan) -> dict[str, Any]:
-    """For JSON."""
+    """A report of a plan, for JSON: what follows from it, too."""
     tried = {
         name: one._asdict() | {"depth": one.depth, "improvement": one.improvement}
         for name, one in (("tree", plan.tree), ("chain", plan.chain), ("best", plan.best))
     }
-    acceptance = {draw: found.tolist() for draw, found in plan.acceptance.items()}
-    return {**tried, "acceptance": acceptance, "c": plan.c.tolist(), "v": plan.v.tolist(), "advice": sentence(plan)}
+    return {**tried, "acceptance": plan.acceptance, "c": plan.c, "v": plan.v, "advice": sentence(plan)}

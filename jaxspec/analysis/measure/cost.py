@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,8 +129,20 @@ def measure_all(
     return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
 
 
-def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> dict[str, Any]:
-    """c and v of `policies.adaptive` for a job: {"c": ..., "v": ...}.
+class PolicyCosts(NamedTuple):
+    """The first two arguments of `policies.adaptive`, in one-token passes of the target.
+
+    Attributes:
+        c: of one draft token.
+        v: of a pass that judges 0, 1, .. gamma draft tokens [gamma + 1].
+    """
+
+    c: float
+    v: np.ndarray
+
+
+def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
+    """c and v of `policies.adaptive` for a job.
 
     c is that of the model that drafts; of several (a cascade), and of the target's own layers, that of a draft over its
     tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target; a
@@ -142,7 +154,7 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
     Example:
         >>> from jaxspec.testing import table_job
         >>> found = policy_costs(table_job(gamma=4), repeats=2, inner=3)
-        >>> found["c"] > 0, found["v"].shape, float(found["v"][0]), bool(found["v"][2] == found["v"][3])
+        >>> found.c > 0, found.v.shape, float(found.v[0]), bool(found.v[2] == found.v[3])
         (True, (5,), 1.0, True)
     """
     gamma, whole = job.decoder.gamma, drafts_as_a_whole(job)
@@ -151,9 +163,9 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
     found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
     v = monotone_costs(gamma, {one.gamma: one.v for one in found})
     if whole:
-        return {"c": draft_cost(job, repeats, inner) / gamma, "v": v}
+        return PolicyCosts(draft_cost(job, repeats, inner) / gamma, v)
     v[1:] += search_cost(job, repeats=repeats, inner=inner)
-    return {"c": found[0].c if model else 0.0, "v": v}
+    return PolicyCosts(found[0].c if model else 0.0, v)
 
 
 def drafts_as_a_whole(job: Job) -> bool:

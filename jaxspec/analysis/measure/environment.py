@@ -11,54 +11,80 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 
 
-def current() -> dict[str, Any]:
+class Environment(NamedTuple):
     """Goes with every number that is reported.
 
-    Where there are any: "commit" of the checkout that this is, ending in "-dirty" if files differ from it; "xla_flags";
-    "cuda_plugin" of jax; and "torch" and "transformers", if they have been imported.
-
-    >>> current().keys() >= {"command", "device", "cpus", "jax", "jaxspec"}
-    True
+    Attributes:
+        jaxspec, jax, jaxlib, python: versions.
+        platform: the operating system.
+        device, devices: kind of accelerator, or "cpu", and how many.
+        cpu, cpus: the processor, and how many of its cores this process may use.
+        load: of the last minute, in processes that were ready to run; None where the system does not tell.
+        date: when, in UTC.
+        command: with its options.
+        commit: of the checkout that this is, ending in "-dirty" if files differ from it; None of an installation.
+        xla_flags: if there are any.
+        cuda_plugin: the version of jax's, if it is installed.
+        torch, transformers: versions, if they have been imported.
     """
+
+    jaxspec: str
+    jax: str
+    jaxlib: str
+    python: str
+    platform: str
+    device: str
+    devices: int
+    cpu: str
+    cpus: int | None
+    load: float | None
+    date: str
+    command: str
+    commit: str | None = None
+    xla_flags: str | None = None
+    cuda_plugin: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+
+
+def current() -> Environment:
+    """Of this process, now."""
     import jaxspec
 
     device = jax.devices()[0]
-    about = {
-        "jaxspec": jaxspec.__version__,
-        "jax": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": device.device_kind if device.platform != "cpu" else "cpu",
-        "devices": jax.device_count(),
-        "cpu": _cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-    perhaps = {"commit": _commit(Path(jaxspec.__file__).parents[1]), "xla_flags": os.environ.get("XLA_FLAGS")}
-    perhaps["cuda_plugin"] = _installed("jax-cuda13-plugin") or _installed("jax-cuda12-plugin")
-    perhaps |= {name: _imported(name) for name in ("torch", "transformers")}
-    return about | {name: value for name, value in perhaps.items() if value}
+    return Environment(
+        jaxspec=jaxspec.__version__,
+        jax=jax.__version__,
+        jaxlib=importlib.metadata.version("jaxlib"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        device=device.device_kind if device.platform != "cpu" else "cpu",
+        devices=jax.device_count(),
+        cpu=_cpu_name(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        commit=_commit(Path(jaxspec.__file__).parents[1]),
+        xla_flags=os.environ.get("XLA_FLAGS") or None,
+        cuda_plugin=_installed("jax-cuda13-plugin") or _installed("jax-cuda12-plugin"),
+        torch=_imported("torch"),
+        transformers=_imported("transformers"),
+    )
 
 
-def line(about: dict[str, Any]) -> str:
-    """The machine and the versions of what `current` returned, for a screen.
-
-    >>> line({"device": "cpu", "cpu": "Xeon", "cpus": 2, "jax": "0.10.2", "jaxlib": "0.10.1", "jaxspec": "0.1.0"})
-    'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'
-    """
-    machine = about["cpu"]
-    if about["device"] != "cpu":
-        machine = about["device"] if about["devices"] == 1 else f"{about['devices']} × {about['device']}"
-    cpus = "1 CPU" if about["cpus"] == 1 else f"{about['cpus']} CPUs"
-    return f"{machine}, {cpus} · jax {about['jax']}, jaxlib {about['jaxlib']} · jaxspec {about['jaxspec']}"
+def line(about: Environment) -> str:
+    """The machine and the versions, for a screen: 'Xeon, 2 CPUs · jax 0.10.2, jaxlib 0.10.1 · jaxspec 0.1.0'."""
+    machine = about.cpu
+    if about.device != "cpu":
+        machine = about.device if about.devices == 1 else f"{about.devices} × {about.device}"
+    cpus = "1 CPU" if about.cpus == 1 else f"{about.cpus} CPUs"
+    return f"{machine}, {cpus} · jax {about.jax}, jaxlib {about.jaxlib} · jaxspec {about.jaxspec}"
 
 
 @functools.cache

@@ -1,26 +1,48 @@
-"""How far an acceptance rule's text is from the target's distribution, by enumeration on table models."""
+"""How far an acceptance rule's text is from the target's distribution: by enumeration on table models; and a pair's."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec import drafters
 from jaxspec.accept.catalogue import Entry
+from jaxspec.analysis.measure import fits, numerics
+from jaxspec.analysis.measure.fits import Draws, RuleFits
+from jaxspec.analysis.measure.numerics import Summary
 from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt
-from jaxspec.decode.request import prepare
+from jaxspec.decode.request import Job, prepare
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.testing import decoder_distribution, excess, plain_distribution, table_model, total_variation
 
 ROUNDING = 1e-5  # a total variation below this is rounding
 VOCAB = 3  # token ids of the table models
 TREE = (2, 1)  # branches at each depth of the tree
+DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts; in the first there should be no difference
 DRAFTERS = "model", "fixed", "tree"  # draft tokens drawn by a model, or always the same; a model's tree
 
 
-def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> dict[str, Any]:
+class Certificate(NamedTuple):
+    """How far a rule's text is from the target's distribution.
+
+    Attributes:
+        rule, exact: its name, and whether it promises that distribution.
+        total_variation: by kind of drafter, of `DRAFTERS`.
+        above_bound: of an inexact rule, by how much its text goes above its bound, by kind of drafter.
+        as_stated: whether what the rule promises is so but for rounding.
+    """
+
+    rule: str
+    exact: bool
+    total_variation: dict[str, float]
+    above_bound: dict[str, float] | None
+    as_stated: bool
+
+
+def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> Certificate:
     """The total variation between the distribution of a rule's first tokens and plain sampling's, by kind of drafter.
 
     Args:
@@ -29,17 +51,13 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
         steps: tokens whose joint distribution is enumerated.
         seed: of the table models.
 
-    Returns:
-        "rule", "exact"; by drafter "total_variation" and, of an inexact rule, "above_bound", by how much its text goes
-        above its bound; "as_stated": whether what the rule promises is so but for rounding.
-
     Raises:
         ValueError: the rule is inexact and states no bound.
 
     Example:
         >>> from jaxspec.accept import catalogue
         >>> found = certificate(catalogue.RULES["block"], gamma=1, steps=2)
-        >>> sorted(found["total_variation"]), found["as_stated"]
+        >>> sorted(found.total_variation), found.as_stated
         (['fixed', 'model'], True)
     """
     rule, ceiling = entry
@@ -60,8 +78,39 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
     above = None if ceiling is None else {kind: excess(one, plain, ceiling, VOCAB) for kind, one in found.items()}
     if not rule.exact and above is not None:
         off = above
-    row = {"rule": rule.name, "exact": rule.exact, "total_variation": distances, "above_bound": above}
-    return row | {"as_stated": bool(max(off.values()) < ROUNDING)}
+    return Certificate(rule.name, rule.exact, distances, above, bool(max(off.values()) < ROUNDING))
+
+
+class PairCheck(NamedTuple):
+    """Whether a real pair decodes as it should.
+
+    Attributes:
+        numerics: greedy texts beside plain decoding's, by dtype.
+        samples: of every rule, in float32.
+        as_stated: whether the greedy texts are the same in float32, and the samples are what their rules promise.
+    """
+
+    numerics: dict[str, Summary]
+    samples: RuleFits
+    as_stated: bool
+
+
+def of_pair(load: Callable[[str], Job], draws: Draws, doing: Callable[[str], object] = lambda what: None) -> PairCheck:
+    """Compares a pair's greedy texts in each of `DTYPES`, and tests its samples in float32.
+
+    Args:
+        load: the pair on some prompts, in a dtype.
+        draws: how many samples.
+        doing: called with what comes next, `fits.steps` times and once for each dtype.
+    """
+    greedy, jobs = {}, {}
+    for dtype in DTYPES:
+        jobs[dtype] = load(dtype)
+        doing(f"greedy, {dtype}")
+        greedy[dtype] = numerics.summary(jobs[dtype])
+    samples = fits.of_rules(jobs[DTYPES[0]], draws, doing)
+    right = all(test.as_stated for test in samples.tests) and not greedy[DTYPES[0]].mismatches
+    return PairCheck(greedy, samples, right)
 
 
 def _ones(weights: Any, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:

@@ -6,7 +6,7 @@ For models too large to enumerate (`jaxspec.testing.certify`) this is the next b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,69 @@ class Fit(NamedTuple):
     draws: int
     pvalue: float
     statistic: float | None = None
+
+
+class LikelyToken(NamedTuple):
+    """One of the likeliest first tokens of a test.
+
+    Attributes:
+        token: its id.
+        target: its probability, by the target.
+        drawn: how often it was drawn.
+        low, high: the Clopper-Pearson interval of its probability by the draws. All intervals of a `RuleFits` together
+            hold what they are of with 95% confidence (Bonferroni).
+    """
+
+    token: int
+    target: float
+    drawn: int
+    low: float = 0.0
+    high: float = 1.0
+
+
+class RuleFit(NamedTuple):
+    """The test of a rule after one prompt, at one temperature.
+
+    Attributes:
+        rule, exact, temperature, prompt: what was tested; prompts are counted from the shortest.
+        acceptance_rate: of the draft tokens.
+        test, cells, draws, pvalue, statistic: as of `Fit`.
+        frequent: the likeliest first tokens, but for those that are too rare.
+        corrected: the p-value for how many tests there are (Holm).
+        as_stated: whether that is likely enough.
+    """
+
+    rule: str
+    exact: bool
+    temperature: float
+    prompt: int
+    acceptance_rate: float
+    test: str
+    cells: int
+    draws: int
+    pvalue: float
+    statistic: float | None
+    frequent: tuple[LikelyToken, ...]
+    corrected: float = 1.0
+    as_stated: bool = True
+
+
+class RuleFits(NamedTuple):
+    """The tests of all rules.
+
+    Attributes:
+        draws, prompts, temperatures: how many draws after each of how many prompts, at which temperatures.
+        false_alarm: the corrected p-value below which a test is not as stated.
+        confidence: that all intervals hold what they are of.
+        tests: by prompt, temperature and rule.
+    """
+
+    draws: int
+    prompts: int
+    temperatures: tuple[float, ...]
+    false_alarm: float
+    confidence: float
+    tests: tuple[RuleFit, ...]
 
 
 class Draws(NamedTuple):
@@ -162,22 +225,16 @@ def _tails(
     return [float(stats.binom.sf(n - 1, len(drawn), probability)) for n, probability in cells]
 
 
-def of_rules(job: Job, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> dict[str, Any]:
+def of_rules(job: Job, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
     """Tests the samples of plain decoding, which shows what chance does, and of every rule of `accept.catalogue`.
 
     Args:
         job: of a pair in float32; the prompts that count are its shortest ones.
         draws: how many.
         doing: called with what comes next, `steps` times.
-
-    Returns:
-        "tests": for each prompt, temperature and rule a dict with the fields of `Fit`; "corrected", its p-value for how
-        many tests there are (Holm), and whether it is "as_stated"; "acceptance_rate"; and of the likeliest
-        first tokens, "frequent", the share in the "target", how many were "drawn", and from "low" to "high" the
-        Clopper-Pearson interval of their probability, all of which hold it with 95% confidence (Bonferroni).
     """
     shortest = jobs.take(job, np.argsort(np.asarray(job.prompt.length), kind="stable")[: draws.prompts])
-    key, tests = jax.random.key(draws.seed), []
+    key, found = jax.random.key(draws.seed), []
     plain = catalogue.Entry(accept.exact_match()._replace(name="plain decoding"))
     for row in range(len(shortest.prompt.length)):
         first, after = jax.random.split(jax.random.fold_in(key, row))
@@ -188,18 +245,16 @@ def of_rules(job: Job, draws: Draws, doing: Callable[[str], object] = lambda wha
                 doing(f"{entry.rule.name}, T = {temperature:g}")
                 variant = one.replace(accept=entry.rule) if number else one.plain()
                 drawn = samples.draw(variant, context.first, jax.random.fold_in(after, number), draws.count)
-                about = {"rule": entry.rule.name, "exact": entry.rule.exact, "temperature": temperature, "prompt": row}
-                about |= {"acceptance_rate": drawn.acceptance_rate}
-                tests.append(about | _tested(context, drawn.tokens, entry))
-    for test, pvalue in zip(tests, holm_adjust([test["pvalue"] for test in tests]), strict=True):
-        test |= {"corrected": pvalue, "as_stated": pvalue > UNLIKELY}
-    error = UNSURE / max(sum(len(test["frequent"]) for test in tests), 1)
-    for test in tests:
-        for token in test["frequent"]:
-            exact = stats.binomtest(token["drawn"], test["draws"]).proportion_ci(1 - error, "exact")
-            token["low"], token["high"] = float(exact.low), float(exact.high)
-    about = {"draws": tests[0]["draws"], "prompts": len(shortest.prompt.length), "temperatures": list(TEMPERATURES)}
-    return about | {"false_alarm": UNLIKELY, "confidence": 1 - UNSURE, "tests": tests}
+                about = entry.rule.name, entry.rule.exact, temperature, row, drawn.acceptance_rate
+                fitted, likely = _tested(context, drawn.tokens, entry), _likeliest(context, drawn.tokens)
+                found.append(RuleFit(*about, *fitted, likely))
+    error = UNSURE / max(sum(len(one.frequent) for one in found), 1)
+    tests = []
+    for one, pvalue in zip(found, holm_adjust([one.pvalue for one in found]), strict=True):
+        sure = tuple(_with_interval(token, one.draws, error) for token in one.frequent)
+        tests.append(one._replace(frequent=sure, corrected=pvalue, as_stated=pvalue > UNLIKELY))
+    asked = tests[0].draws, len(shortest.prompt.length), TEMPERATURES
+    return RuleFits(*asked, false_alarm=UNLIKELY, confidence=1 - UNSURE, tests=tuple(tests))
 
 
 def steps(draws: Draws) -> int:
@@ -207,15 +262,21 @@ def steps(draws: Draws) -> int:
     return len(TEMPERATURES) * draws.prompts * (1 + len(catalogue.RULES))
 
 
-def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.Entry) -> dict[str, Any]:
+def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.Entry) -> Fit:
     if entry.rule.exact:
-        found = fit(context, tokens)
-    elif entry.ceiling is not None:
-        found = bound_test(context, tokens, entry.ceiling)
-    else:
-        raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.Entry a ceiling")
+        return fit(context, tokens)
+    if entry.ceiling is not None:
+        return bound_test(context, tokens, entry.ceiling)
+    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.Entry a ceiling")
+
+
+def _likeliest(context: Context, tokens: Int[np.ndarray, "N 2"]) -> tuple[LikelyToken, ...]:
     likeliest = np.argsort(-context.next_probs, kind="stable")[:FREQUENT]
     often = [x for x in likeliest.tolist() if context.next_probs[x] * len(tokens) >= EXPECTED]
     counts = np.bincount(tokens[:, 0], minlength=len(context.next_probs))
-    frequent = [{"token": x, "target": float(context.next_probs[x]), "drawn": int(counts[x])} for x in often]
-    return found._asdict() | {"frequent": frequent}
+    return tuple(LikelyToken(x, float(context.next_probs[x]), int(counts[x])) for x in often)
+
+
+def _with_interval(token: LikelyToken, draws: int, error: float) -> LikelyToken:
+    interval = stats.binomtest(token.drawn, draws).proportion_ci(1 - error, "exact")
+    return token._replace(low=float(interval.low), high=float(interval.high))

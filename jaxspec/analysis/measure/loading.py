@@ -12,7 +12,7 @@ import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,27 @@ from jaxspec.weights import huggingface
 SPARE = 2 * 10**9  # bytes of the disk to leave
 
 
+class Loaded(NamedTuple):
+    """What loading a folder took.
+
+    Attributes:
+        files, largest: how many, and bytes of the largest.
+        size: bytes of the parameters.
+        extra: bytes of host memory at the peak, beyond what was there before and what the parameters take.
+        how: that peak is known, as `memory.Peak` has it.
+        seconds: of loading.
+        bits: the sum of the parameters' bits.
+    """
+
+    files: int
+    largest: int
+    size: int
+    extra: int
+    how: str
+    seconds: float
+    bits: int
+
+
 def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
     """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
 
@@ -33,12 +54,12 @@ def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
         OSError: the disk is too small.
     """
     written, found = apart(write, shape, dtype, folder), apart(load, dtype, folder)
-    same = "the same parameters" if written == found["bits"] else "OTHER PARAMETERS THAN WRITTEN"
-    share = found["extra"] / found["largest"]
+    same = "the same parameters" if written == found.bits else "OTHER PARAMETERS THAN WRITTEN"
+    share = found.extra / found.largest
     return (
-        f"Loading {found['size'] / 1e9:.2f} GB from {found['files']} files took {found['seconds']:.0f} s and "
-        f"{found['extra'] / 1e9:.2f} GB of host memory: {share:.2f} of the largest file ({found['largest'] / 1e9:.2f} "
-        f"GB; {found['how']}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; {same}."
+        f"Loading {found.size / 1e9:.2f} GB from {found.files} files took {found.seconds:.0f} s and "
+        f"{found.extra / 1e9:.2f} GB of host memory: {share:.2f} of the largest file ({found.largest / 1e9:.2f} "
+        f"GB; {found.how}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; {same}."
     )
 
 
@@ -67,12 +88,8 @@ def write(shape: str, dtype: str, folder: Path) -> int:
     return bits(model.params, model.config.dtype)
 
 
-def load(dtype: str, folder: Path) -> dict[str, Any]:
+def load(dtype: str, folder: Path) -> Loaded:
     """Loads such a folder, and measures. To be called in a process that has done nothing else.
-
-    Returns:
-        "files", "largest" (bytes of the largest), "size" of the parameters, "extra" bytes of host memory at the peak
-        and "how" that is known, "seconds", "bits".
 
     Raises:
         FileNotFoundError: there is no folder.
@@ -88,9 +105,9 @@ def load(dtype: str, folder: Path) -> dict[str, Any]:
         seconds = time.perf_counter() - start
     size = sum(x.nbytes for x in jax.tree.leaves(model.params))
     on_host = jax.devices()[0].platform == "cpu"  # whose memory holds the model, too
-    found = {"files": len(files), "largest": max(files), "size": size, "how": peak.how, "seconds": seconds}
     extra = peak.bytes - peak.before - (size if on_host else 0)
-    return found | {"extra": extra, "bits": bits(model.params, model.config.dtype)}
+    stored = bits(model.params, model.config.dtype)
+    return Loaded(len(files), max(files), size, extra, peak.how, seconds, stored)
 
 
 def bits(params: Any, dtype: str) -> int:

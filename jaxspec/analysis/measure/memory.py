@@ -58,21 +58,38 @@ def account(job: Job) -> Memory:
     return Memory(program, stats and stats.temp_size_in_bytes, _bytes(job.weights), caches, logits)
 
 
-def of_config(name: str, config: Any) -> dict[str, Any]:
+class NetSize(NamedTuple):
+    """What a network of some configuration takes, in bytes by dtype.
+
+    Attributes:
+        name, parameters: and how many there are.
+        memory_bytes: of all parameters.
+        cache_bytes_per_token: of each row.
+        config: the configuration.
+    """
+
+    name: str
+    parameters: int
+    memory_bytes: dict[str, int]
+    cache_bytes_per_token: dict[str, int]
+    config: Any
+
+
+def of_config(name: str, config: Any) -> NetSize:
     """Parameters, memory and cache of a network or of n-gram tables, without making it.
 
     The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
 
     >>> from jaxspec.nets.gpt import SIZES
-    >>> row = of_config("gpt-6m", SIZES["gpt-6m"])
-    >>> row["parameters"], row["cache_bytes_per_token"]["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
+    >>> size = of_config("gpt-6m", SIZES["gpt-6m"])
+    >>> size.parameters, size.cache_bytes_per_token["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
     (6036480, 4096)
     """
     if isinstance(config, ngram_model.NGramConfig):
         entries = jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0)))
         count = sum(math.prod(x.shape) for x in jax.tree.leaves(entries))
         memory, cache = ({str(dtype): size for dtype in DTYPES} for size in (4 * count, 4))  # the row itself
-        return {"name": name, "parameters": count} | _sizes(memory, cache, config)
+        return NetSize(name, count, memory, cache, config)
     stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
     depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
     shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
@@ -93,11 +110,7 @@ def of_config(name: str, config: Any) -> dict[str, Any]:
         "int8": 4 * total - 3 * matrices + 4 * channels,  # each with a scale
     }
     cache = {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": 4 * numbers}
-    return {"name": name, "parameters": total} | _sizes(memory, cache, config)
-
-
-def _sizes(memory: dict[str, int], cache: dict[str, int], config: Any) -> dict[str, Any]:
-    return {"memory_bytes": memory, "cache_bytes_per_token": cache, "config": dataclasses.asdict(config)}
+    return NetSize(name, total, memory, cache, config)
 
 
 def process_bytes() -> int | None:

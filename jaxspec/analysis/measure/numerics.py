@@ -8,7 +8,7 @@ should be none; in bfloat16 there are, and the margin tells whether it was a nea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,23 @@ class Mismatch(NamedTuple):
     top_two_margin: float
 
 
+class Summary(NamedTuple):
+    """The greedy texts of some prompts beside plain decoding's.
+
+    Attributes:
+        prompts, same: how many there are, and how many texts are the same.
+        first: the mismatch that is earliest in its text, of the first prompt if there are several.
+        largest_top_two_margin: nats; None if all texts are the same.
+        mismatches: one for each other text.
+    """
+
+    prompts: int
+    same: int
+    first: Mismatch | None
+    largest_top_two_margin: float | None
+    mismatches: tuple[Mismatch, ...]
+
+
 def mismatches(job: Job) -> list[Mismatch]:
     """Decodes with and without the drafter and compares; an empty list means identical texts.
 
@@ -62,20 +79,12 @@ def mismatches(job: Job) -> list[Mismatch]:
     return found
 
 
-def summary(job: Job) -> dict[str, Any]:
-    """`mismatches` for a report: how many texts are the "same", the "first" mismatch, the "largest_top_two_margin".
-
-    The first is the earliest in its text, of the first prompt if there are several.
-    """
+def summary(job: Job) -> Summary:
+    """`mismatches` for a report."""
     found, prompts = mismatches(job), len(job.prompt.length)
     first = min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
-    return {
-        "prompts": prompts,
-        "same": prompts - len(found),
-        "first": None if first is None else first._asdict(),
-        "largest_top_two_margin": max((mismatch.top_two_margin for mismatch in found), default=None),
-        "mismatches": [mismatch._asdict() for mismatch in found],
-    }
+    largest = max((mismatch.top_two_margin for mismatch in found), default=None)
+    return Summary(prompts, prompts - len(found), first, largest, tuple(found))
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""Why a pass, or a round, takes as long as it does: jax's profiler, read in the process, and what follows from it.
+"""Why a pass takes as long as it does: jax's profiler, read in the process, and what follows from it.
 
 A pass of a small model over one token is a few hundred kernels of some microseconds. Its time is that of its weights,
 read once, plus what the kernels take beyond that, plus the gaps between them in which the device waits for the host.
@@ -19,11 +19,9 @@ import jax
 
 from jaxspec import buffers
 from jaxspec.analysis.measure import cost, jobs
-from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
 INNER = 20  # passes of a profile
-STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
 LARGEST = 8  # kernels that are listed
 WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
 NEAR = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
@@ -37,7 +35,41 @@ class Kernel(NamedTuple):
     duration: float
 
 
-def passes(job: Job, folder: Path | None = None) -> dict[str, Any]:
+class KernelGroup(NamedTuple):
+    """Kernels that are alike, of all layers together.
+
+    Attributes:
+        name: without the number that tells one from another.
+        per_pass: how many.
+        us_per_pass, us_each: microseconds.
+        share: of the time of all kernels.
+    """
+
+    name: str
+    per_pass: float
+    us_per_pass: float
+    us_each: float
+    share: float
+
+
+class Profile(NamedTuple):
+    """What passes are made of.
+
+    Attributes:
+        kernels_per_pass: how many.
+        pass_us, busy_us: microseconds of a pass, and in how many of them a kernel ran.
+        busy: their ratio.
+        largest: kernels by the time that they take.
+    """
+
+    kernels_per_pass: float
+    pass_us: float
+    busy_us: float
+    busy: float
+    largest: tuple[KernelGroup, ...] = ()
+
+
+def passes(job: Job, folder: Path | None = None) -> Profile | str:
     """What one-token passes of a job's target are made of.
 
     Args:
@@ -45,55 +77,14 @@ def passes(job: Job, folder: Path | None = None) -> dict[str, Any]:
         folder: where the profiler's files go, for a viewer; by default nowhere.
 
     Returns:
-        As `summary`, of the kernels that ran; {"refused": why} where the profiler would not start, or saw nothing.
+        The kernels that ran; or why there is no profile, where the profiler would not start, or saw nothing.
     """
     headroom = buffers.headroom(job.max_new_tokens, 1)
     try:
         timed = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
         return summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
-        return {"refused": f"{type(error).__name__}: {error}"}
-
-
-def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
-    """Milliseconds that a round of a job takes on the device, by stage.
-
-    Returns:
-        "draft", "target" (its pass), "accept" (the rule) and "commit", by the scopes that the decoder names, and
-        "other": copies that the compiler adds, for example. Threads that work at once count separately.
-
-    Raises:
-        ValueError: the generation ends within so many rounds, or the profiler saw nothing.
-    """
-    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
-    program = loop.advance.lower(job.decoder, job.weights, state).compile().as_text() or ""
-    of_kernel = stage_of_each(program)
-    state, _ = loop.advance(job.decoder, job.weights, state)
-
-    def run() -> None:
-        nonlocal state
-        for _ in range(rounds):
-            state, _ = loop.advance(job.decoder, job.weights, state)
-        if bool(jax.block_until_ready(state).done.any()):
-            raise ValueError(
-                f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
-            )
-
-    taken: dict[str, float] = {name: 0.0 for name in (*STAGES, "other")}
-    for kernel in profiled(run):
-        taken[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
-    return taken
-
-
-def stage_of_each(program: str) -> dict[str, str]:
-    """The stage of a round that each instruction of a compiled program belongs to, where it has one.
-
-    >>> stage_of_each('%dot.1 = f32[2]{0} dot(%a, %b), metadata={op_name="jit(advance)/target/layer/dot_general"}')
-    {'dot.1': 'target'}
-    """
-    named = re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', program, re.MULTILINE)
-    scopes = {name: next((part for part in scope.split("/") if part in STAGES), None) for name, scope in named}
-    return {name: stage for name, stage in scopes.items() if stage is not None}
+        return f"{type(error).__name__}: {error}"
 
 
 def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Kernel]:
@@ -131,7 +122,7 @@ def kernels(profile: Any) -> list[Kernel]:
         return [Kernel(e.name, e.start_ns, e.duration_ns) for e in events if not e.name.startswith(whole)]
 
 
-def summary(ran: Iterable[Kernel], count: int) -> dict[str, Any]:
+def summary(ran: Iterable[Kernel], count: int) -> Profile:
     """Kernels by pass, the share of the time in which one ran, and the largest, alike ones of all layers together.
 
     Args:
@@ -143,10 +134,10 @@ def summary(ran: Iterable[Kernel], count: int) -> dict[str, Any]:
 
     >>> ran = [Kernel("fusion_1", 0, 2000), Kernel("fusion_2", 1000, 2000), Kernel("gemm", 6000, 4000)]
     >>> found = summary(ran, count=2)
-    >>> found["kernels_per_pass"], found["pass_us"], found["busy_us"], found["busy"]
+    >>> found.kernels_per_pass, found.pass_us, found.busy_us, found.busy
     (1.5, 5.0, 3.5, 0.7)
-    >>> found["largest"][0]
-    {'name': 'fusion', 'per_pass': 1.0, 'us_per_pass': 2.0, 'us_each': 2.0, 'share': 0.5}
+    >>> found.largest[0]
+    KernelGroup(name='fusion', per_pass=1.0, us_per_pass=2.0, us_each=2.0, share=0.5)
     """
     ran = sorted(ran, key=lambda kernel: kernel.start)
     if not ran:
@@ -161,25 +152,14 @@ def summary(ran: Iterable[Kernel], count: int) -> dict[str, Any]:
     total = sum(kernel.duration for kernel in ran) or 1.0
     span = until - ran[0].start or 1.0
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:LARGEST]
-    return {
-        "kernels_per_pass": len(ran) / count,
-        "pass_us": span / count / 1e3,
-        "busy_us": busy / count / 1e3,
-        "busy": busy / span,
-        "largest": [
-            {
-                "name": name,
-                "per_pass": len(times) / count,
-                "us_per_pass": sum(times) / count / 1e3,
-                "us_each": sum(times) / len(times) / 1e3,
-                "share": sum(times) / total,
-            }
-            for name, times in largest
-        ],
-    }
+    by_kind = (
+        KernelGroup(name, len(x) / count, sum(x) / count / 1e3, sum(x) / len(x) / 1e3, sum(x) / total)
+        for name, x in largest
+    )
+    return Profile(len(ran) / count, span / count / 1e3, busy / count / 1e3, busy / span, tuple(by_kind))
 
 
-def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -> str:
+def advice(found: Profile | str, floor_us: float, target_us: float, c: float) -> str:
     """What a drafter's profile shows, and what would help.
 
     Args:
@@ -188,28 +168,28 @@ def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -
         target_us: a one-token pass of the target.
         c: as it was timed.
 
-    >>> found = {"kernels_per_pass": 200.0, "pass_us": 800.0, "busy_us": 320.0, "busy": 0.4}
+    >>> found = Profile(kernels_per_pass=200.0, pass_us=800.0, busy_us=320.0, busy=0.4)
     >>> text = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)
     >>> "busy for 40%" in text, "0.10 of the target's" in text, "XLA_FLAGS" in text
     (True, True, True)
     """
-    if "refused" in found:
+    if isinstance(found, str):
         return (
-            f"No profile could be had ({found['refused']}). A drafter's pass takes {c * target_us:.0f} µs; reading its "
+            f"No profile could be had ({found}). A drafter's pass takes {c * target_us:.0f} µs; reading its "
             f"weights would take {floor_us:.0f} µs."
         )
     made_of = (
-        f"A drafter's pass is {found['kernels_per_pass']:.0f} kernels in {found['pass_us']:.0f} µs, and the device is "
-        f"busy for {100 * found['busy']:.0f}% of them; reading its weights takes {floor_us:.0f} µs."
+        f"A drafter's pass is {found.kernels_per_pass:.0f} kernels in {found.pass_us:.0f} µs, and the device is "
+        f"busy for {100 * found.busy:.0f}% of them; reading its weights takes {floor_us:.0f} µs."
     )
-    if found["busy"] < WAITING:
+    if found.busy < WAITING:
         return (
-            f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {found['busy_us']:.0f} "
-            f"µs, {found['busy_us'] / target_us:.2f} of the target's. Plan: launch a round's draft as one CUDA graph "
+            f"{made_of} Most of c is waiting for launches: without the gaps a pass would take {found.busy_us:.0f} "
+            f"µs, {found.busy_us / target_us:.2f} of the target's. Plan: launch a round's draft as one CUDA graph "
             "(try XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE), then fewer kernels a layer: one product for "
             "queries, keys and values, one for gate and input; or a drafter of fewer, wider layers."
         )
-    if found["busy_us"] > NEAR * floor_us:
+    if found.busy_us > NEAR * floor_us:
         return (
             f"{made_of} The device is busy with small kernels, most of which move little: {_largest(found)}. Plan: "
             "fewer of them (one product for queries, keys and values, one for gate and input; norms and attention "
@@ -218,5 +198,5 @@ def advice(found: dict[str, Any], floor_us: float, target_us: float, c: float) -
     return f"{made_of} That is what its weights take: only a smaller drafter, or one in int8, has a smaller c."
 
 
-def _largest(found: dict[str, Any]) -> str:
-    return ", ".join(f"{one['name']} {100 * one['share']:.0f}%" for one in found["largest"][:3])
+def _largest(found: Profile) -> str:
+    return ", ".join(f"{one.name} {100 * one.share:.0f}%" for one in found.largest[:3])

@@ -36,6 +36,35 @@ class Sizes(NamedTuple):
     gamma: int
 
 
+class RuleCost(NamedTuple):
+    """What a verdict of one rule takes.
+
+    Attributes:
+        usual_us, all_accepted_us: microseconds, where some draft tokens are rejected, and where none is.
+        share: the slower of the two over the verify pass; None for another vocabulary than the model's.
+    """
+
+    usual_us: Spread
+    all_accepted_us: Spread
+    share: float | None
+
+
+class RuleCosts(NamedTuple):
+    """What verdicts take at one batch size and vocabulary.
+
+    Attributes:
+        batch, vocab: rows, and tokens of the vocabulary.
+        rules: by name.
+        one_token_ms, verify_ms: milliseconds of the model's passes over one token and over gamma + 1.
+    """
+
+    batch: int
+    vocab: int
+    rules: dict[str, RuleCost]
+    one_token_ms: float
+    verify_ms: float
+
+
 def costs(
     rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False, candidates: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:
@@ -78,7 +107,7 @@ def beside_passes(
     *,
     repeats: int,
     doing: Callable[[str], object] = lambda what: None,
-) -> list[dict[str, Any]]:
+) -> list[RuleCosts]:
     """Microseconds of every rule, and of a pass of a model with random weights at a published shape.
 
     Args:
@@ -89,9 +118,7 @@ def beside_passes(
         doing: called with what is being done.
 
     Returns:
-        For each batch size and vocabulary "batch", "vocab", "one_token_ms", "verify_ms", and "rules": by name
-        "usual_us" and "all_accepted_us" as median, min and max, and "share" of the verify pass, of the slower of the
-        two; None for another vocabulary than the model's.
+        For each batch size and vocabulary what every rule takes.
     """
     doing(f"making {shape}")
     model, found = synthetic.random_model(shape, "float32", seed=0), []
@@ -106,14 +133,12 @@ def beside_passes(
             usual, alike = (
                 costs(every, sizes, repeats=repeats, alike=same, candidates=CANDIDATES) for same in (False, True)
             )
-            lines: dict[str, Any] = {}
+            lines = {}
             for name in usual:
-                worst = 1e3 * max(float(np.median(seconds[name])) for seconds in (usual, alike))
-                share = worst / taken.verify_ms if vocab == model.lm.vocab_size else None
-                lines[name] = {"share": share, "usual_us": Spread.of(1e6 * usual[name])._asdict()}
-                lines[name]["all_accepted_us"] = Spread.of(1e6 * alike[name])._asdict()
-            about = {"batch": batch, "vocab": vocab, "rules": lines}
-            found.append(about | {"one_token_ms": taken.target_ms, "verify_ms": taken.verify_ms})
+                some, every_one = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
+                share = max(some.median, every_one.median) / 1e3 / taken.verify_ms
+                lines[name] = RuleCost(some, every_one, share if vocab == model.lm.vocab_size else None)
+            found.append(RuleCosts(batch, vocab, lines, taken.target_ms, taken.verify_ms))
     return found
 
 

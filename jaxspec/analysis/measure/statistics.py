@@ -58,15 +58,30 @@ class Ratio:
         low, high = np.clip(ends, 0.0, 1.0) if self.probability else ends
         return float(low), float(high)
 
-    def to_dict(self) -> dict[str, float | None]:
-        """Value, error and interval, for JSON, which has no NaN: None where a single row, or none, gives no number.
 
-        >>> Ratio(np.array([3.0]), np.array([4])).to_dict()
-        {'value': 0.75, 'stderr': None, 'low': None, 'high': None}
-        """
-        low, high = self.interval
-        numbers = {"value": self.value, "stderr": self.stderr, "low": low, "high": high}
-        return {name: None if np.isnan(number) else number for name, number in numbers.items()}
+class Rate(NamedTuple):
+    """A ratio of totals over texts as numbers: with its standard error and 95% interval (None of a single text).
+
+    Attributes:
+        value: None of nothing.
+        stderr, low, high: see `Ratio`.
+        count: the denominator: positions, draft tokens that were tested, or rounds.
+
+    >>> Rate.of(Ratio(np.array([3.0]), np.array([4])))
+    Rate(value=0.75, stderr=None, low=None, high=None, count=4)
+    """
+
+    value: float | None
+    stderr: float | None
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> Rate:
+        """Of sums and counts by text."""
+        numbers = (None if np.isnan(x) else x for x in (ratio.value, ratio.stderr, *ratio.interval))
+        return cls(*numbers, count=round(float(ratio.counts.sum())))
 
 
 class Spread(NamedTuple):

@@ -84,7 +84,7 @@ def test_no_gamma_but_zero():
     assert planning.plan(0.9, 0.1, [1.0]).gamma == 0
 
 
-def test_of_a_pair():
+def test_a_pair_that_is_one_model_accepts_everything():
     """A drafter that is its own target: everything is accepted, and tokens per round say so."""
     model, done = table_model(jax.random.key(1), vocab=5), []
     job = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
@@ -93,16 +93,16 @@ def test_of_a_pair():
     assert len(done) == planning.steps((1, 2), 2)
     for found in plans:
         assert found.alpha == 1.0 and found.c > 0 and found.v > 0
-        assert found.measured["alpha"] == {"value": 1.0, "stderr": 0.0, "low": 1.0, "high": 1.0}
-        assert found.c == found.measured["c"]["median"] and set(found.measured["v"]) == {"1", "2"}
-        assert found.v == found.measured["v"][str(found.gamma or found.best)]["median"]
+        assert found.measured.alpha[:4] == (1.0, 0.0, 1.0, 1.0)
+        assert found.c == found.measured.c.median and set(found.measured.v) == {1, 2}
+        assert found.v == found.measured.v[found.gamma or found.best].median
         assert found.tokens_per_round == {0: 1.0, 1: 2.0, 2: 3.0}[found.gamma]
         assert found.improvement == pytest.approx(
             found.tokens_per_round / (found.gamma * found.c + found.v) if found.gamma else 1.0
         )
 
 
-def test_operations_ratio():
+def test_the_ratio_of_operations_counts_weights_that_tokens_meet():
     target = table_model(jax.random.key(1), vocab=5)
     bigram = drafters.ngram([[0, 1, 2, 1]], target, order=2)
     assert planning.operations_ratio(target, bigram) == 0
@@ -121,7 +121,7 @@ def test_operations_ratio():
         (lambda: next(planning.of_pair(None, most=0)), "most is 0"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -51,7 +51,7 @@ def test_a_group_is_plain_decoding_and_its_settings(found):
         assert row.texts == row.same_text == (3 if row.batch == 1 else 2)  # whole batches only
         assert row.tokens == 9 * row.texts and len(row.seconds) == 2
         assert 0 < row.tokens_per_second.min <= row.tokens_per_second.median <= row.tokens_per_second.max
-        assert (row.speed is None) == row.is_plain and row.environment["jax"] == jax.__version__
+        assert (row.speed is None) == row.is_plain and row.environment.jax == jax.__version__
         half, most = row.latency.p50, row.latency.p95
         assert all(0 < half[i] <= most[i] for i in range(3)) and row.latency.first.min > 0
 

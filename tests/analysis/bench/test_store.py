@@ -35,14 +35,14 @@ def test_a_line_that_was_cut_is_measured_again(tmp_path):
         assert Store(file).get(ONE) == {"speed": 1.5} and Store(file).get(TWO) == {"speed": 3.0}
 
 
-def test_without_a_file():
+def test_a_store_without_a_file_remembers_and_writes_nothing():
     store = Store(None)
     store.put(ONE, {"speed": 1.5}, {})
     assert store.get(ONE) == {"speed": 1.5}
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"speed": 1}'])
-def test_another_file(tmp_path, line):
+def test_a_file_of_something_else_is_refused(tmp_path, line):
     file = tmp_path / "notes.txt"
     file.write_text(line + "\nmore\n")
     with pytest.raises(ValueError, match="line 1 is no measurement"):

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from jaxspec.analysis.bench import table
 from jaxspec.analysis.bench.row import Costs, Latency, Memory, Predicted, Rate, Row, Spread
+from jaxspec.analysis.measure import environment
 
 ONE = Spread(1.5, 1.25, 1.75)
 RATE = Rate(0.75, 0.02, 0.7, 0.8, 90)
@@ -74,9 +75,10 @@ def test_a_plan_is_marked_and_compared_with_the_sweep():
     )
 
 
-def test_notes_own_up():
+def test_notes_name_broken_promises_failures_and_a_busy_machine():
     failed = SMALL._replace(error="MemoryError: all of it")
-    rows = [PLAIN._replace(environment={"load": 3.1, "cpus": 2}), SMALL._replace(same_text=7), failed]
+    busy = environment.current()._replace(load=3.1, cpus=2)
+    rows = [PLAIN._replace(environment=busy), SMALL._replace(same_text=7), failed]
     text = " ".join(table.notes(rows))
     for part in (
         "Measured over predicted: 0.75 in the median of 2 rows, 0.75 to 0.75.",

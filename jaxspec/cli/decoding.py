@@ -1,0 +1,59 @@
+"""Decoding the prompts of a session: in batches, or one of them round by round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxspec import trace
+from jaxspec.cli.counts import Counts, Decoded
+from jaxspec.cli.session import Session
+from jaxspec.trace import Round
+
+if TYPE_CHECKING:
+    from jaxspec.base import Stats
+    from jaxspec.decode import Generation
+
+
+def decode_all(session: Session) -> list[Decoded]:
+    """Decodes a batch of prompts at a time, without showing anything; its seconds are divided among their tokens."""
+    from jaxspec.decode.generate import complete
+
+    found = []
+    for start in range(0, len(session.texts), session.settings.batch):
+        job = session.rows(start, session.settings.batch)
+        began = time.perf_counter()
+        out = complete(job, session.settings.stop or ())
+        share = (time.perf_counter() - began) / max(1, int(out.lengths.sum()))
+        found += [_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts))]
+    return found
+
+
+def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
+    tokens = out.tokens[row, : out.lengths[row]].tolist()
+    rounds = trace.of_row(tokens, out.trace, row)
+    return Decoded(out.texts[row], tokens, rounds, _counts(out.stats, row, seconds))
+
+
+def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> Decoded:
+    """Decodes one prompt round by round; the time that `show` takes is not counted."""
+    from jaxspec.decode.generate import pieces
+
+    running = pieces(session.rows(index, 1), session.settings.stop or ())
+    text, tokens, rounds, seconds = "", [], [], 0.0
+    while True:
+        began = time.perf_counter()
+        piece = next(running, None)
+        seconds += time.perf_counter() - began
+        if piece is None:
+            break
+        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
+        text, stats = text + piece.text, piece.stats
+        tokens += piece.tokens
+        show(piece, rounds[-1])
+    return Decoded(text, tokens, rounds, _counts(stats, 0, seconds))
+
+
+def _counts(stats: Stats, row: int, seconds: float) -> Counts:
+    return Counts(prompts=1, seconds=seconds, **{name: int(x[row]) for name, x in stats._asdict().items()})

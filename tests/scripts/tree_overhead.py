@@ -1,0 +1,44 @@
+"""What accepting and committing a tree of 32 nodes takes beside the target's pass over it, by stage of a real round.
+
+    python tests/scripts/tree_overhead.py --repeats 5
+
+T5 v1.1 small's shape (60M parameters, V = 32,128) with random weights, batch 1. Drafted by the target itself (draft
+tokens are accepted as often as can be) and by another model of that shape (they hardly ever are). Milliseconds of a
+round by jax's profiler, as medians with their least and largest.
+"""
+
+import argparse
+
+import jax
+import numpy as np
+
+from jaxspec import accept, drafters
+from jaxspec.analysis.measure import profile, synthetic
+from jaxspec.decode.request import prepare
+
+SHAPE, BRANCHING, STAGES = "t5-v1_1-small", (8, 1, 1, 1), ("target", "accept", "commit")
+RULES = [accept.rejection(), accept.traversal(), accept.k_seq(), accept.coupled(), accept.typical(0.09, 0.3)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    target, other = (synthetic.random_model(SHAPE, "float32", seed) for seed in (0, 1))
+    prompt = synthetic.random_prompt(target, 1, 64)
+    print("| drafted by | temperature | rule | " + " | ".join(STAGES) + " | accept and commit of the pass |")
+    print("|---|---|---|" + "---|" * (len(STAGES) + 1), flush=True)
+    for name, draft in (("the target", target), ("another model", other)):
+        for temperature, rules in ((0.0, RULES[:1]), (1.0, RULES)):
+            for rule in rules:
+                options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=128, eos_ids=())
+                job = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), accept=rule, **options)
+                rounds = [profile.stages(job) for _ in range(given.repeats)]
+                found = {stage: np.array([one.get(stage, 0.0) for one in rounds]) for stage in STAGES}
+                cells = [f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for x in found.values()]
+                share = np.median((found["accept"] + found["commit"]) / found["target"])
+                print(f"| {name} | {temperature:g} | {rule.name} | {' | '.join(cells)} | {share:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
