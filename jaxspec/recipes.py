@@ -122,6 +122,9 @@ class Distil:
             on these answers alone. Empty: on the data.
         temperatures: at which each of these inputs is answered, once each; 0 is greedily.
         texts: how often the data's own examples count beside the answers, in an epoch.
+        own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
+            (`training.on_policy`).
+        prompt: of a language model: how many tokens of a text the teacher or the drafter is given to continue.
     """
 
     teacher: str
@@ -130,11 +133,18 @@ class Distil:
     answers: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
     texts: int = 0
+    own: float = 0.0
+    prompt: int = 16
 
     def __post_init__(self):
         _check_divergence("distil", self.divergence)
         if not 0 <= self.weight <= 1:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
+        if not 0 <= self.own <= 1 or (self.own and self.weight < 1):
+            got = f"distil.own is {self.own} with a weight of {self.weight}"
+            raise RecipeError(f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts are no data")
+        if self.prompt < 1:
+            raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
 
 
 def decoder_layers(config: Any) -> int:

@@ -50,6 +50,10 @@ def test_a_whole_number_will_do_for_a_float():
         (changed("data", shapes=[[1, 2, 3]]), "must have 2 entries"),
         (TABLE | {"distil": dict(teacher="x", weight=2.0)}, "distil.weight is 2.0"),
         (TABLE | {"distil": dict(teacher="x", divergence="kld")}, "distil.divergence is 'kld': expected one of kl, "),
+        (
+            TABLE | {"distil": dict(teacher="x", own=0.5, weight=0.9)},
+            "distil.own is 0.5 with a weight of 0.9: expected",
+        ),
         (changed("train", dtype="float16"), "train.dtype is 'float16'"),
         (changed("train", average=1.0), "train.average is 1.0"),
         (TABLE | {"model": 3}, "must be a table"),

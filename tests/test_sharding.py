@@ -221,6 +221,14 @@ def test_a_checkpoint_is_stored_in_the_parts_that_devices_have(found):
 
 
 @pytest.mark.slow
+def test_a_draft_learns_on_a_mesh_and_a_resumed_job_goes_on_alike(found):
+    learns = found["learns"]
+    assert learns["same"] and learns["moved"] and learns["compiled"] == 0
+    greedy = found["llama"]["one"][:2]
+    assert [text[:2] for text in learns["texts"]] == [greedy] * 2
+
+
+@pytest.mark.slow
 def test_a_stream_on_a_mesh_is_the_text_of_a_batch(found):
     assert found["streamed"] == found["llama"]["one"][0]
     # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is compiled.

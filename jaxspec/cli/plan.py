@@ -83,7 +83,7 @@ def plan(
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         job = names.pair_job(target, draft, dtype or "float32", prompts, count, widen, **asked)
         if tree:
-            return tree_plan.show(job, batches[0], nodes, repeats, timed, figure, as_json)
+            return tree_plan.show(job, min(batches), nodes, repeats, timed, figure, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=gamma, repeats=repeats, advance=advance))
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"

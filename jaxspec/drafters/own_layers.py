@@ -261,6 +261,7 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
         return feed(weights, empty(weights, caches, context.row, fed), last, 0)[1]
 
     def after_root(weights: Weights, state: Any, nodes: Nodes, context: DraftContext, width: int) -> Any:
+        assert nodes.stream is not None
         return logits(weights, nodes, nodes.stream[:, :1], 0)
 
     def after_nodes(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
@@ -38,7 +39,7 @@ def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: An
     >>> init_params(nn.Dense(2), jax.random.key(0), jnp.zeros((1, 3)))["kernel"].shape
     (3, 2)
     """
-    if isinstance(key, jax.core.Tracer):  # only shapes are wanted
+    if isinstance(key, Tracer):  # only shapes are wanted
         return module.init(key, *inputs, **more)["params"]
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
     return module.lazy_init(key, *inputs, **more)["params"]

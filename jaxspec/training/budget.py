@@ -16,9 +16,9 @@ from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.recipes import HeadRecipe, Recipe, Train, net_of
 from jaxspec.training import data, early_exit, head_loss, heads, optimizer
-from jaxspec.training.distil import distillation
 from jaxspec.training.loop import TrainState, make_step
 from jaxspec.training.losses import LossFunction, cross_entropy
+from jaxspec.training.run import distillation_of
 
 SHARE = 0.8  # of the minutes, for the steps; the rest goes to reading data, held-out losses and saving
 TIMED = 10  # steps, to learn how long one takes
@@ -63,7 +63,7 @@ def seconds_per_step(recipe: Recipe | HeadRecipe) -> float:
     config = recipe.model
     loss = cross_entropy(config)
     if recipe.distil is not None:
-        loss = distillation(config, load(recipe.distil.teacher, dtype=config.dtype), recipe.distil.weight)
+        loss = distillation_of(recipe, recipe.distil)
     params, batch = net_of(config).init(config, jax.random.key(0)), _batch(recipe, config.vocab_size)
     if recipe.early_exit is not None:
         batch = early_exit.Numbered(batch, np.zeros((), np.int32))

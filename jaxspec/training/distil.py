@@ -50,7 +50,10 @@ def distillation(config, teacher: Model, weight: float, divergence: Divergence =
 
 
 class Asked(Protocol):
-    """How many of each task's inputs a model answers, at which temperatures, and how often the texts count beside."""
+    """How many of each task's inputs a model answers, at which temperatures, and how often the texts count beside.
+
+    A language model continues the first `prompt` tokens of a text.
+    """
 
     @property
     def answers(self) -> tuple[int, ...]: ...
@@ -58,6 +61,8 @@ class Asked(Protocol):
     def temperatures(self) -> tuple[float, ...]: ...
     @property
     def texts(self) -> int: ...
+    @property
+    def prompt(self) -> int: ...
 
 
 def own_texts(
@@ -69,7 +74,7 @@ def own_texts(
         teacher: the model.
         tasks: examples with sources.
         asked: a recipe's numbers.
-        longest: most tokens of an answer.
+        longest: most tokens of an answer; of a language model, of a text after its first token.
         path: where answers are stored, less what differs from task to task.
         progress: whether to show it.
 
@@ -78,6 +83,11 @@ def own_texts(
     """
     if len(asked.answers) != len(tasks):
         raise ValueError(f"answers is {list(asked.answers)}: expected a number for each of {list(tasks)}")
+    if teacher.lm.start_token is None:
+        longest += 1 - asked.prompt
+        tasks = {
+            task: [_cut(e, asked.prompt) for e in some if len(e.target) > asked.prompt] for task, some in tasks.items()
+        }
     learnt: dict[str, list[Example]] = {}
     for (task, known), count in zip(tasks.items(), asked.answers, strict=True):
         some = known[:: max(1, len(known) // max(1, count))][:count]
@@ -85,7 +95,17 @@ def own_texts(
         for temperature in asked.temperatures:
             end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
             learnt[task] += answers(teacher, some, path.with_name(path.name + end), longest, progress, temperature)
+    if teacher.lm.start_token is None:
+        return {task: [_joined(e) for e in some] for task, some in learnt.items()}
     return learnt
+
+
+def _cut(text: Example, prompt: int) -> Example:
+    return Example(text.target[:prompt], text.target[prompt:])
+
+
+def _joined(example: Example) -> Example:
+    return Example(example.source[:0], np.concatenate([example.source, example.target]).astype(np.int32))
 
 
 def answers(

@@ -17,7 +17,6 @@ from jaxspec.base import Model, Params
 from jaxspec.model import load, with_taps
 from jaxspec.nets.eagle import EagleConfig
 from jaxspec.recipes import HeadRecipe
-from jaxspec.training.data import Example
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import Foretold, Lessons, Task, foretell, losses
 from jaxspec.training.loop import Objective, fit
@@ -82,20 +81,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
         learn = dataclasses.replace(learn, answers=tuple(HELDOUT_TEXTS for _ in learn.answers), texts=0)
     if not learn.answers:
         return tasks
-    longest = max(t for _, t in about.shapes)
-    if not encoder:
-        longest += 1 - learn.prompt
-        cut = learn.prompt
-        tasks = {
-            task: [Example(e.target[:cut], e.target[cut:]) for e in some if len(e.target) > cut]
-            for task, some in tasks.items()
-        }
-    made = own_texts(target, tasks, learn, longest, work / f"{split}.answers", progress)
-    return made if encoder else {task: [_joined(e) for e in some] for task, some in made.items()}
-
-
-def _joined(example: Example) -> Example:
-    return Example(example.source[:0], np.concatenate([example.source, example.target]).astype(np.int32))
+    return own_texts(target, tasks, learn, max(t for _, t in about.shapes), work / f"{split}.answers", progress)
 
 
 def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:

@@ -21,6 +21,7 @@ from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.losses import LossFunction, cross_entropy
+from jaxspec.training.on_policy import on_policy
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import orbax
 
@@ -29,16 +30,25 @@ HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
 def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bool) -> tuple[LossFunction, Tasks]:
     """The distillation loss, and the examples of each task: the data's, or the teacher's answers to their sources."""
-    config = _in_training(recipe)
-    loss = cross_entropy(config)
-    if distil.weight:  # without it, a pass is saved
-        teacher = load(distil.teacher, dtype=recipe.train.dtype)
-        loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
     if distil.answers:
         longest = max(t for _, t in recipe.data.shapes)
         teacher = load(distil.teacher, dtype=recipe.model.dtype)
         tasks = own_texts(teacher, tasks, distil, longest, work / "answers", progress)
-    return loss, tasks
+    return distillation_of(recipe, distil), tasks
+
+
+def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
+    """What a recipe's model is trained to lessen."""
+    config = _in_training(recipe)
+    if not distil.weight:  # a pass is saved
+        return cross_entropy(config)
+    teacher = load(distil.teacher, dtype=recipe.train.dtype)
+    loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
+    if not distil.own:
+        return loss
+    end = None if teacher.tokenizer is None else teacher.tokenizer.eos_token_id
+    student = net_of(config).language_model(config)
+    return on_policy(loss, student, distil.own, prompt=distil.prompt, eos=-1 if end is None else end)
 
 
 def _in_training(recipe: Recipe) -> Any:

@@ -12,10 +12,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 
 import jaxspec
-from jaxspec import accept, drafters, noise, sharding
+from jaxspec import accept, drafters, noise, sharding, training
 from jaxspec.base import Model, Prompt
 from jaxspec.decode import loop, request
 from jaxspec.model import find
@@ -165,6 +166,35 @@ def streamed(mesh):
     return [token for piece in pieces for token in piece.tokens]
 
 
+def learns(folder, mesh):
+    """On a mesh: whether a job that is resumed after a batch ends with the same bits, its texts, and its programs."""
+    target, draft = pair("llama", mesh)
+
+    def learner():
+        sizes = dict(max_prompt=7, max_new_tokens=NEW, top_k=8, size=8, rows=4)
+        return training.online(draft, optimizer=optax.sgd(0.1, momentum=0.9), **sizes)
+
+    def batch(learner, state):
+        options = dict(drafter=learner.drafter(state), gamma=GAMMA, max_new_tokens=NEW)
+        out = jaxspec.generate(target, PROMPTS, **options)
+        return learner.update(state, target, PROMPTS, out)[0], [row.tolist() for row in out.tokens]
+
+    one, another = learner(), learner()
+    state, first = batch(one, one.init())
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "learner", state)
+    programs = loop.generation._cache_size()
+    whole, second = batch(one, state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(folder / "learner", another.init())
+    resumed, _ = batch(another, restored)
+    same = jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), whole, resumed))
+    moved = bool(
+        (whole.params["layers_0"]["ff"]["wi"]["weight"] != draft.params["layers_0"]["ff"]["wi"]["weight"]).any()
+    )
+    return dict(same=same, moved=moved, texts=[first, second], compiled=loop.generation._cache_size() - programs)
+
+
 def meshes(folder):
     mesh = sharding.mesh("data=2,model=4")
     report = {}
@@ -180,6 +210,7 @@ def meshes(folder):
         cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "encoder")},
         streamed=streamed(mesh),
         restored=restored(Path(folder), mesh),
+        learns=learns(Path(folder), mesh),
     )
     report |= dict(left=left_on_the_host(Path(folder) / "again", mesh), parts=stored_in_parts(Path(folder), mesh))
     return report | dict(programs=loop.advance._cache_size())

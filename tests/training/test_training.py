@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import recipes
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.recipes import Train
-from jaxspec.training import data, distil, loop, losses, optimizer
+from jaxspec.training import data, distil, loop, losses, on_policy, optimizer
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
 
@@ -163,6 +164,46 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
     with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
         run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+
+
+def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):
+    teacher = Model(gpt.language_model(CONFIG), gpt.init(CONFIG, jax.random.key(0)), config=CONFIG)
+    monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
+    made = recipes.Recipe("small", "gpt", CONFIG, recipes.Data("", "", ((0, 9),), "tokenizer"), Train(1, 1, 1.0))
+    rows = [e for e in texts(6) if len(e.target) > 3]
+    _, learnt = run_recipe.teach(made, recipes.Distil("t", answers=(6,), prompt=3), {"text": rows}, tmp_path, False)
+    assert [e.target[:3].tolist() for e in learnt["text"]] == [e.target[:3].tolist() for e in rows]
+    assert [(len(e.source), len(e.target)) for e in learnt["text"]] == [(0, 10)] * len(rows)
+
+
+def test_a_drafter_learns_on_texts_of_its_own():
+    """Some rows are what `generate` samples, the others the data; the loss sees these, and no gradient the sampling."""
+    for config, net, examples in ((CONFIG, gpt, texts(8)), (ENCDEC, t5, pairs(8))):
+        batch = data.collate(examples, data.Bucket(0 if net is gpt else 8, 9, 9))
+        lm, params = net.language_model(config), net.init(config, jax.random.key(1))
+        likelihood = losses.cross_entropy(config)
+        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=1)  # noqa: B023
+        found = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
+        changed, learnt = found(params, batch)
+        if net is gpt:
+            expected = jax.jit(jax.grad(lambda p: likelihood(p, learnt)[0]))(params)  # noqa: B023
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), changed, expected)
+
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), int(batch.target.sum())), 0)
+        tokens = batch.target[:, :3] if net is gpt else batch.source
+        length = np.maximum(np.minimum(batch.target_length, 3) if net is gpt else batch.source_length, 1)
+        options = dict(max_new_tokens=batch.target.shape[1] - 3 * (net is gpt), eos_ids=[1])
+        prompts, student = jaxspec.Prompt(tokens, length), Model(lm, params, config=config)
+        out = jaxspec.generate(student, prompts, temperature=1.0, key=key, **options)
+        own = []
+        for row in range(9):
+            text, new = learnt.target[row, : learnt.target_length[row]].tolist(), out.tokens[row, : out.lengths[row]]
+            of_data = batch.target[row, : batch.target_length[row]].tolist()
+            own.append(text == [*tokens[row, : length[row]][: 3 * (net is gpt)], *new])
+            assert own[-1] or text == of_data
+        assert 0 < sum(own) < 8 and not own[8]  # the last row is padding
+    with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
+        on_policy.samples(gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, 1)
 
 
 def test_a_language_models_rows_are_one_token_wider(tmp_path):

@@ -59,7 +59,7 @@ def decode(
     import torch
 
     refuse(setting, parts[0])
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
     target, new_tokens = parts[0].target, int(np.max(parts[0].request.limit))
     ends = [int(token) for token in np.asarray(parts[0].request.eos)[0] if token >= 0]
     module = _exported(target, folder)

@@ -19,9 +19,11 @@ import jax
 
 from jaxspec import buffers
 from jaxspec.analysis.measure import cost, jobs
+from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
 INNER = 20  # passes of a profile
+STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
 LARGEST = 8  # kernels that are listed
 WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
 NEAR = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
@@ -85,6 +87,47 @@ def passes(job: Job, folder: Path | None = None) -> Profile | str:
         return summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
         return f"{type(error).__name__}: {error}"
+
+
+def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
+    """Milliseconds that a round of a job takes on the device, by stage.
+
+    Returns:
+        "draft", "target" (its pass), "accept" (the rule) and "commit", by the scopes that the decoder names, and
+        "other": copies that the compiler adds, for example. Threads that work at once count separately.
+
+    Raises:
+        ValueError: the generation ends within so many rounds, or the profiler saw nothing.
+    """
+    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+    program = loop.advance.lower(job.decoder, job.weights, state).compile().as_text() or ""
+    of_kernel = stage_of_each(program)
+    state, _ = loop.advance(job.decoder, job.weights, state)
+
+    def run() -> None:
+        nonlocal state
+        for _ in range(rounds):
+            state, _ = loop.advance(job.decoder, job.weights, state)
+        if bool(jax.block_until_ready(state).done.any()):
+            raise ValueError(
+                f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"
+            )
+
+    taken: dict[str, float] = {name: 0.0 for name in (*STAGES, "other")}
+    for kernel in profiled(run):
+        taken[of_kernel.get(kernel.name, "other")] += kernel.duration / rounds / 1e6
+    return taken
+
+
+def stage_of_each(program: str) -> dict[str, str]:
+    """The stage of a round that each instruction of a compiled program belongs to, where it has one.
+
+    >>> stage_of_each('%dot.1 = f32[2]{0} dot(%a, %b), metadata={op_name="jit(advance)/target/layer/dot_general"}')
+    {'dot.1': 'target'}
+    """
+    named = re.findall(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', program, re.MULTILINE)
+    scopes = {name: next((part for part in scope.split("/") if part in STAGES), None) for name, scope in named}
+    return {name: stage for name, stage in scopes.items() if stage is not None}
 
 
 def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Kernel]:

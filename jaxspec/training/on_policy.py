@@ -1,0 +1,78 @@
+"""A draft model learns on texts of its own: on-policy distillation (DistillSpec, arXiv 2310.08461).
+
+When it drafts, a model reads its own tokens; so it is taught there, by its target's distributions. Its texts are
+sampled in the training step itself and are gone after it. They depend on the parameters and the batch alone, so a
+run that is resumed makes the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec import buffers, noise
+from jaxspec.base import LanguageModel, Prompt, Request, Weights
+from jaxspec.decode import autoregressive, loop
+from jaxspec.training.data import Batch
+from jaxspec.training.losses import LossFunction
+from jaxspec.warp import SamplingParams, sampling
+
+
+def on_policy(
+    loss: LossFunction, student: LanguageModel, share: float, *, prompt: int = 16, eos: int = -1, seed: int = 0
+) -> LossFunction:
+    """The same loss, on texts of which the student has written a share itself.
+
+    A row's text is replaced by the student's answer to its source, one sample at temperature 1 that is no longer than
+    rows of the batch; a decoder-only student continues the row's first tokens. No gradient flows through samples.
+
+    Args:
+        loss: of parameters and a batch.
+        student: the model whose parameters these are.
+        share: how many of the rows: 1 is all, 0.5 a mixture.
+        prompt: tokens of a row that a decoder-only student is given.
+        eos: the token that ends a text; -1: there is none.
+        seed: of the draws.
+    """
+
+    def mixed(params: Any, batch: Batch) -> Batch:
+        # The key differs from batch to batch, and depends on nothing else.
+        key = jax.random.fold_in(jax.random.key(seed), jnp.sum(jnp.asarray(batch.target), dtype=jnp.int32))
+        own = samples(student, params, batch, jax.random.fold_in(key, 0), prompt, eos)
+        drawn = jax.random.uniform(jax.random.fold_in(key, 1), own.target_length.shape) < share
+        drawn = jnp.logical_and(drawn, jnp.asarray(batch.target_length) > 0)
+        target = jnp.where(drawn[:, None], own.target, jnp.asarray(batch.target))
+        length = jnp.where(drawn, own.target_length, jnp.asarray(batch.target_length))
+        return batch._replace(target=target, target_length=length)
+
+    return lambda params, batch: loss(params, mixed(params, batch))
+
+
+def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: int) -> Batch:
+    """The batch with texts that a model has written; arguments as of `on_policy`.
+
+    Raises:
+        ValueError: rows of a language model are no longer than the prompt.
+    """
+    target, length = jnp.asarray(batch.target), jnp.asarray(batch.target_length)
+    rows, width = target.shape
+    if lm.start_token is not None:
+        read, most = Prompt(jnp.asarray(batch.source), jnp.maximum(jnp.asarray(batch.source_length), 1)), width
+    else:
+        read, most = Prompt(target[:, :prompt], jnp.clip(length, 1, prompt)), width - prompt
+    if most < 1:
+        raise ValueError(f"texts have {width} tokens, and the model is given {prompt} of them: expected fewer")
+    request = Request(
+        keys=noise.row_keys(key, rows),
+        sampling_params=SamplingParams(jnp.ones(rows)),
+        limit=jnp.full(rows, most, jnp.int32),
+        eos=jnp.full((rows, 1), eos, jnp.int32),
+    )
+    weights = Weights(jax.lax.stop_gradient(params))
+    out = loop.generation(autoregressive(lm, sampling()), weights, read, request, most)
+    if lm.start_token is not None:
+        return batch._replace(target=out.tokens, target_length=out.length)
+    row = jnp.pad(read.tokens, ((0, 0), (0, most)))
+    return batch._replace(target=buffers.append(row, read.length, out.tokens), target_length=read.length + out.length)

@@ -1,0 +1,281 @@
+"""Online speculative decoding: a draft model that goes on learning from the job that it drafts for (arXiv 2310.07177).
+
+A draft that was trained on one kind of text drafts another kind badly. Between two batches of a job it learns the
+target's distributions at the positions where its own draft tokens were rejected. Its parameters are arguments of the
+compiled decoder, so nothing is compiled again; and whatever they are, the text is the target's, at every moment.
+
+Shapes: B rows of a batch, N rows of the buffer, P tokens of a prompt, T new tokens, K most probable tokens,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import buffers, sharding
+from jaxspec.base import Bound, Drafter, LanguageModel, Model, Params, Prompt
+from jaxspec.decode import Generation
+from jaxspec.decode.request import Prompts, encode
+from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.training.top_tokens import log_probs_of, most_probable, with_the_rest
+
+POSITIONS = ("rejected", "all")
+
+
+class Buffer(NamedTuple):
+    """Finished rows, and what their target made of them. Rows that are still empty have no position to learn.
+
+    Attributes:
+        prompt: what each row was generated from.
+        tokens: the new tokens.
+        learn: 1.0 at those whose distribution is to be learnt.
+        top, log_p: the target's K most probable tokens there, and their log probabilities.
+    """
+
+    prompt: Prompt
+    tokens: Int[Array, "N T"]
+    learn: Float[Array, "N T"]
+    top: Int[Array, "N T K"]
+    log_p: Float[Array, "N T K"]
+
+
+class OnlineState(NamedTuple):
+    """All that learning needs to go on: a pytree of arrays, for Orbax or any other store.
+
+    Attributes:
+        params: the draft model's, in float32.
+        optimizer: of optax.
+        buffer: see `Buffer`; the oldest row is overwritten first.
+        rows: how many rows were ever put there.
+        step: how many optimizer steps were made.
+    """
+
+    params: Params
+    optimizer: Any
+    buffer: Buffer
+    rows: Int[Array, ""]
+    step: Int[Array, ""]
+
+
+class Online(NamedTuple):
+    """A draft model that learns; functions only, as an optax optimizer has them.
+
+    Attributes:
+        init: () -> the state to begin with.
+        drafter: state -> what `generate` takes as its drafter.
+        update: (state, target, prompts, what `generate` made of them) -> the state after learning, and the mean loss of
+            its steps (for KL in nats a position). The target's parameters may change from batch to batch.
+    """
+
+    init: Callable[[], OnlineState]
+    drafter: Callable[[OnlineState], Any]
+    update: Callable[[OnlineState, Model, Prompts, Generation], tuple[OnlineState, float]]
+
+
+def online(
+    drafter: Model | Bound[Drafter],
+    *,
+    optimizer: optax.GradientTransformation,
+    max_prompt: int,
+    max_new_tokens: int,
+    divergence: str = "kl",
+    positions: str = "rejected",
+    top_k: int = 64,
+    size: int = 64,
+    rows: int = 8,
+    steps: int = 1,
+    seed: int = 0,
+) -> Online:
+    """A draft model that learns from its target between the batches of a job: online speculative decoding.
+
+    After a batch the target reads the finished rows once more, all positions in one pass, and its `top_k` most probable
+    tokens at each go into a buffer of `size` rows; then the draft takes `steps` optimizer steps, each on `rows` rows of
+    the buffer drawn at random. So an update costs one pass of the target over texts that took it many passes to
+    generate, and `steps` forward and backward passes of the draft; the decoder itself does nothing more, and is not
+    compiled again. Logits are in memory for a few positions at a time.
+
+    All probability outside of the `top_k` tokens counts as one outcome, in the target's distribution and in the
+    draft's. So the divergence is a lower bound of that of the whole distributions (1 - alpha among them), and equal to
+    it with `top_k` the size of the vocabulary.
+
+    A job that stores the state after an update, and is resumed with it, learns and generates the same, bit for bit.
+
+    Args:
+        drafter: a draft model, or a drafter made of one, such as `drafters.tree(model, ...)`, that has no parameters
+            but that model's. They are to be floating-point numbers, and are learnt in float32.
+        optimizer: such as `optax.adam(1e-3)`; the paper has constant rates of 1e-4 and 2e-5.
+        max_prompt, max_new_tokens: tokens that a row of the buffer has room for.
+        divergence: which is lessened: a name of `training.divergences.DIVERGENCES`.
+        positions: "rejected": where a draft token was rejected; "all": all new tokens.
+        top_k: K.
+        size: N, at least as many as a batch has rows. Memory: 8 N T K bytes.
+        rows: of each step.
+        steps: optimizer steps after each batch.
+        seed: of the draws of rows.
+
+    Raises:
+        ValueError: a drafter that is not one draft model, or whose parameters are integers; a number or name that is
+            not among those expected. By `update`: rows that are too long, or too many.
+        FloatingPointError: by `update`: the loss or a parameter is no longer finite; the state that was given is as it
+            was.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompts = Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
+        >>> learner = online(draft, optimizer=optax.sgd(1.0), max_prompt=2, max_new_tokens=32, steps=20)
+        >>> state, rounds = learner.init(), []
+        >>> for batch in range(3):
+        ...     out = jaxspec.generate(target, prompts, drafter=learner.drafter(state), max_new_tokens=32)
+        ...     state, loss = learner.update(state, target, prompts, out)
+        ...     rounds.append(int(out.stats.rounds.sum()))
+        >>> rounds[0] > rounds[-1]  # of the same text, which is the target's
+        True
+
+    Reference: Liu et al., Online Speculative Decoding, ICML 2024, arXiv 2310.07177.
+    """
+    if positions not in POSITIONS or divergence not in DIVERGENCES:
+        got = f"positions is {positions!r} and divergence {divergence!r}"
+        raise ValueError(f"{got}: expected one of {POSITIONS} and one of {', '.join(DIVERGENCES)}")
+    if min(max_prompt, max_new_tokens, top_k, rows, steps) < 1 or size < rows:
+        got = f"{max_prompt}, {max_new_tokens}, {top_k}, {rows}, {steps} and {size}"
+        raise ValueError(
+            f"max_prompt, max_new_tokens, top_k, rows, steps and size are {got}: expected size >= rows >= 1"
+        )
+    draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
+    _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
+    top_k = min(top_k, draft.lm.vocab_size)
+
+    def in_its_dtypes(params: Params) -> Params:
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), params, draft.params)
+
+    def fresh() -> OnlineState:
+        params, zero = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), draft.params), jnp.zeros((), jnp.int32)
+        tokens, wide = jnp.zeros((size, max_new_tokens), jnp.int32), (size, max_new_tokens, top_k)
+        prompt = Prompt(jnp.zeros((size, max_prompt), jnp.int32), jnp.ones(size, jnp.int32))
+        buffer = Buffer(prompt, tokens, jnp.zeros(tokens.shape), jnp.zeros(wide, jnp.int32), jnp.zeros(wide))
+        state = OnlineState(params, optimizer.init(params), buffer, zero, zero)
+        return state if (mesh := sharding.mesh_of(params)) is None else sharding.place(state, None, mesh)
+
+    # Every state lies where the first one does: otherwise programs would be compiled for one place and another.
+    places = jax.tree.map(lambda x: x.sharding, fresh())
+
+    def current(state: OnlineState) -> Model | Bound[Drafter]:
+        params = in_its_dtypes(state.params)
+        if isinstance(drafter, Model):
+            return drafter._replace(params=params)
+        return drafter._replace(params=params, models=(draft._replace(params=params),))
+
+    def update(state: OnlineState, target: Model, prompts: Prompts, out: Generation) -> tuple[OnlineState, float]:
+        prompt, batch = encode(target, prompts), len(out.lengths)
+        prompt = buffers.repeat_rows(prompt, batch // len(prompt.length))
+        sizes = int(prompt.length.max()), int(out.lengths.max()), batch
+        if any(got > most for got, most in zip(sizes, (max_prompt, max_new_tokens, size), strict=True)):
+            raise ValueError(
+                f"the longest of {batch} prompts has {sizes[0]} tokens, and the longest text {sizes[1]}: expected at "
+                f"most max_prompt={max_prompt}, max_new_tokens={max_new_tokens} and size={size} rows"
+            )
+        _check_room(target.lm, "the target", max_prompt, max_new_tokens)
+        prompt = prompt._replace(tokens=_to_width(prompt.tokens, max_prompt))
+        texts = _to_width(out.tokens, max_new_tokens), _to_width(to_learn(out, positions), max_new_tokens)
+        slot = (state.rows + jnp.arange(batch)) % size
+        buffer = _collect(target.lm, target.params, state.buffer, slot, prompt, *texts)
+        state, losses = state._replace(buffer=buffer, rows=state.rows + batch), []
+        for _ in range(steps):
+            state, loss = step(state)
+            losses.append(float(loss))
+        if not np.isfinite(losses).all():
+            raise FloatingPointError(
+                f"the losses are {losses}: lower the learning rate, and go on from the state before"
+            )
+        return jax.device_put(state, places), float(np.mean(losses))
+
+    @jax.jit
+    def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
+        drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,))
+        empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
+        some = buffers.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])
+        value, gradient = jax.value_and_grad(mean_divergence)(state.params, some)
+        with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
+            updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
+        state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
+        return state, jnp.where(finite, value, jnp.nan)
+
+    def mean_divergence(params: Params, some: Buffer) -> Float[Array, ""]:
+        log_q = log_probs_of(draft.lm, in_its_dtypes(params), some.prompt, some.tokens, some.top)
+        each = lessened(with_the_rest(some.log_p), with_the_rest(log_q), some.learn)
+        return jnp.sum(each * some.learn) / jnp.maximum(jnp.sum(some.learn), 1.0)
+
+    return Online(lambda: jax.device_put(fresh(), places), current, update)
+
+
+@functools.partial(jax.jit, static_argnames=("lm",))
+def _collect(
+    lm: LanguageModel,
+    params: Params,
+    buffer: Buffer,
+    slot: Int[Array, " B"],
+    prompt: Prompt,
+    tokens: Int[Array, "B T"],
+    learn: Bool[Array, "B T"],
+) -> Buffer:
+    """The buffer with a batch in place of some of its rows, and the target's most probable tokens beside it."""
+    found = most_probable(lm, params, prompt, tokens, buffer.top.shape[-1])
+    return buffers.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), *found))
+
+
+def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:
+    """Which new tokens are to be learnt: all, or those in whose place a draft token was rejected.
+
+    The first token is prefill's. A round in which n tokens were accepted commits n + 1; where more than n were tested,
+    one was rejected in place of the last of them (of a tree, or a sibling of an accepted one was).
+    """
+    real = np.arange(out.tokens.shape[1])[None, :] < out.lengths[:, None]
+    if positions == "all":
+        return real
+    trace, committed = out.trace, np.asarray(out.trace.num_committed)
+    place = 1 + np.cumsum(committed, axis=1) - committed + trace.num_accepted
+    rejected = np.logical_and(trace.num_tested > trace.num_accepted, place < out.lengths[:, None])
+    found = np.zeros_like(real)
+    found[np.nonzero(rejected)[0], place[rejected]] = True
+    return found
+
+
+def _to_width(rows: Any, width: int) -> Array:
+    """Rows cut or padded to a width; what is cut is padding."""
+    rows = jnp.asarray(rows)[:, :width]
+    return jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+
+
+def _model_of(drafter: Model | Bound[Drafter]) -> Model:
+    """The draft model whose parameters a drafter has."""
+    if isinstance(drafter, Bound) and len(drafter.models) == 1 and drafter.params is drafter.models[0].params:
+        drafter = drafter.models[0]
+    if not isinstance(drafter, Model):
+        raise ValueError("the drafter is not one draft model: expected a jaxspec.Model, or a drafter made of one alone")
+    kinds = {str(x.dtype) for x in jax.tree.leaves(drafter.params) if not jnp.issubdtype(x.dtype, jnp.floating)}
+    if kinds:
+        names = ", ".join(sorted(kinds))
+        raise ValueError(f"the draft model has parameters of {names}, which cannot be learnt: load it as float32")
+    return drafter
+
+
+def _check_room(lm: LanguageModel, who: str, prompt: int, new: int) -> None:
+    """Raises: ValueError: a row of the buffer has more positions than a model."""
+    needed = new + (prompt if lm.start_token is None else 1)
+    if lm.max_positions is not None and needed > lm.max_positions:
+        raise ValueError(
+            f"max_prompt={prompt} and max_new_tokens={new} make rows of {needed} tokens: expected at most the "
+            f"{lm.max_positions} positions of {who}"
+        )

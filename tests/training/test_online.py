@@ -1,0 +1,199 @@
+"""Learning between the batches of a job: the text stays the target's, nothing is compiled, and a job can be resumed."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import jaxspec
+from jaxspec import accept, drafters
+from jaxspec.base import Model, Prompt
+from jaxspec.decode import loop
+from jaxspec.nets import gpt, t5
+from jaxspec.testing import certify, table_model
+from jaxspec.training import online, top_tokens
+from jaxspec.training.data import Batch
+from jaxspec.training.losses import logits_and_labels
+from jaxspec.training.online_distillation import to_learn
+
+VOCAB, NEW = 3, 16
+TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
+GPT = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
+ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
+
+
+def learner_of(drafter=DRAFT, traced=None, **options):
+    adam = optax.adam(0.1)
+
+    def update(*arguments):
+        if traced is not None:
+            traced.append(1)
+        return adam.update(*arguments)
+
+    given = dict(max_prompt=2, max_new_tokens=NEW, top_k=2, size=6, rows=4, steps=3) | options
+    return online(drafter, optimizer=optax.GradientTransformation(adam.init, update), **given)
+
+
+def prompts_of(number):
+    tokens = np.random.default_rng(number).integers(0, VOCAB, (3, 2)).astype(np.int32)
+    return Prompt(tokens, np.array([2, 1, 2], np.int32))
+
+
+def batch(learner, state, number, **options):
+    prompts, given = prompts_of(number), dict(gamma=2, max_new_tokens=NEW) | options
+    out = jaxspec.generate(TARGET, prompts, drafter=learner.drafter(state), **given)
+    return out, *learner.update(state, TARGET, prompts, out)
+
+
+def test_the_text_stays_exact_and_nothing_is_compiled_while_the_draft_learns():
+    traced = []
+    learner = learner_of(traced=traced)
+    state, programs, losses = learner.init(), [], []
+    for number in range(4):
+        plain = jaxspec.generate(TARGET, prompts_of(number), max_new_tokens=NEW)
+        sampling = dict(temperature=1.0, key=jax.random.key(number), max_new_tokens=NEW)
+        sampled = jaxspec.generate(TARGET, prompts_of(number), **sampling)
+        out, state, loss = batch(learner, state, number)
+        again, state, _ = batch(learner, state, number, accept=accept.coupled(), **sampling)
+        assert out.tokens.tolist() == plain.tokens.tolist()
+        assert again.tokens.tolist() == sampled.tokens.tolist()
+        losses.append(loss)
+        programs.append((loop.generation._cache_size(), len(traced)))
+    assert set(programs) == {programs[0]} and programs[0][1] == 1
+    assert losses[-1] < losses[0] and int(state.rows) == 24 and int(state.step) == 24
+    assert certify(TARGET, drafter=learner.drafter(state), gamma=1, steps=3) < 1e-6
+
+
+def test_a_resumed_job_goes_on_alike(tmp_path):
+    def run(state, learner, numbers):
+        texts = []
+        for number in numbers:
+            out, state, _ = batch(learner, state, number)
+            texts.append((out.tokens.tolist(), out.stats.rounds.tolist()))
+        return state, texts
+
+    learner = learner_of()
+    state, _ = run(learner.init(), learner, range(2))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+    whole, texts = run(state, learner, range(2, 4))
+
+    another = learner_of()  # as in another process
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "state", another.init())
+    resumed, again = run(restored, another, range(2, 4))
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    assert again == texts
+
+
+def test_what_is_gathered_is_what_the_target_finds_most_probable():
+    learner = learner_of(positions="all", top_k=VOCAB, max_new_tokens=20)
+    state, prompts = learner.init(), prompts_of(0)
+    for number in (0, 1, 2):  # nine rows, of which six have room
+        out, state, _ = batch(learner, state, number, num_samples=1)
+    prompts, rows = prompts_of(2), (np.arange(3) + 6) % 6
+    for row, slot in enumerate(rows):
+        last, buffer = prompts.tokens[row, prompts.length[row] - 1], jax.tree.map(lambda x, s=slot: x[s], state.buffer)
+        assert buffer.learn.tolist() == [1.0] * NEW + [0.0] * 4
+        for place, token in enumerate(out.tokens[row]):
+            probs = np.zeros(VOCAB)
+            probs[np.asarray(buffer.top)[place]] = np.exp(np.asarray(buffer.log_p)[place])
+            np.testing.assert_allclose(probs, jax.nn.softmax(TARGET.params[last]), atol=1e-6)
+            last = token
+
+
+def test_positions_where_a_draft_token_was_rejected():
+    """Three rounds: all of 3 accepted; 1 of 2; none of 1, where the row already ended. Tokens 0 | 1-4 | 5 6 | ."""
+    counts = dict(num_tested=[[3, 2, 1]], num_accepted=[[3, 1, 0]], num_committed=[[4, 2, 0]])
+    trace = types.SimpleNamespace(**{name: np.array(x) for name, x in counts.items()})
+    out = types.SimpleNamespace(tokens=np.zeros((1, 9), np.int32), lengths=np.array([7]), trace=trace)
+    assert np.flatnonzero(to_learn(out, "rejected")).tolist() == [6]
+    assert np.flatnonzero(to_learn(out, "all")).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(("net", "config"), [(gpt, GPT), (t5, ENCDEC)], ids=["gpt", "t5"])
+def test_in_parts_as_in_one_pass(net, config, monkeypatch):
+    """What is read a few positions at a time, and its gradient, against the network's own pass over the whole text."""
+    lm, params = net.language_model(config), net.init(config, jax.random.key(0))
+    prompt = Prompt(np.array([[3, 5, 2], [4, 9, 0]], np.int32), np.array([3, 2], np.int32))
+    tokens = np.random.default_rng(0).integers(2, 17, (2, 8)).astype(np.int32)
+    weight, every = jax.random.normal(jax.random.key(2), (2, 8, 17)), jnp.broadcast_to(jnp.arange(17), (2, 8, 17))
+    monkeypatch.setattr(top_tokens, "CHUNK", 6)  # 3 positions of each of 2 rows: 1, 3 3 1
+
+    rows, (source, length) = tokens, prompt
+    if config is GPT:
+        rows = np.zeros((2, 11), np.int32)
+        for row, (read, n, new) in enumerate(zip(*prompt, tokens, strict=True)):
+            rows[row, : n + 8] = [*read[:n], *new]
+        source, length = np.zeros((2, 0), np.int32), np.zeros(2, np.int32)
+    start = prompt.length - 1 if config is GPT else (0, 0)
+
+    def in_parts(params):
+        return jnp.sum(weight * top_tokens.log_probs_of(lm, params, prompt, tokens, every))
+
+    def in_one(params):
+        logits = logits_and_labels(config)(params, Batch(source, length, rows, np.full(2, rows.shape[1])))[0]
+        return jnp.stack([jax.nn.log_softmax(row[at : at + 8]) for row, at in zip(logits, start, strict=True)])
+
+    if config is GPT:
+        value, gradient = jax.jit(jax.value_and_grad(in_parts))(params)
+        expected, gradients = jax.jit(jax.value_and_grad(lambda params: jnp.sum(weight * in_one(params))))(params)
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient, gradients)
+    else:
+        top, log_p = jax.jit(lambda params: top_tokens.most_probable(lm, params, prompt, tokens, 4))(params)
+        expected, places = jax.jit(lambda params: jax.lax.top_k(in_one(params), 4))(params)
+        np.testing.assert_allclose(log_p, expected, rtol=1e-4)
+        np.testing.assert_array_equal(top, places)
+
+
+def test_a_drafter_keeps_its_functions_and_its_dtypes():
+    draft = Model(
+        gpt.language_model(GPT), jax.tree.map(lambda x: x.astype(jnp.bfloat16), gpt.init(GPT, jax.random.key(0)))
+    )
+    for drafter in (draft, drafters.model(draft), drafters.tree(draft, (2, 1))):
+        learner = learner_of(drafter, max_new_tokens=8)
+        state = learner.init()
+        assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
+        changed = jax.tree.map(lambda x: x + 1, state.params)
+        made = learner.drafter(state._replace(params=changed))
+        assert {x.dtype for x in jax.tree.leaves(made.params)} == {jnp.dtype(jnp.bfloat16)}
+        if drafter is not draft:
+            assert made.functions is drafter.functions
+            made = made.models[0]
+        np.testing.assert_allclose(jax.tree.leaves(made.params)[0], jax.tree.leaves(draft.params)[0] + 1, rtol=1e-2)
+        assert made.lm is draft.lm
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(positions="accepted"), r"positions is 'accepted' .* expected one of \('rejected', 'all'\)"),
+        (dict(divergence="hellinger"), "divergence 'hellinger': expected .* total_variation"),
+        (dict(rows=9), "steps and size are 2, 16, 2, 9, 3 and 6: expected size >= rows >= 1"),
+        (dict(drafter=drafters.prompt_lookup()), "not one draft model: expected a jaxspec.Model"),
+        (dict(drafter=drafters.cascade(DRAFT, DRAFT)), "not one draft model"),
+        (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int8))), "parameters of int8, .*: load it as float32"),
+        (dict(drafter=Model(gpt.language_model(GPT), {})), "18 tokens: expected at most the 16 positions of the draft"),
+    ],
+)
+def test_what_cannot_learn(options, message):
+    with pytest.raises(ValueError, match=message):
+        learner_of(**options)
+
+
+def test_updates_that_are_refused():
+    learner = learner_of(max_new_tokens=4)
+    state = learner.init()
+    with pytest.raises(
+        ValueError, match="longest of 3 prompts has 2 tokens, and the longest text 16: expected at most"
+    ):
+        batch(learner, state, 0)
+    broken = state._replace(params=state.params * jnp.nan)
+    out = jaxspec.generate(TARGET, prompts_of(0), max_new_tokens=4)
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        learner.update(broken, TARGET, prompts_of(0), out)
