@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, lists, names, options, tree_plan
+from jaxspec.cli import cascade_plan, console, lists, names, options, tree_plan
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plan(
         if alpha is not None or device or tree or widen or list(batches) != [1]:
             raise ValueError("--draft cascade is measured, at batch 1: leave out --alpha, --device, --tree and --widen")
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        return _show_cascade(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
+        return cascade_plan.show(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
     if device:
         assert alpha is not None
         sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
@@ -106,38 +106,6 @@ def _show(about: str, plans: Sequence[Plan]) -> None:
     out.print(Text(about, "bold"), table, sep="\n")
     for found in plans:
         out.print(Text((f"Batch {found.batch}: " if len(plans) > 1 else "") + planning.sentence(found)))
-
-
-def _show_cascade(
-    target: str,
-    draft: str,
-    dtype: str,
-    prompts: Path | None,
-    count: int,
-    asked: dict[str, Any],
-    most: int,
-    repeats: int,
-    as_json: bool,
-) -> None:
-    """Whether a cascade of two models pays: each pair is measured like any."""
-    from jaxspec.analysis.bench import cascade_plan
-
-    kind, *levels = draft.split(":")
-    given = kind.partition("=")[2] or "3"
-    if len(levels) != 2 or not given.isdecimal():
-        raise ValueError(f"--draft is {draft!r}: expected cascade=3:MODEL:INNER, INNER a model here")
-    model, inner = levels
-    upper = names.pair_job(target, model, dtype, prompts, count, **asked)
-    lower = names.pair_job(model, inner, dtype, prompts, count, **asked)
-    with console.counting("plan", cascade_plan.STEPS) as advance:
-        found = cascade_plan.of_pairs(upper, lower, int(given), most=most, repeats=repeats, advance=advance)
-    about = f"{target} with {model}, which {inner} drafts {given} tokens for; measured here"
-    if as_json:
-        return console.print_measured(about=about, **found._asdict(), pays=found.pays)
-    out, table = Console(highlight=False), console.table(["drafts", "for", "α", "c"])
-    for both, alpha, c in zip(((model, target), (inner, model)), found.alpha, found.c, strict=True):
-        table.add_row(*both, f"{alpha:.3f}", f"{c:.3f}")
-    out.print(Text(about, "bold"), table, Text(cascade_plan.sentence(found)), sep="\n")
 
 
 def _check(alpha: float | None, c: float | None, v: float, device: str, batches: Sequence[int]) -> None:
