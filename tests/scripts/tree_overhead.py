@@ -23,13 +23,15 @@ RULES = [accept.rejection(), accept.traversal(), accept.k_seq(), accept.coupled(
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rule", nargs="*", default=[rule.name for rule in RULES], help="names; all by default")
     given = parser.parse_args()
+    chosen = [rule for rule in RULES if rule.name in given.rule]
     target, other = (synthetic.random_model(SHAPE, "float32", seed) for seed in (0, 1))
     prompt = synthetic.random_prompt(target, 1, 64)
     print("| drafted by | temperature | rule | " + " | ".join(STAGES) + " | accept and commit of the pass |")
     print("|---|---|---|" + "---|" * (len(STAGES) + 1), flush=True)
     for name, draft in (("the target", target), ("another model", other)):
-        for temperature, rules in ((0.0, RULES[:1]), (1.0, RULES)):
+        for temperature, rules in ((0.0, chosen[:1]), (1.0, chosen)):
             for rule in rules:
                 options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=128, eos_ids=())
                 job = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), accept=rule, **options)
