@@ -16,7 +16,7 @@ def models(as_json: Json = False) -> None:
 
     A size is a network without weights: `jaxspec bench --target random:SIZE` builds it, `jaxspec.load` and `jaxspec
     convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an
-    encoder-decoder keeps as much again for each token of its prompt (cross-attention).
+    encoder-decoder keeps as much again for each token of its prompt (cross-attention), and bfloat16 takes half of it.
 
     \b
         jaxspec models
@@ -41,11 +41,10 @@ def models(as_json: Json = False) -> None:
         table.add_row(one.name, *cells, console.size(one.cache_bytes_per_token["float32"]))
     out.print(table if here else "no checkpoints come with this installation")
     for title, sizes in families.items():
-        heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32", cache + "bfloat16")
+        heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32")
         table = console.table(heads, first="name", title=title)
         for size in sizes:
-            caches = (size.cache_bytes_per_token[dtype] for dtype in ("float32", "bfloat16"))
-            cells = map(console.size, (*size.memory_bytes.values(), *caches))
+            cells = map(console.size, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
         out.print("", table, sep="\n")
 
