@@ -156,12 +156,13 @@ def read_packages(folder: Path) -> Iterator[tuple[str, str, str]]:
                 language = _LANGUAGE.search(member.name) if _MANUAL.search(member.name) else None
                 if not member.isfile() or not (language or _CATALOGUE.search(member.name)):
                     continue
-                content = archive.extractfile(member).read()
+                file = archive.extractfile(member)
+                content = file.read() if file else b""
                 if language:
                     path = _LANGUAGE.sub("*", member.name)
                     page = package, blocks(content.decode(errors="replace"))
                     pages.setdefault(path, {})[bool(language["de"])] = page
-                else:
+                elif content:
                     yield from ((package, *pair) for pair in messages(content))
     for page in pages.values():
         if len(page) == 2:
