@@ -1,14 +1,18 @@
-"""Writes the notebooks from their text forms: `python colab/sync.py`.
+"""Writes the notebooks from their text forms: `python colab/sync.py`; with `--run` runs them, too, and keeps what they print.
 
 The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a
-badge and an installation, which are written here, with the address and the version. It needs the extra:
-jaxspec-decoding[notebooks].
+badge and an installation, which are written here, with the address and the version. Cells that did not change keep their
+outputs; `--run` makes all anew, of the notebooks that are named or of all. It needs the extra: jaxspec-decoding[notebooks].
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import jupytext
 import nbformat
@@ -58,6 +62,8 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 """,
 }
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 METADATA = {
     "colab": {"provenance": []},
     "jupytext": {"formats": "ipynb,py:percent", "notebook_metadata_filter": "-all", "cell_metadata_filter": "-all"},
@@ -83,14 +89,49 @@ def with_head(name: str, text: str) -> str:
     return head.replace("PREPARATION", PREPARATIONS.get(name, "")) + text[text.index(TITLE) :]
 
 
-def notebook(name: str, text: str) -> str:
-    """A text form as the JSON of a notebook without outputs; the same text gives the same JSON."""
+def notebook(name: str, text: str, outputs: Mapping[str, list] = MappingProxyType({})) -> str:
+    """A text form as the JSON of a notebook; the same arguments give the same JSON.
+
+    Args:
+        name, text: of the text form.
+        outputs: what each cell printed, by its source; other cells have none.
+    """
     cells = jupytext.reads(text, "py:percent").cells
     for number, cell in enumerate(cells):
         cell.update(id=f"{name}-{number}", metadata={})
+        if cell.cell_type == "code":
+            cell.update(outputs=list(outputs.get(cell.source, [])))
     made = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
     nbformat.validate(made)
     return nbformat.writes(made) + "\n"
+
+
+def outputs_of(made: nbformat.NotebookNode) -> dict[str, list]:
+    """What each cell of a notebook printed, by its source."""
+    return {cell.source: cell.outputs for cell in made.cells if cell.cell_type == "code" and cell.outputs}
+
+
+def run(text: str) -> dict[str, list]:
+    """Runs a notebook from a clean kernel in an empty folder, and returns what each cell printed.
+
+    Progress bars and other messages on stderr are left out, and so are widgets, which only a kernel shows, and what was
+    skipped on this machine.
+    """
+    import nbclient
+
+    made = nbformat.reads(text, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        nbclient.NotebookClient(made, timeout=3600, resources={"metadata": {"path": folder}}).execute()
+    return {source: kept for source, found in outputs_of(made).items() if (kept := [*filter(None, map(_kept, found))])}
+
+
+def _kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    skipped = str(output.get("text", "")).startswith("skipped:")
+    if output.get("name") == "stderr" or skipped or WIDGET in output.get("data", {}):
+        return None
+    if "execution_count" in output:
+        output.execution_count = None
+    return output
 
 
 def write(path: Path, text: str) -> None:
@@ -104,11 +145,16 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    for name in names():
-        source = FOLDER / f"{name}.py"
+    parser = argparse.ArgumentParser(description="Write the notebooks from their text forms.")
+    parser.add_argument("--run", action="store_true", help="run them, and keep what they print")
+    parser.add_argument("names", nargs="*", default=names(), help="of notebooks; all if there are none")
+    given = parser.parse_args()
+    for name in given.names:
+        source, path = FOLDER / f"{name}.py", FOLDER / f"{name}.ipynb"
         text = with_head(name, source.read_text(encoding="utf-8"))
         write(source, text)
-        write(FOLDER / f"{name}.ipynb", notebook(name, text))
+        known = outputs_of(nbformat.read(path, as_version=4)) if path.is_file() else {}
+        write(path, notebook(name, text, run(notebook(name, text)) if given.run else known))
         print(f"colab/{name}.ipynb")
 
 
