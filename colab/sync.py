@@ -122,16 +122,22 @@ def run(text: str) -> dict[str, list]:
     made = nbformat.reads(text, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         nbclient.NotebookClient(made, timeout=3600, resources={"metadata": {"path": folder}}).execute()
-    return {source: kept for source, found in outputs_of(made).items() if (kept := [*filter(None, map(_kept, found))])}
+    return {source: kept for source, found in outputs_of(made).items() if (kept := _kept(found))}
 
 
-def _kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
-    skipped = str(output.get("text", "")).startswith("skipped:")
-    if output.get("name") == "stderr" or skipped or WIDGET in output.get("data", {}):
-        return None
-    if "execution_count" in output:
-        output.execution_count = None
-    return output
+def _kept(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    kept: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        skipped = str(output.get("text", "")).startswith("skipped:")
+        if output.get("name") == "stderr" or skipped or WIDGET in output.get("data", {}):
+            continue
+        if kept and kept[-1].output_type == output.output_type == "stream":  # printed piece by piece
+            kept[-1].text += output.text
+            continue
+        if "execution_count" in output:
+            output.execution_count = None
+        kept.append(output)
+    return kept
 
 
 def write(path: Path, text: str) -> None:
