@@ -33,6 +33,9 @@ def train(
     releases: Annotated[
         str, options.text("NAMES", "For --prepare-data: other Debian releases to add texts of: trixie,sid.")
     ] = "",
+    catalogues: Annotated[
+        bool, typer.Option("--catalogues", help="For --prepare-data: also pairs from catalogues and manuals (0.7 GB).")
+    ] = False,
 ) -> None:
     """Train a model, or a head on a model, by a recipe, or make the data that the recipes train on.
 
@@ -60,7 +63,7 @@ def train(
 
         out_, doing = Console(highlight=False), "preparing the data"
         with out_.status(doing):
-            debian.prepare(data, lists, tuple(releases.split(",")) if releases else (), out_.print)
+            debian.prepare(data, lists, tuple(releases.split(",")) if releases else (), catalogues, out_.print)
     if found is not None:
         from jaxspec.training import run
 

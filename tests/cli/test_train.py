@@ -13,7 +13,7 @@ from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import run, tokenizer
-from jaxspec.training.debian import edits, examples, index
+from jaxspec.training.debian import catalogues, edits, examples, index
 from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
@@ -221,6 +221,14 @@ def test_tokenizers_that_are_there_are_not_made_again(preparing):
     result = call("--prepare-data", "--lists", "mine")
     assert preparing == ["build data", "edits data", "tokenizers", "build data", "edits data"]
     assert "are not made again" in result.stdout
+
+
+def test_packages_that_were_not_to_be_had_are_named(preparing, monkeypatch):
+    monkeypatch.setattr(catalogues, "fetch", lambda folder: preparing.append(f"fetch {folder}") or ["zim"])
+    monkeypatch.setattr(catalogues, "build", lambda folder, data: {"t5-catalogues.train.jsonl": 78})
+    result = call("--prepare-data", "--catalogues")
+    assert result.exit_code == 0 and "fetch data/packages" in preparing
+    assert "1 packages were not to be had" in result.output and "78 rows" in result.output
 
 
 def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):

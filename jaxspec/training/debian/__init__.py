@@ -1,7 +1,7 @@
 """The training data of the recipes that come with jaxspec: Debian's package descriptions.
 
-`index` fetches and reads them, `examples` makes the files of the recipes, `edits` those of one more task, `prompts` the
-held-out prompts that are shipped.
+`index` fetches and reads them, `examples` makes the files of the recipes, `edits` those of one more task, `catalogues`
+more German, from other texts in Debian's packages, `prompts` the held-out prompts that are shipped.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxspec.training import tokenizer
-from jaxspec.training.debian import edits, examples, index
+from jaxspec.training.debian import catalogues, edits, examples, index
 
 TOKENIZERS = ("tokenizer-t5", "tokenizer-gpt")
 
 
 def prepare(
-    data: Path, lists: Path | None = None, releases: Sequence[str] = (), log: Callable[[str], object] = print
+    data: Path,
+    lists: Path | None = None,
+    releases: Sequence[str] = (),
+    wider: bool = False,
+    log: Callable[[str], object] = print,
 ) -> None:
     """Makes the data files of the recipes, and their tokenizers if they are not there yet.
 
@@ -24,6 +28,7 @@ def prepare(
         data: folder to write to.
         lists: a folder that has the description indices; fetched with apt-get if None.
         releases: other Debian releases to add texts of.
+        wider: whether to make `catalogues.build`'s pairs, too, of packages that are fetched with apt-get.
         log: called with what has been done.
 
     Raises:
@@ -37,6 +42,10 @@ def prepare(
     if releases:
         index.fetch(data / "releases", releases=releases)
         made |= examples.build_releases(lists, data / "releases", data)
+    if wider:
+        if missing := catalogues.fetch(data / "packages"):
+            log(f"{len(missing)} packages were not to be had (`apt-get update` first?): {', '.join(missing)}")
+        made |= catalogues.build(data / "packages", data)
     for file, rows in made.items():
         log(f"{data / file}: {rows:,} rows")
     folders = [data / name for name in TOKENIZERS]
