@@ -59,6 +59,7 @@ class Data:
         shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
         tasks: which of the file's tasks to use (empty for a language model).
         repeat: how often each of the tasks counts in an epoch (empty: once each).
+        also: more files of pairs to train on; one that is named n times counts n times.
     """
 
     train: str
@@ -67,6 +68,7 @@ class Data:
     tokenizer: str = ""
     tasks: tuple[str, ...] = ()
     repeat: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

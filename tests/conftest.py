@@ -2,10 +2,14 @@
 
 import html.parser
 
+import jax
+import numpy as np
 import pytest
 
-from jaxspec import accept, noise
+from jaxspec import accept, buffers, noise
 from jaxspec.base import Rule
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
 
 collect_ignore = ["scripts"]  # they are run by tests, in processes of their own, or by hand
 
@@ -69,3 +73,37 @@ def wrong_rule():
         return verdict._replace(next_token=noise.categorical(again, target.log_probs[:, 0]))
 
     return Rule(verify, "wrong", exact=True)  # or so it states
+
+
+@pytest.fixture
+def permuted():
+    """New tokens and counts of each row of a batch, decoded as it is, and permuted for three rounds on the way."""
+
+    def texts(state):
+        tokens, start, length, stats = jax.device_get((state.tokens, state.start, state.length, state.stats))
+        assert not np.asarray(state.failed).any()
+        rows = zip(tokens, start, length, np.array(stats).T.tolist(), strict=True)
+        return [(row[first:last].tolist(), counts) for row, first, last, counts in rows]
+
+    def permuted(target, drafter, vocab=3):
+        rows = [np.arange(row + 2) % vocab for row in range(4)]
+        limits, heats = np.array([9, 14, 5, 11]), np.array([1.0, 0.0, 0.7, 1.0])
+        keys = jax.random.split(jax.random.key(5), 4)
+        options = dict(max_new_tokens=limits, temperature=heats, key=keys, eos_ids=())
+        job = prepare(target, buffers.pad(rows, 8), drafter=drafter, gamma=2, **options)
+
+        def start():
+            return loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+
+        def advanced(state, rounds=100):
+            for _ in range(rounds):
+                if bool(state.done.all()):
+                    break
+                state, _ = loop.advance(job.decoder, job.weights, state)
+            return state
+
+        order = np.array([2, 0, 3, 1])
+        state = advanced(buffers.take_rows(advanced(start(), 1), order), 3)
+        return texts(advanced(start())), texts(advanced(buffers.take_rows(state, np.argsort(order))))
+
+    return permuted

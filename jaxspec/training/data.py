@@ -40,9 +40,14 @@ class Bucket(NamedTuple):
         return self.target + (self.source == 0)
 
 
-def read_pairs(path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int) -> list[Example]:
-    """Examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut)."""
-    rows = [row for row in _read(path) if row["task"] in tasks]
+def read_pairs(
+    path: Path, tokenizer, tasks: Sequence[str], max_source: int, max_target: int, also: Sequence[Path] = ()
+) -> list[Example]:
+    """Examples from JSON lines with `task`, `input` and `output`, longer ones left out (a source is cut).
+
+    Those of the files `also` come after those of `path`.
+    """
+    rows = [row for file in (path, *also) for row in _read(file) if row["task"] in tasks]
     if not rows:
         raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
     sources = tokenizer([row["input"] for row in rows])["input_ids"]

@@ -75,7 +75,7 @@ def texts(recipe: HeadRecipe, target: Model, folder: Path, split: str, work: Pat
     about, learn, encoder = recipe.data, recipe.learn, target.lm.start_token is not None
     tokenizer = huggingface.tokenizer(folder / about.tokenizer) if about.tokenizer else target.tokenizer
     held = split == "heldout"
-    tasks = examples(about, encoder, folder / (about.heldout if held else about.train), tokenizer)
+    tasks = examples(about, encoder, folder, tokenizer, held)
     if held:
         tasks = {task: some[:: max(1, len(some) // HELDOUT_TEXTS)][:HELDOUT_TEXTS] for task, some in tasks.items()}
         learn = dataclasses.replace(learn, answers=tuple(HELDOUT_TEXTS for _ in learn.answers), texts=0)

@@ -73,13 +73,13 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     """
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
     likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
-    tasks = examples(recipe.data, encoder, folder / recipe.data.train, tokenizer)
+    tasks = examples(recipe.data, encoder, folder, tokenizer)
     loss = cross_entropy(_in_training(recipe))
     if recipe.distil is not None:
         loss, tasks = teach(recipe, recipe.distil, tasks, work, progress)
     if recipe.early_exit is not None:
         loss = early_exit.loss(_in_training(recipe), recipe.early_exit, recipe.train)
-    held = examples(recipe.data, encoder, folder / recipe.data.heldout, tokenizer)
+    held = examples(recipe.data, encoder, folder, tokenizer, held=True)
     few = {task: some[:: max(1, len(some) // HELDOUT_EXAMPLES)] for task, some in held.items()}
     training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
     params = start(recipe)
@@ -120,6 +120,8 @@ def checkpoint(
     wanted = [recipe.data.train, recipe.data.heldout]
     if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:
         wanted.append(f"{recipe.data.tokenizer}/tokenizer.json")
+    if not isinstance(recipe, TableRecipe):
+        wanted += recipe.data.also
     if missing := [file for file in wanted if not (folder / file).is_file()]:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: `jaxspec train --prepare-data --data {folder}` makes the data "

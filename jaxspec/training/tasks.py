@@ -11,13 +11,23 @@ from jaxspec.training import data
 Tasks = dict[str, list[data.Example]]
 
 
-def examples(about: Data, encoder: bool, path: Path, tokenizer) -> Tasks:
-    """The examples of each task of a recipe (of the one task "text" for a language model, which has no encoder)."""
+def examples(about: Data, encoder: bool, folder: Path, tokenizer, held: bool = False) -> Tasks:
+    """The examples of each task of a recipe (of the one task "text" for a language model, which has no encoder).
+
+    Args:
+        about: the recipe's data.
+        encoder: whether the model has one.
+        folder: holds the files.
+        tokenizer: of the model.
+        held: the held-out examples instead of those to train on.
+    """
+    path = folder / (about.heldout if held else about.train)
+    also = () if held else [folder / name for name in about.also]
     source = max(s for s, _ in about.shapes)
     target = max(t for _, t in about.shapes)
     if not encoder:
         return {"text": data.read_texts(path, tokenizer, target)}
-    return {task: data.read_pairs(path, tokenizer, [task], source, target) for task in about.tasks}
+    return {task: data.read_pairs(path, tokenizer, [task], source, target, also) for task in about.tasks}
 
 
 def batches(recipe: Recipe | HeadRecipe, tasks: Tasks, repeat: Sequence[int] = ()) -> data.Batches:

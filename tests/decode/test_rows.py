@@ -1,9 +1,10 @@
-"""Rows are reordered and replaced in mid-generation, for every model × drafter × policy: the same text.
+"""Rows are reordered and replaced in mid-generation, for models × drafters × policies: the same text.
 
 Programs are shared: rows of one batch have drafters and policies of their own. A drafter that runs them all takes each
 row's draft from the one that the first token of its prompt names; a policy that runs them all takes each row's limit
 from the one that its values name. With a table model that is every drafter with every policy; with each network all
 policies, and those drafters whose state holds something of the network (the others hold tokens and tables alone).
+Other drafters are permuted, each by itself, in drafters/test_conformance.py and drafters/test_hidden_states.py.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ def advanced(job, state, rounds=1000):
 take, put = jax.jit(buffers.take_rows), jax.jit(buffers.put_rows)
 
 
-SELDOM = {("table", "trees"), ("gpt", "trees, policies"), ("t5", "nested, policies"), ("window", "nested, policies")}
+SELDOM = {("table", "trees"), ("gpt", "trees, policies"), ("window", "nested, policies")}
 
 
 def _mark(case):

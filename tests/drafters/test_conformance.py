@@ -123,6 +123,23 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert max(off.values()) < EXACT, off
 
 
+NESTED = {"a tree", "a tree of n-grams", *set(DRAFTERS).difference(TREES, CASCADES)}  # decode/test_rows.py has them
+NESTED -= {"suffix", "a model of another vocabulary", "jacobi"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in SELDOM else pytest.mark.slow)
+        for name in DRAFTERS
+        if name not in NESTED
+    ],
+)
+def test_rows_may_be_permuted_in_mid_generation(name, permuted):
+    as_it_is, on_the_way = permuted(TARGET, DRAFTERS[name])
+    assert on_the_way == as_it_is
+
+
 @pytest.mark.parametrize(
     ("name", "policy"),
     [pytest.param(name, policy, marks=_slow((name, policy) not in QUICK)) for name, policy in PAIRS],

@@ -99,6 +99,15 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert max(off) < 1e-5, off
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else pytest.mark.slow) for x in NAMES]
+)
+def test_rows_may_be_permuted_in_mid_generation(name, permuted):
+    drafter = drafter_of(name, "decoder")
+    as_it_is, on_the_way = permuted(drafter.target, drafter)
+    assert on_the_way == as_it_is
+
+
 def tree_of(name):
     """A static tree, whose children are drawn or partly drawn, or one that grows."""
     if name == "dflash":

@@ -11,8 +11,8 @@ import jaxspec
 from jaxspec import recipes
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
-from jaxspec.recipes import Train
-from jaxspec.training import data, distil, loop, losses, on_policy, optimizer
+from jaxspec.recipes import Data, Train
+from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, tasks
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
 
@@ -293,3 +293,21 @@ def test_missing_and_empty_data(tmp_path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"task": "a", "input": "x", "output": "y"}) + "\n")
     with pytest.raises(ValueError, match="no example of the tasks"):
         data.read_pairs(tmp_path / "pairs.jsonl", None, ["b"], 8, 8)
+
+
+def test_a_recipe_may_train_on_several_files(tmp_path):
+    def words(texts):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+    def written(name, *outputs):
+        rows = [json.dumps({"task": "a", "input": "2 1", "output": f"{output} 1"}) + "\n" for output in outputs]
+        (tmp_path / name).write_text("".join(rows))
+
+    words.eos_token_id = 1
+    written("first", 3, 4)
+    written("second", 5)
+    written("held", 6)
+    about = Data("first", "held", ((4, 4),), tasks=("a",), also=("second", "second"))
+    outputs = [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words)["a"]]
+    assert outputs == [3, 4, 5, 5]
+    assert [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words, held=True)["a"]] == [6]
