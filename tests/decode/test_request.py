@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.analysis.measure import acceptance
 from jaxspec.base import Prompt, Rule, Verdict
 from jaxspec.decode import request
 from jaxspec.nets import gpt
@@ -270,3 +271,13 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
     monkeypatch.setattr(type(ours), "convert_ids_to_tokens", None)  # a second comparison would fail
     again = request.prepare(target, "red", drafter=target._replace(tokenizer=theirs))
     assert again.decoder is first.decoder
+
+
+def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
+    read, encode = [], request.encode
+    monkeypatch.setattr(request, "encode", lambda *given: read.append(given) or encode(*given))
+    options = dict(drafter=DRAFT, gamma=2, max_new_tokens=4)
+    jaxspec.generate(TARGET, ["the cat"], **options)
+    assert len(read) == 1
+    acceptance.measure(jaxspec.prepare(TARGET, ["the cat"], **options))
+    assert len(read) == 2

@@ -7,7 +7,7 @@ plain and truncated distributions × no end token and one inside. `tests/scripts
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
 import jax
@@ -16,7 +16,7 @@ import pytest
 
 from jaxspec import accept, drafters
 from jaxspec.accept import catalogue
-from jaxspec.base import Bound, Drafter, Prompt, Rule
+from jaxspec.base import Bound, Drafter, Model, Prompt, Rule
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.tree import DrawName
 from jaxspec.testing import (
@@ -34,6 +34,7 @@ from jaxspec.warp import SamplingParams, sampling
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
 VOCAB, STEPS = 3, 3
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1) for seed in (1, 2))
+FAR = [table_model(jax.random.key(seed), VOCAB, order=2) for seed in (1, 2)]  # what a node's parent is matters
 PROMPT = Prompt(jnp.array([[0]]), jnp.array([1]))
 SHAPES = (None, *itertools.product((1, 2, 3), repeat=2))  # None: a chain of two
 DRAWS = get_args(DrawName)
@@ -64,20 +65,23 @@ def grid(rules: Iterable[Rule] = RULES, shapes: Iterable = SHAPES, draws: Iterab
             yield from (Case(rule, shape, draw) for draw in draws)
 
 
-def drafter_of(case: Case) -> Bound[Drafter]:
+def drafter_of(case: Case, draft: Model) -> Bound[Drafter]:
     if case.shape is not None:
-        return drafters.tree(DRAFT, case.shape, draw=case.draw)
-    return drafters.greedy(DRAFT) if case.draw == "top" else drafters.model(DRAFT, coupled=case.draw == "coupled")
+        return drafters.tree(draft, case.shape, draw=case.draw)
+    return drafters.greedy(draft) if case.draw == "top" else drafters.model(draft, coupled=case.draw == "coupled")
 
 
-def deviation(case: Case, distribution: str, end_tokens: str) -> float:
+def deviation(
+    case: Case, distribution: str, end_tokens: str, pair: Sequence[Model] = (TARGET, DRAFT), steps: int = STEPS
+) -> float:
     """The total variation between the first tokens' distribution and plain sampling's."""
+    target, draft = pair
     temperature, top_k, draft_temperature = DISTRIBUTIONS[distribution]
     one = SamplingParams(jnp.array([temperature]), jnp.array([top_k]))
-    options = dict(drafter=drafter_of(case), accept=case.rule, gamma=2, temperature=1.0, key=jax.random.key(0))
-    job = prepare(TARGET, PROMPT, eos_ids=END_TOKENS[end_tokens], max_new_tokens=STEPS, **options)
+    options = dict(drafter=drafter_of(case, draft), accept=case.rule, gamma=2, temperature=1.0, key=jax.random.key(0))
+    job = prepare(target, PROMPT, eos_ids=END_TOKENS[end_tokens], max_new_tokens=steps, **options)
     own = one._replace(temperature=jnp.array([draft_temperature]))
-    return certify_job(with_sampler(job, sampling(VOCAB), one, own), STEPS)
+    return certify_job(with_sampler(job, sampling(VOCAB), one, own), steps)
 
 
 CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules and drafters
@@ -96,6 +100,24 @@ CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules an
 def test_text_has_the_distribution_of_plain_sampling(case):
     for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
         assert deviation(case, distribution, end_tokens) < EXACT, (distribution, end_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(rule, (2, 1), draw), id=f"{rule.name} {draw}")
+        for rule, draw in (
+            (accept.rejection(), "without_replacement"),
+            (accept.traversal(), "mixed"),
+            (accept.coupled(), "top"),
+            (accept.k_seq(), "replacement"),
+        )
+    ],
+)
+def test_the_token_after_a_whole_path_has_its_distribution(case):
+    """Four tokens: prefill's, a path of two, and the target's own after it. What follows depends on two tokens."""
+    assert deviation(case, "plain", "no end token", FAR, steps=4) < EXACT
 
 
 @pytest.mark.parametrize("name", ["lenient", "typical"])

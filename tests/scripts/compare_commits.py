@@ -4,12 +4,14 @@
     python tests/scripts/compare_commits.py ../old . --repeats 9
 
 Each checkout runs in a process of its own, which stays warm and decodes when it is asked to; they alternate, so that a
-busy machine slows both. Printed is new / old, the median and the range over the repeats: below 1, new is faster.
+busy machine slows both. Printed is new / old, the median and the range over the repeats: below 1, new is faster; and
+whether both write the same text with the same key.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -48,8 +50,9 @@ def worker() -> None:
         if way == "speculative":
             options |= dict(drafter=draft, gamma=4)
         start = time.perf_counter()
-        jaxspec.generate(target, prompts[pair], **options)
-        print(time.perf_counter() - start, flush=True)
+        out = jaxspec.generate(target, prompts[pair], **options)
+        seconds = time.perf_counter() - start
+        print(seconds, hashlib.sha256(np.asarray(out.tokens).tobytes()).hexdigest()[:12], flush=True)
 
 
 def main() -> None:
@@ -69,14 +72,18 @@ def main() -> None:
         assert made.stdout is not None and made.stdout.readline() == "ready\n"
         running.append(made)
 
-    def seconds(process: subprocess.Popen, setting: str) -> float:
+    def decoded(process: subprocess.Popen, setting: str) -> tuple[float, str]:
         process.stdin.write(setting + "\n")
         process.stdin.flush()
-        return float(process.stdout.readline())
+        seconds, text = process.stdout.readline().split()
+        return float(seconds), text
+
+    def seconds(process: subprocess.Popen, setting: str) -> float:
+        return decoded(process, setting)[0]
 
     rows = []
     for setting in SETTINGS:
-        first = [seconds(process, setting) for process in running]  # compiles
+        (old_first, old_text), (new_first, new_text) = (decoded(process, setting) for process in running)  # compiles
         ratios, times = [], []
         for repeat in range(options.repeats):
             order = running if repeat % 2 else running[::-1]
@@ -89,14 +96,16 @@ def main() -> None:
             "new_over_old": statistics.median(ratios),
             "range": [min(ratios), max(ratios)],
             "new_ms": 1e3 * statistics.median(times),
-            "first_call_new_over_old": first[1] / first[0],
+            "first_call_new_over_old": new_first / old_first,
+            "same_text": old_text == new_text,
         }
         rows.append(row)
         if not options.json:
             low, high = row["range"]
             print(
                 f"{setting:24} {row['new_over_old']:.3f} ({low:.3f} to {high:.3f})   {row['new_ms']:.0f} ms   "
-                f"first call {row['first_call_new_over_old']:.2f} (old {first[0]:.1f} s)",
+                f"first call {row['first_call_new_over_old']:.2f} (old {old_first:.1f} s)   "
+                f"{'same text' if row['same_text'] else 'ANOTHER TEXT'}",
                 flush=True,
             )
     if options.json:

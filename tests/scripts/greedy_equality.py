@@ -1,6 +1,7 @@
 """Greedy texts of held-out prompts with every drafter beside plain decoding's, and tokens a round.
 
     python tests/scripts/greedy_equality.py debian-t5-base debian-t5-small --count 200
+    python tests/scripts/greedy_equality.py debian-gpt-base debian-gpt-small --batch 16 --only tree
 
 The n-gram tables are counted on held-out references of prompts that are not decoded. Exits with 1 if a text differs.
 """
@@ -10,7 +11,7 @@ import sys
 import time
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import buffers, drafters
 from jaxspec.cli.prompts import heldout_for, references
 
 NEW, GAMMA = 32, 4
@@ -50,18 +51,28 @@ def main():
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=0, help="prompts decoded at a time; 0: all")
+    parser.add_argument("--only", default="", help="drafters whose names have this in them")
     given = parser.parse_args()
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
     texts = heldout_for(target, given.count)
     tables = drafters.ngram(references(target, given.count), target, order=3)
     plain, differ = jaxspec.generate(target, texts, max_new_tokens=NEW), 0
+    size = given.batch or len(texts)
+    width = max(map(len, target.tokenizer(texts)["input_ids"]))  # of all batches, so that they share programs
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
     for name, drafter in every_drafter(target, draft, tables).items():
-        began = time.perf_counter()
-        out = jaxspec.generate(target, texts, drafter=drafter, gamma=GAMMA, max_new_tokens=NEW)
-        same = sum(a == b for a, b in zip(out.texts, plain.texts, strict=True))
+        if given.only not in name:
+            continue
+        began, found, emitted, rounds = time.perf_counter(), [], 0, 0
+        for start in range(0, len(texts), size):
+            some = buffers.pad(target.tokenizer(texts[start : start + size])["input_ids"], width)
+            out = jaxspec.generate(target, some, drafter=drafter, gamma=GAMMA, max_new_tokens=NEW)
+            found += out.texts
+            emitted, rounds = emitted + (out.stats.emitted - 1).sum(), rounds + out.stats.rounds.sum()
+        same = sum(a == b for a, b in zip(found, plain.texts, strict=True))
         differ += same < len(texts)
-        rate = (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
+        rate = emitted / rounds
         print(f"| {name} | {same} of {len(texts)} | {rate:.2f} |", flush=True)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     sys.exit(differ > 0)
