@@ -19,7 +19,7 @@ from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
 OURS, HUGGING_FACE, T5X, GGUF = "jaxspec", "huggingface", "t5x", "gguf"  # formats
-IN_FULL = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
+HUB_NAMES = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
 )
@@ -161,7 +161,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         raise ValueError(f"revision is {revision!r}, but {source} is {here}: only models of the hub have revisions")
     if here is not None:
         return here
-    meant = next((f": did you mean {name!r}?" for name in IN_FULL if name.endswith(f"/{source}")), "")
+    meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
     missing = f"no checkpoint at {source}{meant or orbax.suggest(path.name, names) or '.'}"
     if not is_hub_id(source):
         raise CheckpointError(f"{missing} {_choices()}")

@@ -117,7 +117,7 @@ def test_greedy_equals_plain_with_a_policy(pair, policy):
     assert texts(jaxspec.generate(target, some(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
 
 
-def stranger(draft):
+def random_drafter(draft):
     """The drafter with random weights."""
     leaves, tree = jax.tree.flatten(draft.params)
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -128,7 +128,7 @@ def stranger(draft):
 def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
     """In batches and alone: nearly every round commits one token."""
     target, draft, prompts, plain = pair
-    drafter = stranger(draft)
+    drafter = random_drafter(draft)
     for chosen in (*batches(np.arange(32)), [0], [32], [47]):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
@@ -156,7 +156,7 @@ def sampled(request):
 def test_coupled_equals_plain_sampling(sampled, drafter):
     """In shuffled batches; some alone. A random drafter takes a round for nearly every token: half of the prompts."""
     target, draft, prompts, keys, plain = sampled
-    options = dict(drafter=draft if drafter == "good" else stranger(draft), gamma=4, accept=accept.coupled())
+    options = dict(drafter=draft if drafter == "good" else random_drafter(draft), gamma=4, accept=accept.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
     alone = np.arange(0, SAMPLED, 8)[:, None] if drafter == "good" else []
     shuffled = np.random.default_rng(0).permutation(SAMPLED)[:: 1 if drafter == "good" else 2]

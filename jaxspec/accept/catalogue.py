@@ -22,7 +22,7 @@ from jaxspec.accept.traversal import traversal
 from jaxspec.accept.typical import threshold, typical
 from jaxspec.base import Rule
 
-Ceiling = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
+TokenBound = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
 
 LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
 
@@ -32,12 +32,12 @@ class Entry(NamedTuple):
 
     Attributes:
         rule: with ordinary parameters.
-        ceiling: of an inexact rule, its bound: the target's log probabilities [..., V] -> the most that each token's
+        bound: of an inexact rule, its bound: the target's log probabilities [..., V] -> the most that each token's
             probability may be in a sampled text, given what precedes it. None for an exact rule.
     """
 
     rule: Rule
-    ceiling: Ceiling | None = None
+    bound: TokenBound | None = None
 
 
 def lenient_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:

@@ -14,7 +14,7 @@ from jaxspec.base import Draft, Keys, Verdict
 
 # float32 sums of a residual that is exactly zero come out near 1e-7; a true residual this small is never reached,
 # because its mass is the probability of getting there.
-NOTHING = 1e-6
+MIN_MASS = 1e-6
 LARGEST = 80.0  # of a logarithm whose exponential float32 holds
 JUDGE_TREES = "accept.rejection(), traversal(), k_seq(), coupled(), exact_match(), lenient() or typical()"
 
@@ -141,7 +141,7 @@ def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B 
     [[0.25, 0.0]]
     """
     left = jnp.maximum(p - q, 0.0)
-    return jnp.where(jnp.sum(left, axis=-1, keepdims=True) > NOTHING, left, p)
+    return jnp.where(jnp.sum(left, axis=-1, keepdims=True) > MIN_MASS, left, p)
 
 
 def sample_residual(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B V"]) -> Int[Array, " B"]:

@@ -63,18 +63,18 @@ def selection(
     """r, a, and a / b of `k_seq` for K = count candidates; a is 0 for none."""
     candidates = jnp.maximum(count, 1).astype(jnp.float32)
 
-    def chances(r: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    def masses(r: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
         b = jnp.minimum(jnp.sum(jnp.minimum(p / r[:, None], q), axis=-1), 1.0)
         return b, -jnp.expm1(candidates * jnp.log1p(-b))
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) / 2
-        b, a = chances(middle)
+        b, a = masses(middle)
         return jnp.where(a <= middle * b, low, middle), jnp.where(a <= middle * b, middle, high)
 
     _, r = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.ones_like(candidates), candidates))
-    b, a = chances(r)
+    b, a = masses(r)
     factor = jnp.minimum(jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 1.0), r)  # a <= r b, up to rounding
     some = count > 0
     return r, jnp.where(some, a, 0.0), jnp.where(some, factor, 0.0)
@@ -145,7 +145,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
     p, q = distributions(end)
     rest = jnp.maximum(p - end.factor[:, None] * jnp.minimum(p / end.r[:, None], q), 0.0)
-    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > remainder.NOTHING, rest, p)
+    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > remainder.MIN_MASS, rest, p)
     next_token = sample_residual(keys, position, jnp.log(rest))
     count, path = tree.path_to(nodes.parent, end.current)
     return Verdict(count, next_token, end.tested, path)

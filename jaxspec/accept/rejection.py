@@ -135,7 +135,7 @@ def verify_tree(
         """The child that is to be tried, whether it is accepted, and whether rejected."""
         children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
         child, there = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
-        p, q = remainder.chances(nodes, s.left, child)
+        p, q = remainder.trial_probs(nodes, s.left, child)
         passes = take_position(u, child) * (lenience * q) < p
         if forced is not None:
             passes = jnp.where(forced[0], take_position(forced[1], child), passes)
@@ -151,11 +151,11 @@ def verify_tree(
 
     def reject(s: Walk) -> Walk:
         child, _, rejected = trial(s)
-        _, left = remainder.without(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
+        _, left = remainder.after_rejection(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
         return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
 
     zero = jnp.zeros_like(draft.length, jnp.int32)
-    start = descend(Walk(zero, zero, remainder.everything(nodes)))
+    start = descend(Walk(zero, zero, remainder.initial(nodes)))
     end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
     next_token = sample_residual(keys, position, remainder.log_left(nodes, end.left, end.current))
     return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.accept.common import NOTHING, at_nodes, real_parent, take_position
+from jaxspec.accept.common import MIN_MASS, at_nodes, real_parent, take_position
 from jaxspec.base import Distribution, Draft, Draw
 
 
@@ -71,13 +71,13 @@ def read(draft: Draft, target: Distribution) -> Tree:
     return Tree(tokens, parent, draws, p, q, repeated, target.log_probs, draft.log_probs)
 
 
-def everything(tree: Tree) -> Left:
+def initial(tree: Tree) -> Left:
     """Before any rejection."""
     one = jnp.ones((tree.tokens.shape[0], tree.tokens.shape[1] + 1), jnp.float32)
     return Left(one, jnp.zeros_like(one), one)
 
 
-def chances(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+def trial_probs(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """The probability of a child's token in what is left of p at its parent, and in what the child was drawn from.
 
     Its elder siblings are rejected. The second is 1 for a point mass.
@@ -91,7 +91,7 @@ def chances(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[Arra
     return jnp.where(repeated, 0.0, left_of_p), jnp.where(scale != 0, scale * q, 1.0)
 
 
-def without(
+def after_rejection(
     tree: Tree, left: Left, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
 ) -> tuple[Float[Array, " B"], Left]:
     """What is left once a child is rejected: of w p at its parent, where w is a weight, norm(max(w p - q, 0)).
@@ -104,14 +104,14 @@ def without(
 
     Returns:
         The mass of max(w p - q, 0), and what is left. Where the mass is nothing (where w p equals q, up to rounding),
-        the trial was for nothing: the numbers stay.
+        no trial was needed: the numbers stay.
     """
     at = jnp.maximum(take_position(tree.parent, child), 0)
     a, b = (weight * take_position(x, at) for x in left[:2])
     b = b + _scale(tree, left, child, at)
     rest, unseen = _rest(tree, at, child, a, b)
     mass = jnp.sum(rest, axis=-1)
-    turned = jnp.logical_and(rejected, mass > NOTHING)
+    turned = jnp.logical_and(rejected, mass > MIN_MASS)
     scale = 1.0 / jnp.where(turned, mass, 1.0)
     seen = left._replace(unseen=put(left.unseen, at, unseen, rejected))
     return mass, seen._replace(a=put(left.a, at, a * scale, turned), b=put(left.b, at, b * scale, turned))

@@ -98,7 +98,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     The loop over these ends as soon as every row has accepted a node, and is over as many as the row with the most.
     """
     nodes, number = remainder.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
-    coins = jnp.pad(uniforms(keys, position, draft), ((0, 0), (1, 0)))  # the last committed token passes always
+    drawn = jnp.pad(uniforms(keys, position, draft), ((0, 0), (1, 0)))  # the last committed token passes always
 
     def first_child(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         """The first child that is left, and whether there is one; below a weight of 0 no node passes."""
@@ -108,7 +108,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
 
     def enter(s: Walk) -> Walk:
         child, some = first_child(s)
-        p, q = remainder.chances(nodes, s.left, child)
+        p, q = remainder.trial_probs(nodes, s.left, child)
         weight = jnp.minimum(take_position(s.weight, s.current) * p / jnp.maximum(q, SMALLEST), 1.0)
         return s._replace(current=jnp.where(some, child + 1, s.current), weight=put(s.weight, child + 1, weight, some))
 
@@ -116,13 +116,13 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         return jax.lax.while_loop(lambda s: jnp.any(first_child(s)[1]), enter, s)
 
     def fails(s: Walk) -> Bool[Array, " B"]:
-        return take_position(coins, s.current) >= take_position(s.weight, s.current)
+        return take_position(drawn, s.current) >= take_position(s.weight, s.current)
 
     def leave(s: Walk) -> Walk:
         failed, child = fails(s), jnp.maximum(s.current - 1, 0)
         parent = jnp.maximum(take_position(nodes.parent, child), 0)
         weight = take_position(s.weight, parent)
-        mass, left = remainder.without(nodes, s.left, child, weight, failed)
+        mass, left = remainder.after_rejection(nodes, s.left, child, weight, failed)
         whole = mass + (1.0 - weight)
         # Nothing over nothing: w p equals q, and the child's weight was 1, up to rounding.
         after = jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0)
@@ -136,9 +136,9 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             )
         )
 
-    everything = remainder.everything(nodes)
+    initial = remainder.initial(nodes)
     zero = jnp.zeros_like(draft.length, jnp.int32)
-    start = descend(Walk(zero, nodes.parent >= 0, jnp.ones_like(coins), everything))
+    start = descend(Walk(zero, nodes.parent >= 0, jnp.ones_like(drawn), initial))
     end = jax.lax.while_loop(lambda s: jnp.any(fails(s)), leave, start)
     next_token = sample_residual(keys, position, remainder.log_left(nodes, end.left, end.current))
     return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxspec.base import Model
     from jaxspec.decode.request import Job
 
-PRICED = 9  # timings of each pass, for a policy: they are waited for
+COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 DRAFTS = (
     "What drafts: a model, prompt_lookup, online_ngram, retrieval:DIR, trim=4096:MODEL, greedy:MODEL, tree:MODEL, .."
 )
@@ -91,7 +91,7 @@ def with_costs(session: Session) -> Session:
         return session
     from jaxspec.analysis.measure import cost
 
-    costs = cost.policy_costs(session.rows(0, settings.batch), repeats=PRICED)
+    costs = cost.policy_costs(session.rows(0, settings.batch), repeats=COST_REPEATS)
     return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs._asdict())))
 
 

@@ -163,9 +163,9 @@ def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Arr
 
     longest = jnp.logical_and(goal.stops == MODES.index("never"), goal.length_penalty > 0)
     at_best = jnp.where(longest, goal.limit, length)
-    hopeless = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
+    cannot_improve = jnp.logical_not(scores[:, 0] / _penalty(at_best, goal) > final_scores[:, -1])
     full = jnp.logical_and(final_scores[:, -1] > -jnp.inf, goal.stops == MODES.index(True))
-    done = jnp.logical_or(last, jnp.logical_or(hopeless, full))
+    done = jnp.logical_or(last, jnp.logical_or(cannot_improve, full))
     after = Beams(
         tokens=_extend(beams.tokens, origins, tokens, beams.steps),
         scores=scores,

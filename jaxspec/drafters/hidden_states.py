@@ -135,11 +135,11 @@ def draw_in_a_row(
         logits, carry = first(carry)
         return logits, None, carry
 
-    def go_on(i: Int[Array, ""], last: Int[Array, " B"], carry: Any):
+    def following(i: Int[Array, ""], last: Int[Array, " B"], carry: Any):
         logits, carry = following(i, last, carry)
         return logits, None, carry
 
-    draft, carry = sequential(begin, go_on, carry, own)
+    draft, carry = sequential(begin, following, carry, own)
     # Among other drafters (`drafters.fallback`) gamma may be larger: the rest is padding.
     return jax.tree.map(lambda x: _padded(x, gamma, context.gamma), draft), carry
 

@@ -28,7 +28,7 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
     """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
 
     The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
-    and a guess at one more for each vector; these are independent of each other. A round is two passes of the target,
+    and a draft token more for each vector; these are independent of each other. A round is two passes of the target,
     which yield at least two tokens: it pays where the vectors are good for a third. What is stored is the vectors
     alone. gamma is cut to one more than there are vectors.
 

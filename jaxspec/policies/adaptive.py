@@ -13,7 +13,7 @@ from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import checked, draft_depth
 
 
-class Values(NamedTuple):
+class Params(NamedTuple):
     """Of each row; `verify` [rows, n]: what each further token adds to the verify pass, the last for all beyond."""
 
     c: Any
@@ -33,7 +33,7 @@ class AcceptanceState(NamedTuple):
     token; the pause."""
 
     accepted: Float[Array, " B"]
-    tried: Float[Array, " B"]
+    num_tested: Float[Array, " B"]
     idle: Int[Array, " B"]
     pause: Int[Array, " B"]
 
@@ -72,14 +72,14 @@ def adaptive(
 
     Example:
         >>> policy = adaptive(c=0.05, v=0.05, alpha=[0.9, 0.5, 0.05], weight=1e6)
-        >>> memory = policy.functions.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
-        >>> policy.functions.max_draft(policy.params, memory, 8).tolist()
+        >>> state = policy.functions.init(policy.params, Prompt(jnp.zeros((3, 1), jnp.int32), jnp.array([1, 1, 1])))
+        >>> policy.functions.max_draft(policy.params, state, 8).tolist()
         [8, 2, 0]
 
     Reference: section 3.5 of arXiv 2211.17192, with alpha estimated as generation goes on.
     """
     most = float("inf")
-    values = Values(
+    values = Params(
         checked(c, "c", 0, most),
         _increments(v),
         checked(alpha, "alpha", 0, 1),
@@ -92,18 +92,21 @@ def adaptive(
 
 @functools.cache
 def _adaptive() -> Policy:
-    def init(params: Values, prompt: Prompt) -> AcceptanceState:
+    def init(params: Params, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape
-        accepted, tried = jnp.broadcast_to(params.alpha * params.weight, rows), jnp.broadcast_to(params.weight, rows)
+        accepted, num_tested = (
+            jnp.broadcast_to(params.alpha * params.weight, rows),
+            jnp.broadcast_to(params.weight, rows),
+        )
         pause = jnp.broadcast_to(params.pause, rows).astype(prompt.length.dtype)
-        return AcceptanceState(accepted, tried, jnp.zeros_like(prompt.length), pause)
+        return AcceptanceState(accepted, num_tested, jnp.zeros_like(prompt.length), pause)
 
-    def max_draft(params: Values, state: AcceptanceState, gamma: int) -> Int[Array, " B"]:
-        best = best_length(state.accepted / state.tried, params.c, params.verify, gamma)
+    def max_draft(params: Params, state: AcceptanceState, gamma: int) -> Int[Array, " B"]:
+        best = best_length(state.accepted / state.num_tested, params.c, params.verify, gamma)
         return jnp.where(jnp.logical_and(best == 0, state.idle >= state.pause), 1, best)
 
     def update(
-        params: Values, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> AcceptanceState:
         made, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
         left = jnp.where(made, 1.0 - params.forget, 1.0)
@@ -114,7 +117,7 @@ def _adaptive() -> Policy:
         # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
         return AcceptanceState(
             left * state.accepted + (1.0 - left) * params.alpha * params.weight + accepted,
-            left * state.tried + (1.0 - left) * params.weight + trials,
+            left * state.num_tested + (1.0 - left) * params.weight + trials,
             jnp.where(made, 0, state.idle + 1),
             jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
         )

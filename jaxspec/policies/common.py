@@ -50,10 +50,10 @@ def log_probs(distribution: Distribution) -> Float[Array, "B V"]:
         return distribution.log_probs[:, 0]
     if distribution.logits is None:
         raise ValueError("this policy reads logits, and the sampler gives none: set Distribution.logits in it")
-    soft = distribution.logits[:, 0]
+    logits = distribution.logits[:, 0]
     if distribution.log_probs is not None and distribution.greedy is not None:
-        soft = jnp.where(distribution.greedy[:, None], soft, distribution.log_probs[:, 0])
-    return jax.nn.log_softmax(soft, axis=-1)
+        logits = jnp.where(distribution.greedy[:, None], logits, distribution.log_probs[:, 0])
+    return jax.nn.log_softmax(logits, axis=-1)
 
 
 def draft_depth(draft: Draft) -> Int[Array, " B"]:

@@ -13,7 +13,7 @@ from jaxspec.base import Bound, Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, log_probs
 
 
-class Values(NamedTuple):
+class Params(NamedTuple):
     least: Any
     most: Any
     beta: Any
@@ -44,15 +44,15 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Bound[Policy]:
     if np.any(np.asarray(least) > np.asarray(most)):
         raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
-    return Bound(_entropy(), Values(*bounds, checked(beta, "beta", 0, 1)))
+    return Bound(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)))
 
 
 @functools.cache
 def _entropy() -> Policy:
-    def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
+    def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)
 
-    def max_draft(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:
@@ -60,17 +60,17 @@ def _entropy() -> Policy:
         each = jnp.where(found > -jnp.inf, -jnp.exp(found) * found, 0.0)
         return jnp.sum(each, axis=-1) / jnp.log(float(max(found.shape[-1], 2)))
 
-    def smoothed(params: Values, state: Float[Array, " B"], confidences: Float[Array, "B G"]) -> Float[Array, " B"]:
+    def smoothed(params: Params, state: Float[Array, " B"], confidences: Float[Array, "B G"]) -> Float[Array, " B"]:
         return params.beta * state + (1.0 - params.beta) * confidences[:, 0]
 
     def should_continue(
-        params: Values, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
+        params: Params, state: Float[Array, " B"], index: int | Int[Array, ""], confidences: Float[Array, "B G"]
     ) -> Bool[Array, " B"]:
         certainty = 1.0 - smoothed(params, state, confidences)
         return index + 1 < as_length(params.least + certainty * (params.most - params.least))
 
     def update(
-        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: Params, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
         if draft.aux is None or "confidence" not in draft.aux:
             return state

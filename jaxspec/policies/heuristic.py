@@ -12,7 +12,7 @@ from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, draft_depth
 
 
-class Values(NamedTuple):
+class Params(NamedTuple):
     start: Any
     grow: Any
     shrink: Any
@@ -42,7 +42,7 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
         [4, 1]
     """
     most = float("inf")
-    values = Values(
+    values = Params(
         checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
     )
     return Bound(_heuristic(), values)
@@ -50,14 +50,14 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
 
 @functools.cache
 def _heuristic() -> Policy:
-    def init(params: Values, prompt: Prompt) -> Float[Array, " B"]:
+    def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)
 
-    def max_draft(params: Values, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Float[Array, " B"], gamma: int) -> Int[Array, " B"]:
         return as_length(jnp.minimum(state, gamma))
 
     def update(
-        params: Values, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: Params, state: Float[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Float[Array, " B"]:
         depth = draft_depth(draft)
         before = state

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
 
 
-class Values(NamedTuple):
+class Params(NamedTuple):
     accepted: Any
 
 
@@ -41,20 +41,20 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
         raise ValueError(
             f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]"
         )
-    return Bound(_oracle(), Values(array.astype(np.int32)))
+    return Bound(_oracle(), Params(array.astype(np.int32)))
 
 
 @functools.cache
 def _oracle() -> Policy:
-    def init(params: Values, prompt: Prompt) -> Int[Array, " B"]:
+    def init(params: Params, prompt: Prompt) -> Int[Array, " B"]:
         return jnp.zeros_like(prompt.length)
 
-    def max_draft(params: Values, state: Int[Array, " B"], gamma: int) -> Int[Array, " B"]:
+    def max_draft(params: Params, state: Int[Array, " B"], gamma: int) -> Int[Array, " B"]:
         at = jnp.minimum(state, params.accepted.shape[1] - 1)
         return jnp.take_along_axis(params.accepted, at[:, None], axis=1)[:, 0]
 
     def update(
-        params: Values, state: Int[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
+        params: Params, state: Int[Array, " B"], draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> Int[Array, " B"]:
         return state + num_committed
 

@@ -13,17 +13,17 @@ from jaxspec.testing.tables import SequenceDistribution
 
 
 def excess(
-    distribution: SequenceDistribution, plain: SequenceDistribution, ceiling: Callable[[Array], Array], vocab: int
+    distribution: SequenceDistribution, plain: SequenceDistribution, bound: Callable[[Array], Array], vocab: int
 ) -> float:
-    """The most by which the probability of any beginning of a text exceeds what a ceiling allows; 0 or less: none does.
+    """The most by which the probability of any beginning of a text exceeds what a bound allows; 0 or less: none does.
 
-    A ceiling says, of the target's distribution, how probable each token may be given what precedes it. Probabilities
+    A bound says, of the target's distribution, how probable each token may be given what precedes it. Probabilities
     of what precedes are those of `distribution`: a beginning that is rare cannot exceed by much.
 
     Args:
         distribution: of a decoder's tokens, without end tokens (`decoder_distribution`).
         plain: the target's (`plain_distribution`), of as many tokens.
-        ceiling: log probabilities [V] -> [V]; see `accept.catalogue`.
+        bound: log probabilities [V] -> [V]; see `accept.catalogue`.
         vocab: V.
 
     Example:
@@ -35,7 +35,7 @@ def excess(
     most = -np.inf
     for before, mass in ours.items():
         p = theirs[before]
-        allowed = np.asarray(ceiling(jnp.log(jnp.asarray(p / p.sum(), jnp.float32))), np.float64)
+        allowed = np.asarray(bound(jnp.log(jnp.asarray(p / p.sum(), jnp.float32))), np.float64)
         most = max(most, float((mass - mass.sum() * allowed).max()))
     return round(most, 12)
 

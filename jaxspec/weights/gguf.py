@@ -37,6 +37,8 @@ SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of struct
 WIDTHS = {kind: struct.calcsize(f"<{form}") for kind, form in SCALARS.items()}
 STRING, ARRAY = 8, 9
 MOST_AXES = 4
+HEAD, EMBEDDING = "output.weight", "token_embd.weight"
+COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
 ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
 
 
@@ -162,11 +164,22 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         table = llama_cpp.config_json(header.metadata, {name: x[0] for name, x in header.tensors.items()})
         if ROPE in header.tensors:
             table["rope_scaling"] = _llama3(path, header, table)
+        if table["model_type"] == "t5" and HEAD in header.tensors:
+            table["scale_decoder_outputs"] = _repeats_embedding(path, header)
         family = families.of(table)
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
     return family, config, _shard(path, header, family, config)
+
+
+def _repeats_embedding(path: Path, header: Header) -> bool:
+    """Whether the head is the embedding, up to how both are quantised: of a T5, one that was tied, and so is scaled."""
+    head, embedding = (_stored(path, name, *header.tensors[name]) for name in (HEAD, EMBEDDING))
+    if head.shape != embedding.shape:
+        return False
+    head, embedding = (np.asarray(x[:COMPARED], np.float32) for x in (head, embedding))
+    return bool(np.linalg.norm(head - embedding) <= ALIKE * np.linalg.norm(embedding))
 
 
 def _llama3(path: Path, header: Header, table: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +248,7 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     known = gguf.get_tensor_name_map(arch, layers)
     theirs = {tensor.name for tensor in family.names(config).values()}
     named = {known.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}
-    output = {"output.weight": "lm_head.weight"}  # a head of its own, or a copy of the embedding
+    output = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
     return output | {name: ours for name, ours in named.items() if name is not None}
 
 

@@ -22,14 +22,14 @@ def test_rules_say_whether_they_judge_trees():
 
 
 def test_inexact_rules_and_only_they_state_a_ceiling():
-    assert all((entry.ceiling is None) == entry.rule.exact for entry in catalogue.RULES.values())
-    assert {name for name, entry in catalogue.RULES.items() if entry.ceiling} == {"lenient", "typical"}
+    assert all((entry.bound is None) == entry.rule.exact for entry in catalogue.RULES.values())
+    assert {name for name, entry in catalogue.RULES.items() if entry.bound} == {"lenient", "typical"}
 
 
 @pytest.mark.parametrize("name", ["lenient", "typical"])
 def test_a_ceiling_is_above_the_distribution(name):
     """So that a text with the target's own distribution keeps every promise."""
     log_p = jax.nn.log_softmax(2 * jax.random.normal(jax.random.key(0), (50, 7)).at[:, 3].set(-jnp.inf))
-    ceiling = np.asarray(catalogue.RULES[name].ceiling(log_p))
-    assert (ceiling >= np.exp(log_p) - 1e-6).all() and (ceiling <= 1 + 1e-6).all() and (ceiling < 1).any()
-    assert (ceiling[:, 3] == 0).all()
+    bound = np.asarray(catalogue.RULES[name].bound(log_p))
+    assert (bound >= np.exp(log_p) - 1e-6).all() and (bound <= 1 + 1e-6).all() and (bound < 1).any()
+    assert (bound[:, 3] == 0).all()

@@ -75,7 +75,7 @@ def test_a_distribution_that_is_nearly_certain_tests_nothing():
 def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
     found = drawn(context, accept.lenient(0.5)).tokens
-    assert fits.bound_test(context, found, catalogue.RULES["lenient"].ceiling).pvalue > 1e-3
+    assert fits.bound_test(context, found, catalogue.RULES["lenient"].bound).pvalue > 1e-3
     assert fits.bound_test(context, found, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
 
 

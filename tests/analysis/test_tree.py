@@ -93,19 +93,19 @@ def trace_of(p, q):
 
 
 def by_enumeration(children, sample, fixed=()):
-    """P(child r is x and accepted) by multi-round rejection, for each rank and token; `sample`: laws of the draws."""
+    """P(child r is x and accepted) by multi-round rejection, for each rank and token; `sample`: what draws are of."""
     found = np.zeros((children, 4))
 
     def go(rank, left, drawn, weight):
         if rank == children:
             return
-        law = sample(rank, drawn)
-        for x in np.flatnonzero(law):
-            accept = min(1.0, left[x] / law[x])
-            found[rank, x] += weight * law[x] * accept
-            after = np.maximum(left - law, 0)
+        probs = sample(rank, drawn)
+        for x in np.flatnonzero(probs):
+            accept = min(1.0, left[x] / probs[x])
+            found[rank, x] += weight * probs[x] * accept
+            after = np.maximum(left - probs, 0)
             if accept < 1:
-                go(rank + 1, after / after.sum(), [*drawn, x], weight * law[x] * (1 - accept))
+                go(rank + 1, after / after.sum(), [*drawn, x], weight * probs[x] * (1 - accept))
 
     go(0, P, [], 1.0)
     return found
@@ -126,13 +126,13 @@ def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
     children = 3
     found = tree_replay.ratios_of(trace_of(P, Q), draw, children).reshape(SAME, 4, children, children).mean(axis=0)
     for count in range(1, children + 1):
-        laws = {
+        distributions = {
             "without_replacement": lambda rank, drawn: without(drawn),
             "replacement": lambda rank, drawn: Q,
             "top": lambda rank, drawn: np.eye(4)[np.argsort(-Q, kind="stable")[rank]],
             "mixed": mixed_law(count),
         }
-        expected = by_enumeration(count, laws[draw])
+        expected = by_enumeration(count, distributions[draw])
         mine = found[:, count - 1].T * P[None, :]
         assert (mine[count:] == 0).all()
         np.testing.assert_allclose(mine[:count], expected, atol=0.01 if draw == "without_replacement" else 1e-5)

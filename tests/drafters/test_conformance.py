@@ -181,10 +181,10 @@ def test_trees_with_every_rule_that_judges_them(name, rule):
     job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], accept=entry.rule, gamma=2), EVERYTHING, PLAIN)
     found = decoder_distribution(job, steps=steps)
     plain = plain_distribution(TARGET, PROMPT, EVERYTHING, PLAIN, steps)
-    if entry.ceiling is None:
+    if entry.bound is None:
         assert total_variation(found, plain) < EXACT
     else:
-        assert excess(found, plain, entry.ceiling, vocab=3) < EXACT
+        assert excess(found, plain, entry.bound, vocab=3) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_inexact_rules_keep_their_bound_on_trees(name):
     job = prepare(TARGET, PROMPT, **options)
     found = decoder_distribution(job, steps=STEPS)
     plain = plain_distribution(TARGET, job.prompt, job.sampler, job.request.sampling_params, STEPS)
-    assert excess(found, plain, entry.ceiling, VOCAB) < EXACT
+    assert excess(found, plain, entry.bound, VOCAB) < EXACT
     assert total_variation(found, plain) > 1e-2
 
 

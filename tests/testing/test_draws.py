@@ -217,7 +217,7 @@ def test_draws_that_are_not_wanted_are_none():
 
 
 def test_rows_whose_mates_make_a_loop_run_longer():
-    """What is drawn for a row after it has ended shifts nothing of what it draws behind the loop."""
+    """What is drawn for a row after it has ended shifts nothing of what it draws after the loop."""
 
     def draw(keys, log_probs):
         def going(state):

@@ -38,8 +38,13 @@ CASES = {  # name: architecture, metadata, and whether it has biases on queries,
 KINDS = ("F16", "Q8_0", "Q5_0", "BF16", "Q4_1", "F32")  # of matrices, in turn
 
 
-def write(path: Path, case: str, changes: dict | None = None, tokenizer: dict | None = None) -> dict[str, np.ndarray]:
-    """A file of random weights; returns its tensors as transformers has them, after their quantisation."""
+def write(
+    path: Path, case: str, changes: dict | None = None, tokenizer: dict | None = None, copied: bool = False
+) -> dict[str, np.ndarray]:
+    """A file of random weights; returns its tensors as transformers has them, after their quantisation.
+
+    Where the head is copied, it is the embedding, quantised in another way.
+    """
     architecture, keys, biases, head = CASES[case]
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": x for key, x in keys.items()}
     shapes = {"token_embd.weight": (len(TOKENS), 64)} | ({"output.weight": ()} if head else {})
@@ -53,6 +58,8 @@ def write(path: Path, case: str, changes: dict | None = None, tokenizer: dict | 
     rng, tensors, writer = np.random.RandomState(0), {}, gguf.GGUFWriter(path, architecture)
     for name, parts in sorted(huggingface._by_tensor(named).items()):
         x = rng.normal(0, 0.3, huggingface._shape(sizes, parts)).astype(np.float32)
+        if copied and name in ("lm_head.weight", "shared.weight"):
+            x = np.random.RandomState(1).normal(0, 0.3, x.shape).astype(np.float32)
         theirs = layers.get_name(name, try_suffixes=(".weight", ".bias")) or "output.weight"
         stored = x.T if parts[0][1].transposed else x
         if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
@@ -111,6 +118,16 @@ def test_the_weights_are_those_that_transformers_reads(case, tmp_path):
     state = auto.from_pretrained(tmp_path, gguf_file="model.gguf").state_dict()
     for name, x in tensors.items():
         np.testing.assert_array_equal(state[name].float().numpy(), x, err_msg=name)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_t5_whose_head_repeats_its_embedding_is_scaled(copied, tmp_path):
+    """llama.cpp's files do not say it; a T5 1.0 that is not scaled would have logits 8 times too large here."""
+    tensors = write(tmp_path / "model.gguf", "t5", copied=copied)
+    assert copied == np.allclose(tensors["lm_head.weight"], tensors["shared.weight"], atol=0.2)
+    assert not np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
+    config = jaxspec.load(tmp_path / "model.gguf").config
+    assert (config.tied_head, config.scaled_head) == (False, copied)
 
 
 def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):

@@ -16,7 +16,7 @@ from rich.table import Table
 from jaxspec.analysis.bench.row import Rate, Row, Spread, over, to_json
 
 BUSY = 1.0  # load per CPU above which other programs slow down what is measured
-NOTHING = "–"
+MISSING = "–"
 EVERYTHING = "all together"  # a task that is all others
 
 
@@ -59,13 +59,13 @@ def words(value: Any, digits: int = 2) -> str:
         reach = "" if low is None or high is None or value is None else f"±{max(value - low, high - value):.{digits}f}"
         return words(value, digits) + reach
     if value is None:
-        return NOTHING
+        return MISSING
     return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def around(spread: Spread | None, digits: int = 2) -> str:
     """The least and the largest."""
-    return NOTHING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
+    return MISSING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
 
 
 def _gamma(row: Row) -> str:
@@ -198,7 +198,7 @@ def stacked(rows: Sequence[Row], columns: Sequence[Column], width: int | None, t
     of = {"rule": drafting, "policy": drafting}  # plain decoding has none
     keys = [SETTINGS[name] for name in SETTINGS if len({getattr(row, name) for row in of.get(name, rows)}) > 1]
     keys.append(GAMMA)
-    left = [column for column in columns if any(column.cell(row) not in ("", NOTHING) for row in rows)]
+    left = [column for column in columns if any(column.cell(row) not in ("", MISSING) for row in rows)]
     made, unlimited = [], Console(width=1000)
     while left:
         count = len(left)

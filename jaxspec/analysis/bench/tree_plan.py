@@ -22,7 +22,7 @@ from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Choices, shape_of
 
 PASSES = 2  # of the program
-NEAR = 0.03  # a simpler one is preferred if it is slower by no more than this part
+TOLERANCE = 0.03  # a simpler one is preferred if it is slower by no more than this part
 GREEDY: tuple[DrawName, ...] = ("top",)
 SAMPLED: tuple[DrawName, ...] = ("without_replacement", "mixed")
 
@@ -73,7 +73,7 @@ class TreePlan(NamedTuple):
     def best(self) -> Prediction:
         """The tree, unless it is hardly faster than the chain, or neither is than plain decoding."""
         plain = Prediction((), self.tree.draw, 1.0, 1.0)
-        found = self.tree if self.tree.improvement > self.chain.improvement * (1 + NEAR) else self.chain
+        found = self.tree if self.tree.improvement > self.chain.improvement * (1 + TOLERANCE) else self.chain
         return found if found.improvement > 1 else plain
 
 
@@ -187,7 +187,7 @@ def sentence(plan: TreePlan) -> str:
             return chain
         return (
             f"{chain} The best tree ({len(plan.tree.shape)} nodes, {plan.tree.depth} deep) gains no more than "
-            f"{NEAR:.0%} over it ({plan.tree.tokens_per_round:.2f} tokens, {plan.tree.improvement:.2f} times)."
+            f"{TOLERANCE:.0%} over it ({plan.tree.tokens_per_round:.2f} tokens, {plan.tree.improvement:.2f} times)."
         )
     return (
         f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: {best.tokens_per_round:.2f} "

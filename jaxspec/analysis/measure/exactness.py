@@ -60,9 +60,9 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
         >>> sorted(found.total_variation), found.as_stated
         (['fixed', 'model'], True)
     """
-    rule, ceiling = entry
-    if not rule.exact and ceiling is None:
-        raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.Entry a ceiling")
+    rule, bound = entry
+    if not rule.exact and bound is None:
+        raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.Entry a bound")
     target, draft = (table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(2))
     made: dict[str, Any] = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
     if rule.trees:
@@ -75,7 +75,7 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
         for kind, drafter in made.items()
     }
     off = distances = {kind: total_variation(one, plain) for kind, one in found.items()}
-    above = None if ceiling is None else {kind: excess(one, plain, ceiling, VOCAB) for kind, one in found.items()}
+    above = None if bound is None else {kind: excess(one, plain, bound, VOCAB) for kind, one in found.items()}
     if not rule.exact and above is not None:
         off = above
     return Certificate(rule.name, rule.exact, distances, above, bool(max(off.values()) < ROUNDING))

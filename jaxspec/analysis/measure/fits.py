@@ -135,13 +135,13 @@ def fit(context: Context, tokens: Int[np.ndarray, "N 2"]) -> Fit:
         >>> found.statistic, found.cells, round(found.pvalue, 3)
         (2.0, 3, 0.368)
     """
-    due, second = expected(context, len(tokens)), context.second_probs
+    numbers, second = expected(context, len(tokens)), context.second_probs
     if any(context.next_probs[x] == 0 or (x in second and second[x][y] == 0) for x, y in tokens.tolist()):
-        return Fit("chi-square", len(due), len(tokens), 0.0, float("inf"))
-    names = {cell: index for index, cell in enumerate(due)}
+        return Fit("chi-square", len(numbers), len(tokens), 0.0, float("inf"))
+    names = {cell: index for index, cell in enumerate(numbers)}
     which = [next(names[cell] for cell in ((x, y), (x,), ()) if cell in names) for x, y in tokens.tolist()]
-    counts = np.bincount(which, minlength=len(due)).astype(np.float64)
-    observed, wanted = merge_last(counts, np.array(list(due.values())))
+    counts = np.bincount(which, minlength=len(numbers)).astype(np.float64)
+    observed, wanted = merge_last(counts, np.array(list(numbers.values())))
     if len(observed) < 2:
         return Fit("chi-square", 1, len(tokens), 1.0, 0.0)
     found = stats.chisquare(observed, wanted)
@@ -157,32 +157,32 @@ def expected(context: Context, draws: int) -> dict[tuple[int, ...], float]:
     >>> expected(context, 12)
     {(0,): 9.0, (): 3.0}
     """
-    due: dict[tuple[int, ...], float] = {}
+    found: dict[tuple[int, ...], float] = {}
     for x in np.flatnonzero(draws * context.next_probs >= EXPECTED).tolist():
         whole = float(draws * context.next_probs[x])
         pairs = whole * context.second_probs[x] if x in context.second_probs else np.zeros(0)
         frequent = {(x, y): float(pairs[y]) for y in np.flatnonzero(pairs >= EXPECTED).tolist()}
-        due |= frequent
+        found |= frequent
         left = whole - sum(frequent.values())
         if left >= EXPECTED:
-            due[(x,)] = left
-    return due | {(): max(draws - sum(due.values()), 0.0)}
+            found[(x,)] = left
+    return found | {(): max(draws - sum(found.values()), 0.0)}
 
 
-def merge_last(observed: Float[np.ndarray, " cells"], due: Float[np.ndarray, " cells"]):
+def merge_last(observed: Float[np.ndarray, " cells"], wanted: Float[np.ndarray, " cells"]):
     """The last cell, if too little is expected of it, goes to the smallest of the others.
 
     >>> [x.tolist() for x in merge_last(np.array([6.0, 9.0, 1.0]), np.array([5.0, 9.0, 2.0]))]
     [[7.0, 9.0], [7.0, 9.0]]
     """
-    if due[-1] >= EXPECTED or len(due) == 1:
-        return observed, due
-    to = np.arange(len(due))
-    to[-1] = np.argmin(due[:-1])
-    return np.bincount(to, observed), np.bincount(to, due)
+    if wanted[-1] >= EXPECTED or len(wanted) == 1:
+        return observed, wanted
+    to = np.arange(len(wanted))
+    to[-1] = np.argmin(wanted[:-1])
+    return np.bincount(to, observed), np.bincount(to, wanted)
 
 
-def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], ceiling: Callable[[Array], Array]) -> Fit:
+def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable[[Array], Array]) -> Fit:
     """Compares how often tokens were drawn with how often they may be: exact binomial tests, the least of whose
     p-values is multiplied by their number (Bonferroni).
 
@@ -192,7 +192,7 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], ceiling: Callab
     Args:
         context: the target's distributions.
         tokens: draws after its first token.
-        ceiling: log probabilities [V] -> the most that each token's probability may be (`accept.catalogue`).
+        bound: log probabilities [V] -> the most that each token's probability may be (`accept.catalogue`).
 
     Example:
         >>> context = Context(0, np.array([0.9, 0.1]), {})
@@ -203,19 +203,19 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], ceiling: Callab
         False
         True
     """
-    found = _tails(context.next_probs, tokens[:, 0], ceiling)
+    found = _tails(context.next_probs, tokens[:, 0], bound)
     for x, probs in context.second_probs.items():
-        found += _tails(probs, tokens[tokens[:, 0] == x, 1], ceiling)
+        found += _tails(probs, tokens[tokens[:, 0] == x, 1], bound)
     return Fit("bound", len(found), len(tokens), min(1.0, len(found) * min(found)) if found else 1.0)
 
 
 def _tails(
-    probs: Float[np.ndarray, " V"], drawn: Int[np.ndarray, " n"], ceiling: Callable[[Array], Array]
+    probs: Float[np.ndarray, " V"], drawn: Int[np.ndarray, " n"], bound: Callable[[Array], Array]
 ) -> list[float]:
-    """P(as many draws or more) of each cell after one prefix, if its probability is the ceiling."""
+    """P(as many draws or more) of each cell after one prefix, if its probability is the bound."""
     if not len(drawn):
         return []
-    most = np.asarray(ceiling(jnp.log(jnp.asarray(probs, jnp.float32))), np.float64)
+    most = np.asarray(bound(jnp.log(jnp.asarray(probs, jnp.float32))), np.float64)
     counts, bounded = np.bincount(drawn, minlength=len(probs)), most < 1
     alone = bounded & (most * len(drawn) >= EXPECTED)
     cells = list(zip(counts[alone].tolist(), most[alone].tolist(), strict=True))
@@ -265,9 +265,9 @@ def steps(draws: Draws) -> int:
 def _tested(context: Context, tokens: Int[np.ndarray, "N 2"], entry: catalogue.Entry) -> Fit:
     if entry.rule.exact:
         return fit(context, tokens)
-    if entry.ceiling is not None:
-        return bound_test(context, tokens, entry.ceiling)
-    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.Entry a ceiling")
+    if entry.bound is not None:
+        return bound_test(context, tokens, entry.bound)
+    raise ValueError(f"{entry.rule.name} is inexact and states no bound: give its catalogue.Entry a bound")
 
 
 def _likeliest(context: Context, tokens: Int[np.ndarray, "N 2"]) -> tuple[LikelyToken, ...]:

@@ -26,7 +26,7 @@ INNER = 20  # passes of a profile
 STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
 LARGEST = 8  # kernels that are listed
 WAITING = 0.7  # busy for less than this share of the time, a device waits for kernels rather than runs them
-NEAR = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
+TOLERANCE = 2.0  # busy for less than so many times what reading the weights takes, a pass is what its weights make it
 
 
 class Kernel(NamedTuple):
@@ -106,7 +106,7 @@ def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
 
     def run() -> None:
         nonlocal state
-        for _ in range(rounds):
+        for _ in range(rounds):  # `loop.rounds` waits for each round, which would be seen in the profile
             state, _ = loop.advance(job.decoder, job.weights, state)
         if bool(jax.block_until_ready(state).done.any()):
             raise ValueError(
@@ -232,7 +232,7 @@ def advice(found: Profile | str, floor_us: float, target_us: float, c: float) ->
             "(try XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE), then fewer kernels a layer: one product for "
             "queries, keys and values, one for gate and input; or a drafter of fewer, wider layers."
         )
-    if found.busy_us > NEAR * floor_us:
+    if found.busy_us > TOLERANCE * floor_us:
         return (
             f"{made_of} The device is busy with small kernels, most of which move little: {_largest(found)}. Plan: "
             "fewer of them (one product for queries, keys and values, one for gate and input; norms and attention "
