@@ -135,11 +135,11 @@ def draw_in_a_row(
         logits, carry = first(carry)
         return logits, None, carry
 
-    def following(i: Int[Array, ""], last: Int[Array, " B"], carry: Any):
+    def proceed(i: Int[Array, ""], last: Int[Array, " B"], carry: Any):
         logits, carry = following(i, last, carry)
         return logits, None, carry
 
-    draft, carry = sequential(begin, following, carry, own)
+    draft, carry = sequential(begin, proceed, carry, own)
     # Among other drafters (`drafters.fallback`) gamma may be larger: the rest is padding.
     return jax.tree.map(lambda x: _padded(x, gamma, context.gamma), draft), carry
 
