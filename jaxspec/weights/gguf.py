@@ -165,7 +165,8 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         if ROPE in header.tensors:
             table["rope_scaling"] = _llama3(path, header, table)
         if table["model_type"] == "t5" and HEAD in header.tensors:
-            table["scale_decoder_outputs"] = _repeats_embedding(path, header)
+            # Tied, so that `huggingface.assemble` leaves out an exact copy; one quantised otherwise it keeps as a head.
+            table["tie_word_embeddings"] = table["scale_decoder_outputs"] = _repeats_embedding(path, header)
         family = families.of(table)
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:

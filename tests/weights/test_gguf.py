@@ -39,11 +39,11 @@ KINDS = ("F16", "Q8_0", "Q5_0", "BF16", "Q4_1", "F32")  # of matrices, in turn
 
 
 def write(
-    path: Path, case: str, changes: dict | None = None, tokenizer: dict | None = None, copied: bool = False
+    path: Path, case: str, changes: dict | None = None, tokenizer: dict | None = None, copied: str = "no"
 ) -> dict[str, np.ndarray]:
     """A file of random weights; returns its tensors as transformers has them, after their quantisation.
 
-    Where the head is copied, it is the embedding, quantised in another way.
+    Where the head is copied, it is the embedding: "exactly", or "requantised" in another way.
     """
     architecture, keys, biases, head = CASES[case]
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": x for key, x in keys.items()}
@@ -58,7 +58,8 @@ def write(
     rng, tensors, writer = np.random.RandomState(0), {}, gguf.GGUFWriter(path, architecture)
     for name, parts in sorted(huggingface._by_tensor(named).items()):
         x = rng.normal(0, 0.3, huggingface._shape(sizes, parts)).astype(np.float32)
-        if copied and name in ("lm_head.weight", "shared.weight"):
+        copy = copied != "no" and name in ("lm_head.weight", "shared.weight")
+        if copy:
             x = np.random.RandomState(1).normal(0, 0.3, x.shape).astype(np.float32)
         theirs = layers.get_name(name, try_suffixes=(".weight", ".bias")) or "output.weight"
         stored = x.T if parts[0][1].transposed else x
@@ -68,7 +69,8 @@ def write(
         count = next((n for part, n in ((".attn_q.", 4), (".attn_k.", 2)) if part in theirs), 0)
         if architecture == "llama" and count:
             stored = x.reshape(count, 2, -1, 64).swapaxes(1, 2).reshape(x.shape)
-        kind = gguf.GGMLQuantizationType[KINDS[len(tensors) % len(KINDS)] if x.ndim == 2 and count == 0 else "F32"]
+        called = "Q8_0" if copy and copied == "exactly" else KINDS[len(tensors) % len(KINDS)]
+        kind = gguf.GGMLQuantizationType[called if x.ndim == 2 and count == 0 else "F32"]
         packed = np.ascontiguousarray(stored) if kind.name == "F32" else gguf.quantize(stored, kind)
         if kind.name != "F32":
             x = gguf.dequantize(packed, kind)
@@ -120,14 +122,25 @@ def test_the_weights_are_those_that_transformers_reads(case, tmp_path):
         np.testing.assert_array_equal(state[name].float().numpy(), x, err_msg=name)
 
 
-@pytest.mark.parametrize("copied", [True, False])
-def test_a_t5_whose_head_repeats_its_embedding_is_scaled(copied, tmp_path):
-    """llama.cpp's files do not say it; a T5 1.0 that is not scaled would have logits 8 times too large here."""
+@pytest.mark.parametrize(
+    ("copied", "tied", "scaled"), [("exactly", True, True), ("requantised", False, True), ("no", False, False)]
+)
+def test_a_t5_whose_head_repeats_its_embedding_is_scaled(copied, tied, scaled, tmp_path):
+    """llama.cpp's files do not say it; a T5 1.0 that is not scaled would have logits 8 times too large here.
+
+    A copy is left out if it is exact: else it is what the file has as its head.
+    """
     tensors = write(tmp_path / "model.gguf", "t5", copied=copied)
-    assert copied == np.allclose(tensors["lm_head.weight"], tensors["shared.weight"], atol=0.2)
-    assert not np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
-    config = jaxspec.load(tmp_path / "model.gguf").config
-    assert (config.tied_head, config.scaled_head) == (False, copied)
+    head, embedding = tensors["lm_head.weight"], tensors["shared.weight"]
+    assert (np.array_equal(head, embedding), np.allclose(head, embedding, atol=0.2)) == (tied, scaled)
+    model = jaxspec.load(tmp_path / "model.gguf")
+    assert (model.config.tied_head, model.config.scaled_head) == (tied, scaled)
+    if tied:
+        del tensors["lm_head.weight"]
+    found = ours(model)
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
 
 
 def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):
