@@ -239,7 +239,7 @@ def test_a_coin_may_decide_several_things():
 
 @pytest.mark.parametrize("opens", [0.25, 0.75], ids=["low", "high"])
 def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
-    """Draft token 0 is accepted if both coins are on their open sides: the first coin alone decides nothing."""
+    """Draft token 0 is accepted if both uniforms are on their open sides: the first alone decides nothing."""
 
     def verify(keys, position, draft, target):
         first, second = noise.uniform(keys, 2).T
@@ -271,10 +271,10 @@ def resamples_from_p(keys, position, draft, target):
 
 
 def bonus_from_the_wrong_row(keys, position, draft, target):
-    coins = common.uniforms(keys, position, draft)
+    uniforms = common.uniforms(keys, position, draft)
     p, q = (jnp.exp(x) for x in (target.log_probs, draft.log_probs))
     p_x, q_x = (jnp.take_along_axis(x, draft.tokens[..., None], axis=-1)[..., 0] for x in (p[:, :-1], q))
-    count = common.count_accepted(coins * q_x < p_x, draft.length)
+    count = common.count_accepted(uniforms * q_x < p_x, draft.length)
     at = jnp.minimum(count, draft.tokens.shape[1] - 1)[:, None, None]  # one too early if all were accepted
     p, q = (jnp.take_along_axis(x, at, axis=1)[:, 0] for x in (p, q))
     q = jnp.where((count < draft.length)[:, None], q, 0.0)
@@ -304,14 +304,14 @@ def test_a_wrong_decoder_is_caught(drafter, accept):
     assert certify(TARGET, drafter=drafter, accept=accept, gamma=1, prompt=PROMPT, steps=3) > 1e-2
 
 
-def by_inversion(coins_of):
+def by_inversion(uniforms_of):
     """The rejection rule, its token drawn by inverting the distribution function at a uniform number.
 
-    coins_of: keys, position -> the number for the draft token, and the one for the token.
+    uniforms_of: keys, position -> the number for the draft token, and the one for the token.
     """
 
     def verify(keys, position, draft, target):
-        keeps, picks = coins_of(keys, position)
+        keeps, picks = uniforms_of(keys, position)
         p, q, x = jnp.exp(target.log_probs), jnp.exp(draft.log_probs[:, 0]), draft.tokens[:, :1]
         p_x, q_x = (jnp.take_along_axis(probs, x, axis=1)[:, 0] for probs in (p[:, 0], q))
         kept = keeps * q_x < p_x
@@ -355,13 +355,13 @@ def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
 
 
 @pytest.mark.parametrize(
-    ("coins_of", "when"),
+    ("uniforms_of", "when"),
     [(one_number_asked_for_twice, "of the same round"), (the_same_numbers_in_every_round, "of an earlier round")],
 )
-def test_a_coin_that_is_drawn_twice_is_refused(coins_of, when):
+def test_a_coin_that_is_drawn_twice_is_refused(uniforms_of, when):
     found = rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
     with pytest.raises(ValueError, match=found):
-        certify(TARGET, accept=by_inversion(coins_of), **ONE_TOKEN)
+        certify(TARGET, accept=by_inversion(uniforms_of), **ONE_TOKEN)
 
 
 @pytest.mark.parametrize("accept", [block(), rejection()], ids=["block", "rejection"])

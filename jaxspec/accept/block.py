@@ -13,9 +13,9 @@ from jaxspec.accept.common import (
     draft_distribution_at,
     draft_distributions,
     draft_probs,
+    exact_match,
+    gather_probs,
     likelihood_ratio,
-    match,
-    probs_at,
     require_chain,
     residual,
     sample_residual,
@@ -68,7 +68,7 @@ def block() -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         require_chain(draft, "block")
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         draft = sound(draft)
         passed = uniforms(keys, position, draft) < pass_probability(draft, target)
@@ -92,7 +92,7 @@ def sound(draft: Draft) -> Draft:
 def joint_ratio(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
     """r_1 .. r_G of `block`: how much likelier each prefix is under p than under q, cut at 1 on the way."""
     assert target.log_probs is not None
-    p, q = probs_at(target.log_probs[:, :-1], draft.tokens), draft_probs(draft)
+    p, q = gather_probs(target.log_probs[:, :-1], draft.tokens), draft_probs(draft)
     ratio, ratios = jnp.ones(q.shape[:1], q.dtype), []
     for i in range(q.shape[1]):
         ratio = jnp.minimum(ratio * p[:, i] / q[:, i], 1.0)

@@ -12,8 +12,8 @@ from jaxspec.accept.common import (
     count_accepted,
     draft_distributions,
     draft_probs,
-    match,
-    probs_at,
+    exact_match,
+    gather_probs,
     require_chain,
     sample_residual,
     take_position,
@@ -45,11 +45,11 @@ def classical_rejection() -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         require_chain(draft, "classical_rejection")
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         p = jnp.exp(target.log_probs[:, :-1])
         scale = smallest_ratio(p, draft_distributions(draft, p.shape[-1]))
-        threshold = scale * probs_at(target.log_probs[:, :-1], draft.tokens)
+        threshold = scale * gather_probs(target.log_probs[:, :-1], draft.tokens)
         count = count_accepted(uniforms(keys, position, draft) * draft_probs(draft) < threshold, draft.length)
         next_token = sample_residual(keys, position, take_position(target.log_probs, count))
         return chain_verdict(draft, count, next_token)

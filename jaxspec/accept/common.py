@@ -50,7 +50,7 @@ def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, 
     return Verdict(count, next_token, jnp.minimum(count + 1, draft.length))
 
 
-def match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
+def exact_match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
     """Draft tokens are accepted while they are the given ones: what every rule is where the target is certain.
 
     Args:
@@ -58,11 +58,11 @@ def match(draft: Draft, tokens: Int[Array, "B N+1"]) -> Verdict:
         tokens: the token that must follow each fed token.
 
     >>> chain = Draft(jnp.array([[4, 9, 6]]), jnp.array([3]))
-    >>> verdict = match(chain, jnp.array([[4, 5, 6, 7]]))
+    >>> verdict = exact_match(chain, jnp.array([[4, 5, 6, 7]]))
     >>> verdict.num_accepted.tolist(), verdict.next_token.tolist(), verdict.num_tested.tolist()
     ([1], [5], [2])
     >>> fork = Draft(jnp.array([[9, 4, 5]]), jnp.array([3]), parent=jnp.array([[0, 0, 2]]))
-    >>> verdict = match(fork, jnp.array([[4, 0, 5, 7]]))
+    >>> verdict = exact_match(fork, jnp.array([[4, 0, 5, 7]]))
     >>> verdict.num_accepted.tolist(), verdict.next_token.tolist(), verdict.path[:, :2].tolist()
     ([2], [7], [[1, 2]])
     """
@@ -158,7 +158,7 @@ def draft_probs(draft: Draft) -> Float[Array, "B G"]:
     """q(x) of each token of a chain; 1 if the proposal is deterministic."""
     if draft.log_probs is None:
         return jnp.ones(draft.tokens.shape, jnp.float32)
-    return probs_at(draft.log_probs, draft.tokens)
+    return gather_probs(draft.log_probs, draft.tokens)
 
 
 def draft_distributions(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
@@ -187,9 +187,12 @@ def take_position(rows: Array, index: Int[Array, " B"]) -> Array:
     return jnp.take_along_axis(rows, index, axis=1)[:, 0]
 
 
-def probs_at(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """The probability of one token at each position."""
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
+
+
+probs_at = gather_probs  # the old name, which the notebook bring_your_own_model still has
 
 
 def likelihood_ratio(

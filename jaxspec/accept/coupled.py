@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import noise
-from jaxspec.accept.common import chain_verdict, count_accepted, is_real, likelihood_ratio, match, take_position
+from jaxspec.accept.common import chain_verdict, count_accepted, exact_match, is_real, likelihood_ratio, take_position
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
@@ -47,7 +47,7 @@ def coupled() -> Rule:
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         if draft.parent is None and draft.aux is not None and "gumbel" in draft.aux:
             return match_drawn(keys, position, draft, target, draft.aux["gumbel"])
         return walk(keys, position, draft, target)

@@ -6,7 +6,7 @@ import functools
 
 from jaxtyping import Array, Float, Int
 
-from jaxspec.accept.common import probs_at
+from jaxspec.accept.common import gather_probs
 from jaxspec.accept.rejection import rejection
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
@@ -46,4 +46,4 @@ def acceptance_ratio(
     log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
     """p q / p."""
-    return probs_at(log_q, tokens)
+    return gather_probs(log_q, tokens)

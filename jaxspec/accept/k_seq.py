@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import tree
 from jaxspec.accept import remainder
-from jaxspec.accept.common import match, sample_residual, take_position, uniforms
+from jaxspec.accept.common import exact_match, sample_residual, take_position, uniforms
 from jaxspec.accept.rejection import acceptance_ratio, rejection
 from jaxspec.base import Distribution, Draft, Draw, Keys, Rule, Verdict
 
@@ -49,7 +49,7 @@ def k_seq() -> Rule:
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         if draft.parent is None:
             return rejection().verify(keys, position, draft, target)
         return verify_tree(keys, position, draft, target)

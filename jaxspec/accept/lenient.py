@@ -14,11 +14,11 @@ from jaxspec.accept.common import (
     chain_verdict,
     count_accepted,
     draft_probs,
+    exact_match,
     follow,
+    gather_probs,
     last_of,
     likelihood_ratio,
-    match,
-    probs_at,
     real_parent,
     take_position,
     tree_verdict,
@@ -73,7 +73,7 @@ def lenient(lenience: float) -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             if lenience == 1:
-                return match(draft, target.tokens)
+                return exact_match(draft, target.tokens)
             if draft.parent is not None:
                 parent = real_parent(draft)
                 count, path = follow(parent, near_best(target, draft))
@@ -87,7 +87,7 @@ def lenient(lenience: float) -> Rule:
                 forced = target.greedy, near_best(target, draft)
             return verify_tree(keys, position, draft, target, lenience, forced)
         scaled = uniforms(keys, position, draft) * (lenience * draft_probs(draft))
-        accepted = scaled < probs_at(target.log_probs[:, :-1], draft.tokens)
+        accepted = scaled < gather_probs(target.log_probs[:, :-1], draft.tokens)
         if target.greedy is not None and lenience < 1:
             accepted = jnp.where(target.greedy[:, None], near_best(target, draft), accepted)
         count = count_accepted(accepted, draft.length)

@@ -17,9 +17,9 @@ from jaxspec.accept.common import (
     count_accepted,
     draft_distribution_at,
     draft_probs,
+    exact_match,
+    gather_probs,
     likelihood_ratio,
-    match,
-    probs_at,
     residual,
     sample_residual,
     take_position,
@@ -67,12 +67,12 @@ def rejection() -> Rule:
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         if draft.parent is not None:
             return verify_tree(keys, position, draft, target)
         assert target.log_probs is not None
         u = uniforms(keys, position, draft)
-        accepted = u * draft_probs(draft) < probs_at(target.log_probs[:, :-1], draft.tokens)
+        accepted = u * draft_probs(draft) < gather_probs(target.log_probs[:, :-1], draft.tokens)
         count = count_accepted(accepted, draft.length)
         return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
 

@@ -13,8 +13,8 @@ from jaxspec import tree
 from jaxspec.accept import remainder
 from jaxspec.accept.block import block
 from jaxspec.accept.common import (
+    exact_match,
     likelihood_ratio,
-    match,
     sample_residual,
     take_position,
     tree_verdict,
@@ -68,7 +68,7 @@ def traversal() -> Rule:
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         if draft.parent is None:
             return block().verify(keys, position, draft, target)
         return verify_tree(keys, position, draft, target)

@@ -14,8 +14,8 @@ from jaxspec.accept.common import (
     at_nodes,
     chain_verdict,
     count_accepted,
+    exact_match,
     likelihood_ratio,
-    match,
     real_parent,
     sample_residual,
     take_position,
@@ -67,7 +67,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            return match(draft, target.tokens)
+            return exact_match(draft, target.tokens)
         assert target.log_probs is not None
         least = thresholds(target.log_probs)
         if draft.parent is None:

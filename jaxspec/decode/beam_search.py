@@ -10,10 +10,10 @@ two beams `a b` and `a c` (the cache holds a) and a drafter:
     step    b d f, b d g     g is in no tree: these are the round's last tokens, and are fed next
     keep    b c d e          their entries move to where b was; f's is forgotten
 
-Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was kept (an entry for each
+Without a drafter a round is one step. Slots of the cache, after each prompt: H for what was retained (an entry for each
 beam and step suffices), then K for the beams' last tokens, then D for draft tokens. `parent` counts from the first.
 
-Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H = K T kept ones, T
+Shapes: B prompts, K beams, U draft beams, G gamma, D = U G draft tokens, F = K + D fed tokens, H = K T retained ones, T
 most new tokens, V vocabulary.
 """
 
@@ -176,7 +176,7 @@ class Size(NamedTuple):
     new: int
 
     @property
-    def kept(self) -> int:
+    def retained(self) -> int:
         """Entries that the cache must hold after the prompt."""
         return self.beams * self.new
 
@@ -191,7 +191,7 @@ class SearchState(NamedTuple):
 
     Attributes:
         beams: see `Beams`.
-        parent: of the kept entries, -1 for the prompt, and where there is none.
+        parent: of the retained entries, -1 for the prompt, and where there is none.
         count: how many there are.
         above: the entry that each running beam's last token follows.
         caches: of target and draft, which hold the prompt and these entries.
@@ -229,7 +229,7 @@ def _search(
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
     def prefill(lm: LanguageModel, params: Any) -> tuple[Forward, Cache]:
-        return lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + size.kept + size.fed)
+        return lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + size.retained + size.fed)
 
     with jax.named_scope("prefill"):
         forward, cache = prefill(target, weights.target)
@@ -241,7 +241,7 @@ def _search(
     beams, _, _ = bookkeeping.advance(beams, found, goal)
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.kept, size.beams))
+    parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
     state = SearchState(beams, parent, zero, above, caches, zero, failed)
 
     def one_round(state: SearchState) -> SearchState:
@@ -249,20 +249,20 @@ def _search(
         found, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
         if draft is not None:
             with jax.named_scope("draft"):
-                cache = draft.rewind(draft_cache, base + size.kept)
+                cache = draft.rewind(draft_cache, base + size.retained)
                 above = jnp.concatenate([state.parent, state.above], axis=1)
                 found, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
         fed = jnp.concatenate([last, found.tokens], axis=1)
         parent = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
         with jax.named_scope("target"):
-            cache = target.rewind(state.caches.target, base + size.kept)
+            cache = target.rewind(state.caches.target, base + size.retained)
             forward, cache = target.extend(weights.target, cache, fed, parent)
             log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
         with jax.named_scope("steps"):
             beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal)
         with jax.named_scope("commit"):
-            order, kept, above = _keep(state.parent, state.count, state.above, parent, walk, size)
-            path = size.kept - state.count[:, None] + order
+            order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
+            path = size.retained - state.count[:, None] + order
 
             def keep(lm: LanguageModel, cache: Cache) -> Cache:
                 assert lm.select is not None
@@ -273,15 +273,16 @@ def _search(
                 return draft.extend(weights.draft, cache, deepest, parent)[1]
 
             if draft is not None:
-                wanted = jnp.any(walk.kept[:, -size.draft_beams :])
+                wanted = jnp.any(walk.retained[:, -size.draft_beams :])
                 read = functools.partial(read_last_level, draft)
                 draft_cache = jax.lax.cond(wanted, read, lambda cache: cache, draft_cache)
                 draft_cache = keep(draft, draft_cache)
             caches = Caches(keep(target, cache), draft_cache)
         failed = jnp.logical_or(state.failed, walk.failed)
         beams = beams._replace(done=jnp.logical_or(beams.done, failed))
-        held, passes = state.count + jnp.sum(walk.kept, axis=1, dtype=jnp.int32), state.passes + live.astype(jnp.int32)
-        return SearchState(beams, kept, held, above, caches, passes, failed)
+        held = state.count + jnp.sum(walk.retained, axis=1, dtype=jnp.int32)
+        passes = state.passes + live.astype(jnp.int32)
+        return SearchState(beams, retained, held, above, caches, passes, failed)
 
     def unfinished(state: SearchState) -> Bool[Array, ""]:
         return jnp.logical_not(jnp.all(state.beams.done))
@@ -303,7 +304,7 @@ def _draft(
 
     Its last level is not fed: what follows those tokens is not drafted, and seldom are they all accepted.
     """
-    scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.kept
+    scores, fed, first = beams.scores, bookkeeping.last_tokens(beams), size.retained
     tokens, parents = [], [parent]
     for level in range(size.gamma):
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
@@ -313,7 +314,7 @@ def _draft(
         scores, fed = found.scores, found.tokens
         tokens.append(fed)
         parents.append(first + found.origins)
-        first = size.kept + size.beams + level * size.draft_beams
+        first = size.retained + size.beams + level * size.draft_beams
     return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1)), cache
 
 
@@ -321,13 +322,13 @@ class Walk(NamedTuple):
     """What the steps of a round went through.
 
     Attributes:
-        kept: the fed tokens that some beam went through.
+        retained: the fed tokens that some beam went through.
         above: the fed token that each running beam's last token follows.
         moved: prompts for which a step was taken.
         failed: prompts with logits that were not finite, at a node that was read.
     """
 
-    kept: Bool[Array, "B F"]
+    retained: Bool[Array, "B F"]
     above: Int[Array, "B K"]
     moved: Bool[Array, " B"]
     failed: Bool[Array, " B"]
@@ -357,14 +358,14 @@ def _steps(
         above = jnp.take_along_axis(node, origins, axis=1)
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
         walk = Walk(
-            jnp.logical_or(walk.kept, jnp.logical_and(on_way, going[:, None])),
+            jnp.logical_or(walk.retained, jnp.logical_and(on_way, going[:, None])),
             jnp.where(going[:, None], above, walk.above),
             moved,
             jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
         )
         beams = bookkeeping.where(going, after, beams)
         if depth < size.gamma:
-            follows = draft.parent[:, None, :] == size.kept + above[:, :, None]
+            follows = draft.parent[:, None, :] == size.retained + above[:, :, None]
             same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
             there = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
             going = jnp.logical_and(going, jnp.logical_and(jnp.all(there, axis=1), jnp.logical_not(beams.done)))
@@ -373,28 +374,29 @@ def _steps(
 
 
 def _keep(
-    kept_parent: Int[Array, "B H"],
+    retained_parent: Int[Array, "B H"],
     count: Int[Array, " B"],
     above: Int[Array, "B K"],
     parent: Int[Array, "B H+F"],
     walk: Walk,
     size: Size,
 ) -> tuple[Int[Array, "B F"], Int[Array, "B H"], Int[Array, "B K"]]:
-    """Where the kept tokens go: after those that are there, in order.
+    """Where the retained tokens go: after those that are there, in order.
 
     Returns:
-        The fed tokens, the kept ones first; the parents of all kept entries; what each beam's last token follows.
+        The fed tokens, the retained ones first; the parents of all retained entries; what each beam's last token
+        follows.
     """
-    order = jnp.argsort(jnp.logical_not(walk.kept), axis=1, stable=True).astype(jnp.int32)
-    place = count[:, None] + jnp.cumsum(walk.kept, axis=1, dtype=jnp.int32) - 1  # of each fed token that is kept
-    old = parent[:, size.kept :]
-    inner = jnp.take_along_axis(place, jnp.maximum(old - size.kept, 0), axis=1)
-    new = jnp.take_along_axis(jnp.where(old < size.kept, old, inner), order, axis=1)
-    real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.kept, axis=1, dtype=jnp.int32)[:, None]
-    wide = jnp.pad(kept_parent, ((0, 0), (0, size.fed)), constant_values=-1)
+    order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
+    place = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
+    old = parent[:, size.retained :]
+    inner = jnp.take_along_axis(place, jnp.maximum(old - size.retained, 0), axis=1)
+    new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)
+    real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
+    wide = jnp.pad(retained_parent, ((0, 0), (0, size.fed)), constant_values=-1)
     wide = buffers.append(wide, count, jnp.where(real, new, -1))
     above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
-    return order, wide[:, : size.kept], above
+    return order, wide[:, : size.retained], above
 
 
 def _check_options(options: dict[str, Any]) -> None:

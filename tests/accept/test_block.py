@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.accept.block import joint_ratio, pass_probability
-from jaxspec.accept.common import draft_probs, probs_at
+from jaxspec.accept.common import draft_probs, gather_probs
 from jaxspec.base import Distribution, Draft
 
 
@@ -30,7 +30,7 @@ def expected_accepted(p, q, gamma):
         passing = pass_probability(draft, target)
         fails = jnp.cumprod((1 - passing)[:, ::-1], axis=1)[:, ::-1]  # i and all longer prefixes
         weight = jnp.prod(draft_probs(draft), axis=1)
-        ratios = jnp.minimum(1.0, probs_at(target.log_probs[:, :-1], tokens) / draft_probs(draft))
+        ratios = jnp.minimum(1.0, gather_probs(target.log_probs[:, :-1], tokens) / draft_probs(draft))
         accepted = jnp.sum(1 - fails, axis=1), jnp.sum(joint_ratio(draft, target), axis=1)
         return tuple(jnp.sum(weight * x) for x in (*accepted, jnp.sum(jnp.cumprod(ratios, axis=1), axis=1)))
 

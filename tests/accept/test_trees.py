@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec import accept, noise, tree
 from jaxspec.accept import catalogue
-from jaxspec.accept.common import match
+from jaxspec.accept.common import exact_match
 from jaxspec.base import Distribution, Draft, Draw
 
 RULES = {entry.rule.name: entry.rule for entry in catalogue.RULES.values() if entry.rule.trees}
@@ -20,9 +20,9 @@ FIXED, WITHOUT, WITH = Draw.FIXED, Draw.WITHOUT_REPLACEMENT, Draw.WITH_REPLACEME
 VOCAB = 5
 
 
-def scripted(rule, draft, target, coins):
-    """A verdict by given coins, and the distribution of the token after the accepted ones, normalised."""
-    verdict, left = jax.device_get(by_script(rule)(draft, target, np.asarray(coins, np.float32)))
+def scripted(rule, draft, target, uniforms):
+    """A verdict by given uniforms, and the distribution of the token after the accepted ones, normalised."""
+    verdict, left = jax.device_get(by_script(rule)(draft, target, np.asarray(uniforms, np.float32)))
     left = np.exp(left, dtype=np.float64)
     return verdict, left / left.sum(axis=-1, keepdims=True)
 
@@ -31,14 +31,14 @@ def scripted(rule, draft, target, coins):
 def by_script(rule):
     """The same, compiled once for all tests."""
 
-    def verify(draft, target, coins):
+    def verify(draft, target, uniforms):
         asked = []
 
         def categorical(keys, log_probs, *_):
             asked.append(log_probs)
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
 
-        uniform, rows = mock.patch.object(noise, "uniform", lambda *_: coins), len(draft.length)
+        uniform, rows = mock.patch.object(noise, "uniform", lambda *_: uniforms), len(draft.length)
         with uniform, mock.patch.object(noise, "categorical", categorical):
             verdict = rule.verify(noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32), draft, target)
         (left,) = asked
@@ -64,7 +64,7 @@ P, Q = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "draws", "coins", "path", "tested", "left"),
+    ("tokens", "draws", "uniforms", "path", "tested", "left"),
     [
         # 2 is accepted with probability 0.2 / 0.5, and leaves (5/6, 1/6, 0)
         ([2, 1], [WITHOUT, WITHOUT], [0.39, 0.0], [0], 1, None),
@@ -86,13 +86,13 @@ P, Q = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
         ([2], [WITHOUT], [0.41], [], 1, [5 / 6, 1 / 6, 0]),
     ],
 )
-def test_siblings_have_their_trials_in_order(tokens, draws, coins, path, tested, left):
+def test_siblings_have_their_trials_in_order(tokens, draws, uniforms, path, tested, left):
     """p and q as above; after an accepted child the token is from the target's distribution after that child."""
     count = len(tokens)
     target = jnp.log(jnp.array([P, *([0.1, 0.1, 0.8] for _ in tokens)]))
     log_q, parent = jnp.log(jnp.array([[Q]])), jnp.zeros((1, count), jnp.int32)
     draft = Draft(jnp.array([tokens]), jnp.array([count]), parent, log_q, jnp.array([draws], jnp.int32))
-    verdict, found = scripted(accept.rejection(), draft, Distribution(target[None]), [coins])
+    verdict, found = scripted(accept.rejection(), draft, Distribution(target[None]), [uniforms])
     assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested])
     np.testing.assert_allclose(found[0], [0.1, 0.1, 0.8] if left is None else left, atol=1e-6)
 
@@ -110,21 +110,21 @@ def test_a_deeper_tree_step_by_step():
     np.testing.assert_allclose(left[0], [1, 0, 0], atol=1e-6)
     # With q (0.2, 0.6, 0.2) there node 2 is accepted below 0.3 / 0.6, and a rejection leaves (1, 0, 0).
     draft = draft._replace(log_probs=log_q.at[0, 2].set(jnp.log(jnp.array([0.2, 0.6, 0.2]))))
-    for coins, path, tested, after in [
+    for uniforms, path, tested, after in [
         ([0.5, 0.9, 0.49, 0.9, 0.9], [1, 2], 3, [1, 0, 0]),
         ([0.5, 0.9, 0.51, 0.0, 0.74], [1], 4, [1, 0, 0]),  # nothing is left of 2: 0.2 - 0.2
         ([0.5, 0.9, 0.51, 0.9, 0.0], [1], 4, [1, 0, 0]),
     ]:
-        verdict, left = scripted(accept.rejection(), draft, target, [coins])
-        assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested]), coins
+        verdict, left = scripted(accept.rejection(), draft, target, [uniforms])
+        assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested]), uniforms
         np.testing.assert_allclose(left[0], after, atol=1e-6)
     draft = draft._replace(log_probs=log_q.at[0, 2].set(jnp.log(jnp.array([0.3, 0.6, 0.1]))))
-    for coins, path, tested, after in [  # leaves (2/3, 0, 1/3); 2 was drawn from (3/4, 0, 1/4)
+    for uniforms, path, tested, after in [  # leaves (2/3, 0, 1/3); 2 was drawn from (3/4, 0, 1/4)
         ([0.5, 0.9, 0.51, 0.99, 0.74], [1, 3, 4], 5, [0, 1, 0]),
         ([0.5, 0.9, 0.51, 0.99, 0.76], [1, 3], 5, [0, 0.5, 0.5]),
     ]:
-        verdict, left = scripted(accept.rejection(), draft, target, [coins])
-        assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested]), coins
+        verdict, left = scripted(accept.rejection(), draft, target, [uniforms])
+        assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested]), uniforms
         np.testing.assert_allclose(left[0], after, atol=1e-6)
 
 
@@ -206,7 +206,7 @@ def random_trees(rows, nodes=7, seed=0, kinds=tuple(Draw)):
     return draft, Distribution(log_p)  # in numpy, whose rows cost nothing to take
 
 
-def walk(draft, target, coins, row):
+def walk(draft, target, uniforms, row):
     """The rule in float64, for one row: the path, the number of trials, what is left of p."""
     tokens, parent, draws = (np.asarray(x[row]) for x in (draft.tokens, draft.parent, draft.draws))
     p_of = np.exp(np.asarray(target.log_probs[row], np.float64))
@@ -222,7 +222,7 @@ def walk(draft, target, coins, row):
                 if draws[child] == WITHOUT:
                     q[tried] = 0
                     q = q / q.sum() if q.sum() > 0 else np.eye(VOCAB)[x]
-            if coins[row][child] * q[x] < left[x]:
+            if uniforms[row][child] * q[x] < left[x]:
                 break
             rest = np.maximum(left - q, 0)
             left = rest / rest.sum() if rest.sum() > 1e-6 else left
@@ -238,21 +238,21 @@ def test_the_rejection_rule_is_a_walk_down_the_tree(kinds):
     draft, target = random_trees(rows, kinds=kinds or (FIXED,), seed=len(kinds or ()))
     if kinds is None:  # of point masses alone
         draft = draft._replace(log_probs=None)
-    coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
-    verdict, left = scripted(accept.rejection(), draft, target, coins)
+    uniforms = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
+    verdict, left = scripted(accept.rejection(), draft, target, uniforms)
     if kinds == (WITHOUT,):
-        unsaid, _ = scripted(accept.rejection(), draft._replace(draws=None), target, coins)
+        unsaid, _ = scripted(accept.rejection(), draft._replace(draws=None), target, uniforms)
         assert (unsaid.path == verdict.path).all() and (unsaid.num_tested == verdict.num_tested).all()
     depths = set()
     for row in range(rows):
-        path, tested, rest = walk(draft, target, coins, row)
+        path, tested, rest = walk(draft, target, uniforms, row)
         assert (path_of(verdict, row), int(verdict.num_tested[row])) == (path, tested), row
         np.testing.assert_allclose(left[row], rest, atol=1e-4)
         depths.add(len(path))
     assert depths >= {0, 1, 2}
 
 
-def climb(draft, target, coins, row):
+def climb(draft, target, uniforms, row):
     """Traversal in float64, for one row: the accepted fed token and what is left of p after it."""
     tokens, parent, draws = (np.asarray(x[row]) for x in (draft.tokens, draft.parent, draft.draws))
     p_of, q_of = (np.exp(np.asarray(x[row], np.float64)) for x in (target.log_probs, draft.log_probs))
@@ -282,7 +282,7 @@ def climb(draft, target, coins, row):
             mass = rest.sum()
             weights[at] = mass / (mass + 1 - weights[at]) if mass + 1 - weights[at] > 0 else 1.0
             left[at] = rest / mass if mass > 1e-6 else left[at]
-        return at if at == 0 or coins[row][at - 1] < weights[at] else None
+        return at if at == 0 or uniforms[row][at - 1] < weights[at] else None
 
     at = accepted_below(0)
     return at, left[at]
@@ -292,11 +292,11 @@ def climb(draft, target, coins, row):
 def test_traversal_is_a_walk_up_from_the_leaves(kinds):
     rows = 400
     draft, target = random_trees(rows, kinds=kinds, seed=len(kinds))
-    coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
-    verdict, left = scripted(accept.traversal(), draft, target, coins)
+    uniforms = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
+    verdict, left = scripted(accept.traversal(), draft, target, uniforms)
     depths = set()
     for row in range(rows):
-        last, rest = climb(draft, target, coins, row)
+        last, rest = climb(draft, target, uniforms, row)
         path = path_of(verdict, row)
         assert (path[-1] + 1 if path else 0) == last, row
         np.testing.assert_allclose(left[row], rest, atol=1e-4)
@@ -304,7 +304,7 @@ def test_traversal_is_a_walk_up_from_the_leaves(kinds):
     assert depths >= {0, 1, 2}
 
 
-def matching(draft, target, coins, row):
+def matching(draft, target, uniforms, row):
     """K-SEQ in float64, for one row: the tokens that are accepted, the number of trials, what is left of p."""
     tokens, parent, draws = (np.asarray(x[row]) for x in (draft.tokens, draft.parent, draft.draws))
     p_of, q_of = (np.exp(np.asarray(x[row], np.float64)) for x in (target.log_probs, draft.log_probs))
@@ -329,7 +329,7 @@ def matching(draft, target, coins, row):
         b = np.minimum(p / high, q).sum()
         for child in children:
             tested += 1
-            if coins[row][child] * high * q[tokens[child]] < p[tokens[child]]:
+            if uniforms[row][child] * high * q[tokens[child]] < p[tokens[child]]:
                 accepted = (*accepted, tokens[child])
                 break
         else:
@@ -348,11 +348,11 @@ def test_k_seq_gives_all_candidates_for_a_token_one_chance(kinds):
         jnp.take_along_axis(x, first[:, : x.shape[1], None], axis=1) for x in (target.log_probs, draft.log_probs)
     )
     draft = draft._replace(log_probs=log_q)
-    coins = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
-    verdict, left = scripted(accept.k_seq(), draft, Distribution(log_p), coins)
+    uniforms = np.random.default_rng(1).random(draft.tokens.shape).astype(np.float32)
+    verdict, left = scripted(accept.k_seq(), draft, Distribution(log_p), uniforms)
     depths, merged = set(), 0
     for row in range(rows):
-        accepted, tested, rest = matching(draft, Distribution(log_p), coins, row)
+        accepted, tested, rest = matching(draft, Distribution(log_p), uniforms, row)
         path = path_of(verdict, row)
         assert (tuple(draft.tokens[row, jnp.array(path, int)].tolist()), int(verdict.num_tested[row])) == (
             accepted,
@@ -394,8 +394,8 @@ def test_lenience_in_a_tree():
     log_q, parent = jnp.log(jnp.array([[Q]])), jnp.zeros((1, 2), jnp.int32)
     target = Distribution(jnp.log(jnp.array([[P, [0.1, 0.1, 0.8], [0.1, 0.1, 0.8]]])))
     draft = Draft(jnp.array([[2, 1]]), jnp.array([2]), parent, log_q)
-    for coins, path in [([0.79, 0.0], [0]), ([0.81, 0.65], [1]), ([0.81, 0.67], [])]:  # 0.2 / 0.25 and (1/6) / 0.25
-        verdict, left = scripted(accept.lenient(0.5), draft, target, [coins])
+    for uniforms, path in [([0.79, 0.0], [0]), ([0.81, 0.65], [1]), ([0.81, 0.67], [])]:  # 0.2 / 0.25 and (1/6) / 0.25
+        verdict, left = scripted(accept.lenient(0.5), draft, target, [uniforms])
         assert path_of(verdict) == path
         np.testing.assert_allclose(left[0], [0.1, 0.1, 0.8] if path else [1, 0, 0], atol=1e-6)
     logits = jnp.broadcast_to(jnp.log(jnp.array(P)), (1, 3, 3))
@@ -431,7 +431,7 @@ def test_of_a_certain_target_children_are_accepted_that_are_its_tokens(name):
 def test_a_certain_target_that_allows_nothing_accepts_nothing():
     """Its token is -1, which no draft token is; the decoder ends the row."""
     draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), jnp.array([[0, 0]]))
-    verdict = match(draft, jnp.array([[-1, 0, 0]]))
+    verdict = exact_match(draft, jnp.array([[-1, 0, 0]]))
     assert verdict.num_accepted.tolist() == [0] and verdict.num_tested.tolist() == [2]
 
 
