@@ -261,7 +261,7 @@ from jaxspec.base import Rule
 
 
 def verify(keys, position, draft, target, replace=common.residual):
-    p = common.probs_at(target.log_probs[:, :-1], draft.tokens)
+    p = common.gather_probs(target.log_probs[:, :-1], draft.tokens)
     q = common.draft_probs(draft)
     count = common.count_accepted(common.uniforms(keys, position, draft) * q < p, draft.length)
     p_next = jnp.exp(common.take_position(target.log_probs, count))  # at the first rejection, or after the last one

@@ -192,9 +192,6 @@ def gather_probs(log_probs: Float[Array, "B T V"], tokens: Int[Array, "B T"]) ->
     return jnp.exp(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0])
 
 
-probs_at = gather_probs  # the old name, which the notebook bring_your_own_model still has
-
-
 def likelihood_ratio(
     log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
