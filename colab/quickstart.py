@@ -45,8 +45,8 @@ from IPython.display import HTML, display
 # change places, and here texts are compared token by token.
 jax.config.update("jax_default_matmul_precision", "highest")
 
-target = jaxspec.load("debian-t5-base")
-draft = jaxspec.load("debian-t5-small")
+target = jaxspec.load("debian-t5-large")
+draft = jaxspec.load("debian-t5-draft")
 
 for model in (target, draft):
     size = sum(x.size for x in jax.tree.leaves(model.params))

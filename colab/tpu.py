@@ -200,7 +200,7 @@ def mesh_for(config, count):
     return sharding.mesh(f"data={count // model},model={model}")
 
 
-names = "debian-t5-base", "debian-t5-small"
+names = "debian-t5-large", "debian-t5-draft"
 whole = [jaxspec.load(name) for name in names]
 mesh = mesh_for(whole[0].config, jax.device_count())
 target, draft = (jaxspec.load(name, mesh=mesh) for name in names)

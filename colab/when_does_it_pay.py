@@ -144,7 +144,7 @@ for name, (alpha, c, check) in cases.items():
 # %%
 from jaxspec import corpus
 
-target, draft = jaxspec.load("debian-t5-base"), jaxspec.load("debian-t5-small")
+target, draft = jaxspec.load("debian-t5-large"), jaxspec.load("debian-t5-draft")
 prompts = [row["input"] for row in corpus.heldout("translation")]
 prompts = sorted(prompts[:64], key=len)[:16]  # short ones, which are quick
 

@@ -84,7 +84,7 @@ def test_text_form_without_a_title_is_refused(sync: ModuleType):
     ],
 )
 def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
-    if "debian-t5-base" not in shipped():
+    if "debian-t5-large" not in shipped():
         pytest.skip("the checkpoints are not here")
     if name == "real_model" and not importlib.util.find_spec(GEMMA):
         pytest.skip(f"the package {GEMMA} is not installed")

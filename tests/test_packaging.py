@@ -17,7 +17,7 @@ import jaxspec
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests run against a wheel
-PAIR = ("debian-t5-base", "debian-t5-small")
+SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
@@ -171,7 +171,7 @@ def build(target: str, source: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory):
-    absent = [name for name in PAIR if not (ROOT / "checkpoints" / name).is_dir()]
+    absent = [name for name in SHIPPED if not (ROOT / "checkpoints" / name).is_dir()]
     if absent:
         pytest.skip(f"checkpoints/ lacks {absent}")
     with zipfile.ZipFile(build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))) as archive:
@@ -203,14 +203,14 @@ def test_wheel_carries_what_it_needs_away_from_a_checkout(wheel: zipfile.ZipFile
 
     recipes = {name.removeprefix("jaxspec/data/recipes/") for name in names if "/data/recipes/" in name}
     assert recipes == relative_files(ROOT / "models", "*.toml")
-    assert {f"{name}.toml" for name in PAIR} <= recipes
+    assert {f"{name}.toml" for name in SHIPPED} <= recipes
 
     prefix = "jaxspec/data/checkpoints/"
-    assert {name.split("/")[3] for name in names if name.startswith(prefix)} == set(PAIR)
-    for pair in PAIR:
-        files = relative_files(ROOT / "checkpoints" / pair)
+    assert {name.split("/")[3] for name in names if name.startswith(prefix)} == set(SHIPPED)
+    for name in SHIPPED:
+        files = relative_files(ROOT / "checkpoints" / name)
         assert "manifest.toml" in files and any(file.startswith("params/") for file in files)
-        assert {f"{prefix}{pair}/{file}" for file in files} <= names
+        assert {f"{prefix}{name}/{file}" for file in files} <= names
 
 
 @pytest.mark.slow

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, noise
+from jaxspec import accept, buffers, corpus, noise
 from jaxspec.analysis.measure import fits, numerics, samples
 from jaxspec.base import Prompt
+from jaxspec.cli.options import DRAFT, TARGET
 from jaxspec.decode.request import prepare
 from jaxspec.model import shipped
 
@@ -84,6 +85,16 @@ def test_greedy_equals_plain_in_ragged_batches(pair):
     for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)):
         out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
+
+
+@pytest.mark.skipif(not {TARGET, DRAFT} <= set(shipped()), reason="the pair is not here")
+def test_greedy_equals_plain_with_the_default_pair_of_the_commands():
+    rows = corpus.heldout("translation")[:16]
+    target, draft = jaxspec.load(TARGET), jaxspec.load(DRAFT)
+    prompts = [row["input"] for row in rows]
+    out, plain = (jaxspec.generate(target, prompts, drafter=d, gamma=4, max_new_tokens=NEW) for d in (draft, None))
+    assert texts(out) == texts(plain)
+    assert out.stats.tokens_per_round.mean() > 1.5
 
 
 @ONE

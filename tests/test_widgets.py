@@ -42,7 +42,7 @@ pytest.importorskip("ipywidgets")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the extra `browser`")
 if BROWSER is None:
     pytest.skip("there is no Chromium or Chrome on the PATH", allow_module_level=True)
-if "debian-t5-base" not in shipped():
+if "debian-t5-large" not in shipped():
     pytest.skip("the checkpoints are not here", allow_module_level=True)
 
 

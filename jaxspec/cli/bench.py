@@ -32,7 +32,7 @@ def bench(
     Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by the same target.
 
     \b
-        jaxspec bench --gamma 1,3 --policy adaptive --draft debian-t5-small,prompt_lookup
+        jaxspec bench --gamma 1,3 --policy adaptive --draft debian-t5-draft,prompt_lookup
         jaxspec bench --gamma 3 --dtype float32,int8 --also memory
         jaxspec bench --target random:t5-v1_1-small --draft none
     """

@@ -37,7 +37,7 @@ def convert(
     Hugging Face folder.
 
     \b
-        jaxspec convert debian-t5-base debian-t5-base-hf
+        jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
     from jaxspec import model as front

@@ -28,7 +28,7 @@ def datastore(
     gigabyte of memory and 35 MB on disk (two cores of an AMD EPYC). To draft from it:
 
     \b
-        jaxspec datastore texts.txt --tokenizer debian-t5-base --out store
+        jaxspec datastore texts.txt --tokenizer debian-t5-large --out store
         jaxspec generate --draft retrieval:store
     """
     from jaxspec import corpus, folders, vocabulary

@@ -55,9 +55,9 @@ def parse(name: str) -> Written | None:
     Raises:
         ValueError: the parts are not those of its kind.
 
-    >>> parse("tree=4x2-mixed:debian-t5-small")
-    Written(kind='tree', numbers=(4, 2), inner=('debian-t5-small',), draw='mixed', layers=())
-    >>> parse("skip_layers=5x7:6").layers, parse("debian-t5-small")
+    >>> parse("tree=4x2-mixed:debian-t5-draft")
+    Written(kind='tree', numbers=(4, 2), inner=('debian-t5-draft',), draw='mixed', layers=())
+    >>> parse("skip_layers=5x7:6").layers, parse("debian-t5-draft")
     (((5, 7), (6,)), None)
     """
     head, colon, rest = name.partition(":")
@@ -85,7 +85,7 @@ def parse(name: str) -> Written | None:
 def is_model(name: str) -> bool:
     """Whether a name is that of a model, and not of a drafter that is made of something.
 
-    >>> is_model("debian-t5-small"), is_model("tree=4x2:debian-t5-small"), is_model("prompt_lookup+debian-t5-small")
+    >>> is_model("debian-t5-draft"), is_model("tree=4x2:debian-t5-draft"), is_model("prompt_lookup+debian-t5-draft")
     (True, False, False)
     """
     kind = name.partition(":")[0].partition("=")[0]
@@ -95,8 +95,8 @@ def is_model(name: str) -> bool:
 def parts(name: str) -> list[str]:
     """The drafters of a name, which + separates; but no + of a path that exists does.
 
-    >>> parts("prompt_lookup+greedy:debian-t5-small")
-    ['prompt_lookup', 'greedy:debian-t5-small']
+    >>> parts("prompt_lookup+greedy:debian-t5-draft")
+    ['prompt_lookup', 'greedy:debian-t5-draft']
     """
     found, pieces = [], name.split("+")
     while pieces:

@@ -33,7 +33,7 @@ def measure(
     rounds in place of its own. A table appears as soon as its task and temperature are measured.
 
     \b
-        jaxspec measure --draft debian-t5-small,bigram --gamma plan,3 --resume t5.jsonl
+        jaxspec measure --draft debian-t5-draft,bigram --gamma plan,3 --resume t5.jsonl
         jaxspec measure --table 5
         jaxspec measure --rule all --no-speed --gamma 7
     """

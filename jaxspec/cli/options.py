@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-TARGET, DRAFT = "debian-t5-base", "debian-t5-small"  # the default pair
+TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 
 
 def number(help: str, *names: str, least: int = 1) -> Any:

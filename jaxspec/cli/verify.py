@@ -37,7 +37,7 @@ def verify(
 
     \b
         jaxspec verify
-        jaxspec verify --target debian-t5-base --draft debian-t5-small
+        jaxspec verify --target debian-t5-large --draft debian-t5-draft
     """
     if bool(target) != bool(draft):
         raise ValueError("a pair has two models: give --target and --draft, or neither")

@@ -40,11 +40,11 @@ def made(name, seed, encoder=True, words=WORDS):
 
 @pytest.fixture(scope="session")
 def zoo():
-    base = made("debian-t5-base", 1)
+    base = made("debian-t5-large", 1)
     gpt = made("debian-gpt-base", 3, encoder=False)
     return {
-        "debian-t5-base": base,
-        "debian-t5-small": made("debian-t5-small", 2)._replace(params=base.params * 0.7),  # often right
+        "debian-t5-large": base,
+        "debian-t5-draft": made("debian-t5-draft", 2)._replace(params=base.params * 0.7),  # often right
         "debian-gpt-base": gpt._replace(lm=gpt.lm._replace(max_positions=512)),
         "debian-gpt-small": made("debian-gpt-small", 4, encoder=False),
         "stranger": made("stranger", 2, words=[*WORDS[:5], *reversed(WORDS[5:])]),

@@ -30,12 +30,12 @@ def run(loading):
 
 
 def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
-    axes = ("--draft", "debian-t5-small,prompt_lookup+debian-t5-small", "--gamma", "2", "--policy", "adaptive")
+    axes = ("--draft", "debian-t5-draft,prompt_lookup+debian-t5-draft", "--gamma", "2", "--policy", "adaptive")
     asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
     found = json.loads(run(*asked, "--json"))
     rows = [bench.row.from_json(row) for row in found["rows"]]
     names = [(row.drafter, row.policy, row.gamma) for row in rows]
-    both = ("debian-t5-small", "prompt_lookup+debian-t5-small")
+    both = ("debian-t5-draft", "prompt_lookup+debian-t5-draft")
     each = [(name, "", 2) for name in both]
     assert names == [("", "", 0), *each, *((name, "adaptive", 2) for name in both)]
     assert found["environment"]["jax"] == jax.__version__ and all(row.same_text == 2 for row in rows)

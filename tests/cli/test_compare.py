@@ -36,7 +36,7 @@ def test_a_comparison_really_measures(report, monkeypatch):
     plain, speculative = found["plain"], found["speculative"]
     assert speculative["same_text"] == speculative["texts"] == plain["texts"] == 2
     assert speculative["batch"] == 2 and speculative["policy"] == "heuristic" and len(plain["seconds"]) == 2
-    assert speculative["drafter"] == "debian-t5-small" and 0 < speculative["alpha"]["value"] <= 1
+    assert speculative["drafter"] == "debian-t5-draft" and 0 < speculative["alpha"]["value"] <= 1
     assert speculative["speed"]["min"] > 0 and speculative["predicted"]["rounds"] > 0
 
 
@@ -69,7 +69,7 @@ def test_the_cache_is_blamed_only_where_it_is_to_blame(cached, v):
 
 
 def test_whether_the_texts_agree_is_stated(zoo):
-    tokenizer = zoo["debian-t5-base"].tokenizer
+    tokenizer = zoo["debian-t5-large"].tokenizer
 
     def text(**changed):
         return compare.agreement(ours(**changed), tokenizer).plain

@@ -32,7 +32,7 @@ def test_figures_of_a_pair_are_drawn_in_both_formats(run, tmp_path):
     found = json.loads(result.stdout)
     assert found["files"] == [str(tmp_path / "out" / f"{name}.svg") for name in THEORY + MEASURED]
     drawn = (tmp_path / "out" / "landscape.svg").read_text(encoding="utf-8")
-    assert "debian-t5-base with debian-t5-small" in drawn and "measured: " in drawn
+    assert "debian-t5-large with debian-t5-draft" in drawn and "measured: " in drawn
 
 
 @pytest.mark.parametrize(("after", "label"), [(1.5, "measured: 1.50×"), (None, "measured: –")])
@@ -41,7 +41,7 @@ def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     monkeypatch.setattr(acceptance, "measure", lambda job: SimpleNamespace(alpha=0.7))
     monkeypatch.setattr(cost, "measure", lambda job, repeats: SimpleNamespace(c=0.1, v=1.4))
     monkeypatch.setattr(paper, "speedup_after_prefill", lambda job, repeats: after)
-    job = prepare(zoo["debian-t5-base"], "der alte Hund", drafter=zoo["debian-t5-small"], gamma=2, max_new_tokens=4)
+    job = prepare(zoo["debian-t5-large"], "der alte Hund", drafter=zoo["debian-t5-draft"], gamma=2, max_new_tokens=4)
     name, figure = next(paper.of_pair(job, repeats=1))
     assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
 

@@ -27,7 +27,7 @@ def refused(invoke):
 
 def test_json_is_what_the_library_returns(zoo, report):
     found = report(PROMPT)
-    out = jaxspec.generate(zoo["debian-t5-base"], [PROMPT], drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12)
+    out = jaxspec.generate(zoo["debian-t5-large"], [PROMPT], drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12)
     assert found["prompts"] == [PROMPT]
     assert found["texts"] == out.texts
     assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
@@ -37,7 +37,7 @@ def test_json_is_what_the_library_returns(zoo, report):
     assert total["emitted"] == len(found["tokens"][0])
     assert total["drafted"] > 0
     assert total["acceptance_rate"] == total["accepted"] / total["drafted"]
-    assert found["settings"]["draft"] == "debian-t5-small"
+    assert found["settings"]["draft"] == "debian-t5-draft"
     assert found["versions"]["jax"] == jax.__version__
     assert found["device"]["device"] == "cpu"
 
@@ -45,7 +45,7 @@ def test_json_is_what_the_library_returns(zoo, report):
 def test_penalties_and_bans_reach_the_library(zoo, report):
     found = report(PROMPT, "--repetition-penalty", "1.5", "--frequency-penalty", "0.5", "--ban", "3", "--ban", "4")
     out = jaxspec.generate(
-        zoo["debian-t5-base"], [PROMPT], drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12,
+        zoo["debian-t5-large"], [PROMPT], drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12,
         repetition_penalty=1.5, frequency_penalty=0.5, banned=[3, 4],
     )  # fmt: skip
     assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
@@ -54,16 +54,16 @@ def test_penalties_and_bans_reach_the_library(zoo, report):
 
 def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch):
     template = "{% for m in messages %}das {{ m.content }}{% endfor %}{% if add_generation_prompt %} und{% endif %}"
-    monkeypatch.setattr(zoo["debian-t5-base"].tokenizer, "chat_template", template)
+    monkeypatch.setattr(zoo["debian-t5-large"].tokenizer, "chat_template", template)
     found, spelt = report("alte Hund", "--chat"), jaxspec.Prompt(np.array([[5, 6, 8, 11]]), np.array([4]))
     out = jaxspec.generate(
-        zoo["debian-t5-base"], spelt, drafter=zoo["debian-t5-small"], gamma=3, max_new_tokens=12
+        zoo["debian-t5-large"], spelt, drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12
     )  # no end token after what the template has
     assert found["prompts"] == ["alte Hund"]
     assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
 
 
-@pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-small"])
+@pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-draft"])
 def test_drafters_and_policies_by_name(report, draft):
     found = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")
     assert found["texts"] == report(PROMPT)["texts"]
@@ -71,14 +71,14 @@ def test_drafters_and_policies_by_name(report, draft):
 
 
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp_path):
-    for name in ("debian-t5-base", "stranger"):
+    for name in ("debian-t5-large", "stranger"):
         vocabulary = datastore.vocabulary_of(zoo[name].tokenizer)
         store = datastore.build([[5, 6, 8, 1]], vocab_size=18, start_token=0, vocabulary=vocabulary)
         datastore.save(tmp_path / name, store, {})
-    assert report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-base'}")["texts"] == report(PROMPT)["texts"]
+    assert report(PROMPT, "--draft", f"retrieval:{tmp_path / 'debian-t5-large'}")["texts"] == report(PROMPT)["texts"]
     for front in ("", "prompt_lookup+"):
         said = refused(PROMPT, "--draft", f"{front}retrieval:{tmp_path / 'stranger'}")
-        assert "built with another vocabulary than that of debian-t5-base" in said
+        assert "built with another vocabulary than that of debian-t5-large" in said
 
 
 def test_plain_decoding_has_the_same_text_and_no_draft_tokens(report):
@@ -131,7 +131,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
         (["a", "--target", "stranger"], "needs a --draft"),
-        (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-small"),
+        (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-draft"),
         (["a", "--target", "someone/something"], "needs a --draft"),
         (["a", "--draft", "stranger"], "different tokenizers"),
         (["a", "--draft", "debian-gpt-small"], "both must be of one kind"),
@@ -143,7 +143,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--compare", "--gamma", "0"], "--compare"),
         (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
-        (["a", "--chat"], "debian-t5-base has no chat template. Leave out --chat"),
+        (["a", "--chat"], "debian-t5-large has no chat template. Leave out --chat"),
         (["a", "--rule", "clever"], "--rule has 'clever': expected one of rejection"),
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of constant, heuristic"),
         (["a", "--policy", "constant"], "constant=3"),
@@ -167,7 +167,7 @@ def test_a_file_that_is_no_text(tmp_path, refused):
 def test_beams_are_the_librarys(zoo, report, run):
     options = ("--beams", "3", "--length-penalty", "0.6")
     found = report(PROMPT, *options)
-    models = dict(target=zoo["debian-t5-base"], drafter=zoo["debian-t5-small"])
+    models = dict(target=zoo["debian-t5-large"], drafter=zoo["debian-t5-draft"])
     out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, **models)
     assert found["hypotheses"] == out.records()
     assert [found["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]

@@ -46,7 +46,7 @@ def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
     assert strict.conditional.low is None  # of a single text
     monkeypatch.setattr(runner, "_measure", lambda *_: pytest.fail("measured again"))
     again = run(*asked)
-    assert "prompts, T = 0, debian-t5-small" in again.stdout and "lenient(0.3), inexact" in again.stdout
+    assert "prompts, T = 0, debian-t5-draft" in again.stdout and "lenient(0.3), inexact" in again.stdout
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
         assert run("--table", table).exit_code == 0
     (two, timed), (three, untimed), (five, _) = asked
     assert {one.sampling["temperature"] for one in two} == {0, 1} and {one.gamma for one in two} == {"plan"}
-    assert {one.drafter_name for one in three} == {"debian-t5-small", "bigram", "unigram"}
+    assert {one.drafter_name for one in three} == {"debian-t5-draft", "bigram", "unigram"}
     assert "speed" in timed.quantities and "speed" not in untimed.quantities
     assert [one.rule.name for one in five[:4]] == ["rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"]
     assert set(paper.OPTIONS) == {2, 3, 5} and "--table is 4" in run("--table", "4").stderr

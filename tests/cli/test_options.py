@@ -40,11 +40,11 @@ def test_what_is_given_arrives_as_one_argument():
 
 
 def test_drafters_over_other_vocabularies():
-    assert drafter_names.drafter("trim=512:debian-t5-small", names.model).params.to_target.shape == (512,)
-    target = names.model("debian-t5-base")
-    shared = drafter_names.drafter("share:debian-t5-small", names.model, target)
+    assert drafter_names.drafter("trim=512:debian-t5-draft", names.model).params.to_target.shape == (512,)
+    target = names.model("debian-t5-large")
+    shared = drafter_names.drafter("share:debian-t5-draft", names.model, target)
     assert shared.params.to_target.tolist() == list(range(target.lm.vocab_size))
-    for name in ("trim=few:debian-t5-small", "trim:debian-t5-small"):
+    for name in ("trim=few:debian-t5-draft", "trim:debian-t5-draft"):
         with pytest.raises(ValueError, match="expected trim=NUMBER:NAME"):
             drafter_names.drafter(name, names.model)
     with pytest.raises(ValueError, match="expected a model after the colon"):

@@ -63,7 +63,7 @@ def test_sizes_on_a_machine(report, run):
 def test_a_pair_is_measured(run):
     result = run("--gamma", "2", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
     assert result.exit_code == 0, result.output
-    assert "debian-t5-base with debian-t5-small, temperature 0, measured here" in result.stdout
+    assert "debian-t5-large with debian-t5-draft, temperature 0, measured here" in result.stdout
     assert "speculate" in result.stdout.lower()
 
 
@@ -90,13 +90,13 @@ def test_a_tree_is_planned_timed_and_drawn(run, report, tmp_path):
 
 def test_a_cascade_is_planned(run, report):
     """With a drafting model that drafts for itself, always accepted, at its own cost: that cannot pay."""
-    asked = ("--draft", "cascade=2:debian-t5-small:debian-t5-small", "--gamma", "2", "--count", "2", "--repeats", "1")
+    asked = ("--draft", "cascade=2:debian-t5-draft:debian-t5-draft", "--gamma", "2", "--count", "2", "--repeats", "1")
     found = report(*asked, "--max-new-tokens", "12")
     assert 0 <= found["alpha"][0] <= found["alpha"][1] == 1 and 1 <= found["cascade_gamma"] <= 2
     pays = found["cascade_improvement"] > 1.03 * max(1, found["improvement"])
     assert found["pays"] == pays
     shown = run(*asked, "--max-new-tokens", "12").stdout.replace("\n", " ")
-    assert "debian-t5-small drafts 2 tokens for" in shown and "The cascade" in shown
+    assert "debian-t5-draft drafts 2 tokens for" in shown and "The cascade" in shown
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_cascade_is_planned(run, report):
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
-        (["--draft", "cascade:debian-t5-small:prompt_lookup"], "expected a model here; `jaxspec bench`"),
-        (["--draft", "cascade=2:debian-t5-small"], "expected cascade=3:MODEL:INNER"),
+        (["--draft", "cascade:debian-t5-draft:prompt_lookup"], "expected a model here; `jaxspec bench`"),
+        (["--draft", "cascade=2:debian-t5-draft"], "expected cascade=3:MODEL:INNER"),
         (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),

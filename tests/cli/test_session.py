@@ -71,6 +71,6 @@ def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draf
     monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
     monkeypatch.setattr(cost, "policy_costs", lambda job, repeats: passes.append(job) or costs)
     shown = run("--policy", "adaptive", *options)
-    assert asked == [("debian-t5-base", target), ("debian-t5-small", draft)]
-    assert [job.drafter.models for job in passes] == [(zoo["debian-t5-small"],)]
+    assert asked == [("debian-t5-large", target), ("debian-t5-draft", draft)]
+    assert [job.drafter.models for job in passes] == [(zoo["debian-t5-draft"],)]
     assert (f"in {draft} ·" in shown) == (draft != target)

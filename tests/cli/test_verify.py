@@ -13,7 +13,7 @@ from jaxspec.analysis.measure import numerics
 from jaxspec.cli.main import app
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
-PAIR = ("--target", "debian-t5-base", "--draft", "debian-t5-small")
+PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
 FEW = ("--count", "3", "--max-new-tokens", "8", "--sampled", "2", "--draws", "256")
 
 

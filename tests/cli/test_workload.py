@@ -16,10 +16,10 @@ pytestmark = pytest.mark.usefixtures("loading")
 
 
 def test_every_combination_is_a_setting(zoo):
-    work = Workload(draft="debian-t5-small,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
+    work = Workload(draft="debian-t5-draft,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
     target, settings = settings_of(work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2))
-    assert target is zoo["debian-t5-base"] and len(settings) == 2 * 2 * 2 * (2 + 2)
-    assert {one.drafter_name for one in settings} == {"debian-t5-small", "prompt_lookup"}
+    assert target is zoo["debian-t5-large"] and len(settings) == 2 * 2 * 2 * (2 + 2)
+    assert {one.drafter_name for one in settings} == {"debian-t5-draft", "prompt_lookup"}
     assert {(one.policy_label, one.gamma) for one in settings} == {
         *(("", 1), ("", "plan"), ("adaptive", 1), ("confidence=0.5", 1))
     }
@@ -28,11 +28,11 @@ def test_every_combination_is_a_setting(zoo):
 
 
 def test_a_tree_whose_size_is_its_own_is_measured_once():
-    names = "debian-t5-small,tree=2x1:debian-t5-small"
+    names = "debian-t5-draft,tree=2x1:debian-t5-draft"
     _, settings = settings_of(Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1))
     assert [(one.drafter_name, one.gamma) for one in settings] == [
-        *(("debian-t5-small", gamma) for gamma in ("plan", 2, 4)),
-        ("tree=2x1:debian-t5-small", 2),
+        *(("debian-t5-draft", gamma) for gamma in ("plan", 2, 4)),
+        ("tree=2x1:debian-t5-draft", 2),
     ]
 
 
@@ -62,19 +62,19 @@ def test_random_and_unrounded_models(zoo, monkeypatch):
     _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
     assert asked == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
-    drawn = zoo["debian-t5-base"].params + 1
+    drawn = zoo["debian-t5-large"].params + 1
     monkeypatch.setattr(synthetic, "unrounded", lambda params, key: drawn)
     loaded = []
     monkeypatch.setattr(
-        "jaxspec.model.load", lambda name, dtype, mesh=None: loaded.append(dtype) or zoo["debian-t5-base"]
+        "jaxspec.model.load", lambda name, dtype, mesh=None: loaded.append(dtype) or zoo["debian-t5-large"]
     )
     monkeypatch.setattr("jaxspec.weights.orbax.cast", lambda params, dtype: (params, dtype))
-    made = names.model("unrounded:debian-t5-base", "bfloat16")
+    made = names.model("unrounded:debian-t5-large", "bfloat16")
     assert made.params == (drawn, "bfloat16") and loaded == ["int8", "bfloat16"]
 
 
 def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
-    target = zoo["debian-t5-base"]
+    target = zoo["debian-t5-large"]
     everything, rest = prompts.references(target, 0), prompts.references(target, 200)
     assert len(everything) == 600 and rest == everything[200:300] + everything[500:]
     _, (setting,) = settings_of(Workload(draft="bigram", task="translation", count=298))
@@ -120,7 +120,7 @@ def test_bad_arguments_are_refused(command, arguments, message):
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, tmp_path):
     store = datastore.build([[5, 6, 1]], vocab_size=18, vocabulary=datastore.vocabulary_of(zoo["stranger"].tokenizer))
     datastore.save(tmp_path / "store", store, {})
-    with pytest.raises(ValueError, match="built with another vocabulary than that of debian-t5-base"):
+    with pytest.raises(ValueError, match="built with another vocabulary than that of debian-t5-large"):
         settings_of(Workload(draft=f"retrieval:{tmp_path / 'store'}"))
 
 
@@ -142,7 +142,7 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
     lookups = "prompt_lookup+retrieval:store"
     for name, wanted in [
         ("retrieval:store+v2", ["retrieval:store+v2"]),
-        (f"{lookups}+v2+debian-t5-small", ["prompt_lookup", "retrieval:store+v2", "debian-t5-small"]),
+        (f"{lookups}+v2+debian-t5-draft", ["prompt_lookup", "retrieval:store+v2", "debian-t5-draft"]),
         (f"{lookups}+prompt_lookup", ["prompt_lookup", "retrieval:store", "prompt_lookup"]),
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
@@ -156,9 +156,9 @@ def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo,
     found = [Row("big", f"text {i}", tokens=i) for i in range(3)]
     monkeypatch.setattr("jaxspec.analysis.bench.run", lambda *_, **__: iter(found))
     columns = [Column("tokens", "tokens")]
-    assert rows.run(zoo["debian-t5-base"], [], Workload(), None, columns) == found
+    assert rows.run(zoo["debian-t5-large"], [], Workload(), None, columns) == found
     assert capsys.readouterr().out.count(", T = 0") == 3
-    assert rows.run(zoo["debian-t5-base"], [], Workload(minutes=0.0), None, columns) == found[:1]
+    assert rows.run(zoo["debian-t5-large"], [], Workload(minutes=0.0), None, columns) == found[:1]
     assert "the same command goes on" in capsys.readouterr().err
 
 

@@ -97,9 +97,11 @@ def compare_with_transformers(target, rows, options):
 
     encoder = target.lm.start_token is not None
     with tempfile.TemporaryDirectory() as folder:
-        huggingface.save(target, folder)
+        folder = huggingface.save(target, f"{folder}/target")
         kind = transformers.AutoModelForSeq2SeqLM if encoder else transformers.AutoModelForCausalLM
         peer = kind.from_pretrained(folder).eval()
+    if encoder:  # transformers takes the length of the decoder's cache from the encoder's layers
+        peer.config.num_layers = peer.config.num_decoder_layers
     if not encoder:  # rows of one length, so that none is padded
         rows = [row[: min(map(len, rows))] for row in rows]
     end = target.tokenizer.eos_token_id

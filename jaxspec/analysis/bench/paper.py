@@ -36,7 +36,7 @@ CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
 OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for, of a pair of one's own
     2: {"temperature": "0,1", "gamma": PLANNED},
-    3: {"temperature": "0,1", "gamma": "3", "draft": "debian-t5-small,bigram,unigram"},
+    3: {"temperature": "0,1", "gamma": "3", "draft": "debian-t5-draft,bigram,unigram"},
     5: {"temperature": "0,1", "gamma": PLANNED, "rule": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
 }
 UNTIMED = (3,)
