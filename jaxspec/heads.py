@@ -108,9 +108,14 @@ def check_acceptance(
 
     Returns:
         The acceptance rate.
+
+    Raises:
+        ValueError: the drafter drafts trees.
     """
     target = drafter.target
     assert target is not None
+    if drafter.functions.tree is not None:
+        raise ValueError("the drafter drafts trees: expected the drafter of chains that they are made of")
     if prompts is None:
         few = np.linspace(0, target.lm.vocab_size - 1, len(TEXTS)).astype(int)
         prompts = list(TEXTS) if target.tokenizer is not None else buffers.pad([[int(i)] for i in few])

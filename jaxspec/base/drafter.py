@@ -31,6 +31,7 @@ class DraftContext(NamedTuple):
         to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
+        finished: rows that have ended; None where a round is part of another decoder's draft.
     """
 
     keys: Keys
@@ -41,6 +42,7 @@ class DraftContext(NamedTuple):
     to_distribution: ToDistribution
     confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
     should_continue: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
+    finished: Bool[Array, " batch"] | None = None
 
 
 class DraftInit(Protocol):

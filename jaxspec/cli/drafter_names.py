@@ -46,7 +46,8 @@ def drafter(
     if kind == "prompt_lookup":
         return drafters.prompt_lookup(max(3, *numbers), *numbers) if numbers else drafters.prompt_lookup()
     if kind == "cascade":
-        return drafters.cascade(load(inner[0]), drafter(inner[1], load, target), gamma=(*numbers, 3)[0])
+        model = load(inner[0])  # for which the inner one drafts
+        return drafters.cascade(model, drafter(inner[1], load, model), gamma=(*numbers, 3)[0])
     made = [drafter(part, load, target) for part in inner]
     if kind == "tree":
         options: dict[str, Any] = {"draw": draw} if draw else {}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -143,8 +144,8 @@ def beam_search(
     if drafter is not None and not isinstance(drafter, Model):
         what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"a {type(drafter).__name__}"
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
-    if not isinstance(length_penalty, numbers.Real):
-        raise ValueError(f"length_penalty is {length_penalty!r}: expected a number")
+    if not (isinstance(length_penalty, numbers.Real) and math.isfinite(length_penalty)):
+        raise ValueError(f"length_penalty is {length_penalty!r}: expected a finite number")
     draft_beams = 2 * beams if draft_beams is None else inputs.integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")

@@ -16,6 +16,7 @@ from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, 
 from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
+from jaxspec.drafters.common import with_taps_of
 from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
 OWN = (  # those that are no sampling options
@@ -133,7 +134,7 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     rule = accept_rules.rejection() if accept is None else accept
     bound = None if gamma == 0 else _drafter(target, drafter, rule)
     if bound is not None and bound.target is not None:
-        target = _with_taps(target, bound.target)
+        target = with_taps_of(target, bound.target)
     if policy is not None and drafter is None:
         raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
     _check_positions(target.lm, "the target", prompt, int(limit.max()))
@@ -230,19 +231,6 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
     for model in drafter.models:
         _check_pair(target, model)
     return drafter
-
-
-def _with_taps(target: Model, made_for: Model) -> Model:
-    """The target with the language model that a drafter was made for, which may give taps that its own does not."""
-    if target.lm is made_for.lm or target.lm == made_for.lm:
-        return target
-    if target.config is None or target.config != made_for.config:
-        names = [model.name or "a model without a name" for model in (made_for, target)]
-        raise ValueError(
-            f"the drafter reads the hidden states of {names[0]} ({made_for.config}), and the target is {names[1]} "
-            f"({target.config}): make it for this target"
-        )
-    return target._replace(lm=made_for.lm)
 
 
 def drafter_lms(drafter: Bound[Drafter]) -> list[LanguageModel]:

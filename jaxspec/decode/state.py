@@ -127,6 +127,7 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
         gamma,
         adaptive=policy is not None,
         to_distribution=to_distribution,
+        finished=state.done,
     )
     if policy is None:
         return context

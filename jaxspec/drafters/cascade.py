@@ -31,7 +31,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import after, as_drafter, put
+from jaxspec.drafters.common import after, as_drafter, put, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, take_back_to
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
@@ -119,11 +119,8 @@ def cascade(
             "the inner drafter's state cannot take back what the target rejects of a draft (Drafter.rollback is None): "
             "expected a model, a look-up, n-gram tables, drafters.early_exit of the drafting model, or another cascade"
         )
-    if made.target is not None and made.target.lm != draft.lm:
-        raise ValueError(
-            f"the inner drafter was made for {made.target.name or 'another model'}, and drafts for "
-            f"{draft.name or 'the drafting model'}: make it for that one"
-        )
+    if made.target is not None:
+        draft = with_taps_of(draft, made.target)
     check_trees(draft.lm, made.functions, rule)
     functions = _cascade(draft.lm, made.functions, rule, gamma, float(inner_temperature))
     return Bound(functions, (draft.params, made.params), (draft, *made.models))

@@ -51,6 +51,23 @@ def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
     return draft._replace(length=jnp.minimum(draft.length, context.limit))
 
 
+def with_taps_of(target: Model, made_for: Model) -> Model:
+    """The target with the language model that a drafter was made for, which may give taps that its own does not.
+
+    Raises:
+        ValueError: it was made for another model.
+    """
+    if target.lm is made_for.lm or target.lm == made_for.lm:
+        return target
+    if target.config is None or target.config != made_for.config:
+        names = [model.name or "a model without a name" for model in (made_for, target)]
+        raise ValueError(
+            f"the drafter reads the hidden states of {names[0]} ({made_for.config}), and drafts for {names[1]} "
+            f"({target.config}): make it for that one"
+        )
+    return target._replace(lm=made_for.lm)
+
+
 def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
     """The state of a drafter that has none."""
     return ()

@@ -51,7 +51,11 @@ def _jacobi(longest: int) -> Drafter:
         return prompt_tokens(prompt, longest)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        return Draft(caches.draft[:, : context.gamma], context.limit), caches
+        tokens = caches.draft[:, : context.gamma]
+        tokens = jnp.pad(
+            tokens, ((0, 0), (0, context.gamma - tokens.shape[1]))
+        )  # another drafter's rounds may be longer
+        return Draft(tokens, jnp.minimum(context.limit, longest)), caches
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.

@@ -120,8 +120,8 @@ def _suffix(options: SuffixOptions) -> Drafter:
 
     def search(prompt: Prompt, context: DraftContext) -> Draft:
         text = text_of(prompt, context.row)
-        if options.share:
-            text = jnp.concatenate([_ended(text, context), text], axis=1)
+        if options.share and context.finished is not None:
+            text = jnp.concatenate([_ended(text, context.finished), text], axis=1)
         match = match_lengths(text, context.row, options.longest)
         place = jnp.arange(text.shape[1], dtype=match.dtype)[None]
         followed = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
@@ -151,9 +151,9 @@ def _suffix(options: SuffixOptions) -> Drafter:
     return Drafter(init, propose, no_commit, may_be_empty=True, tree=options.tree, rollback=same_state)
 
 
-def _ended(text: Int[Array, "B N"], context: DraftContext) -> Int[Array, "B B*(N+1)"]:
-    """The texts of the rows that have ended, or draft no more because they are about to, for every row."""
-    ended = jnp.where((context.limit == 0)[:, None], text, NO_TOKEN)
+def _ended(text: Int[Array, "B N"], finished: Bool[Array, " B"]) -> Int[Array, "B B*(N+1)"]:
+    """The texts of the rows that have ended, for every row."""
+    ended = jnp.where(finished[:, None], text, NO_TOKEN)
     flat = jnp.pad(ended, ((0, 0), (0, 1)), constant_values=NO_TOKEN).reshape(1, -1)
     return jnp.broadcast_to(flat, (text.shape[0], flat.shape[1]))
 

@@ -61,6 +61,8 @@ class HeadsConfig:
             raise ValueError(f"block is {self.block!r}, expected one of {', '.join(BLOCKS)}")
         if self.heads < 1:
             raise ValueError(f"heads is {self.heads}: expected at least 1")
+        if self.blocks < 1:
+            raise ValueError(f"blocks is {self.blocks}: expected at least 1")
         if self.block == "feed_forward" and self.ff_dim < 1:
             raise ValueError(f"ff_dim is {self.ff_dim}: feed-forward blocks need a width of at least 1")
         if self.draft_vocab is not None and not self.own_head:

@@ -43,7 +43,7 @@ def spelled(name: str) -> str:
 
 def matches(table: dict, shapes: Shapes) -> bool:
     """Whether there is a head number 0 with a block."""
-    return "0.0.wi.weight" in shapes or {"0.0.weight", "0.head.weight"} <= shapes.keys()
+    return "0.0.wi.weight" in shapes or "0.0.weight" in shapes
 
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
@@ -57,7 +57,7 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
     draft_vocab = shapes[MAP][0] if MAP in shapes else None
     if draft_vocab is None:
         check_shape(shapes, "0.head.weight", 0, target.vocab_size, "a vocabulary of")
-    elif shapes["0.head.weight"][0] != draft_vocab:
+    elif shapes.get("0.head.weight", (draft_vocab,))[0] != draft_vocab:
         raise FamilyError(f"{MAP} has {draft_vocab} ids, and the heads {shapes['0.head.weight'][0]}")
     return HeadsConfig(
         vocab_size=target.vocab_size,

@@ -246,7 +246,10 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
 
 
 def head_loss(task: Task, divergence: Divergence) -> LossFunction:
-    """Divergence from the target's distributions, draft tokens weighted by `learn.decay`; a sum, and their weights."""
+    """Divergence from the target's distributions, draft tokens weighted by `learn.decay`; a sum, and their weights.
+
+    A divergence that reads the mean acceptance rate (`blend`) reads that of a part of the batch, and of one depth.
+    """
     weights = _weights(task)
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,7 @@ REFUSED = {
     "when to stop": (dict(early_stopping="always"), ValueError, "early_stopping is 'always'"),
     "a wrong name": (dict(num_beams=2), TypeError, "it is called beams, of jaxspec[.]beam_search"),
     "a penalty": (dict(length_penalty="long"), ValueError, "length_penalty is 'long'"),
+    "no number": (dict(length_penalty=math.nan), ValueError, "length_penalty is nan: expected a finite number"),
 }
 
 

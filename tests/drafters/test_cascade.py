@@ -18,10 +18,12 @@ ROWS = buffers.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
 SHAPE = gpt.GPTConfig(6, 8, 8, layers=2, heads=1, max_positions=64)
 NET = Model(gpt.language_model(SHAPE), gpt.init(SHAPE, jax.random.key(0)), config=SHAPE)
+TAPPED = jaxspec.with_taps(NET, [0])
 INNER = {
     "three levels": (LARGE, drafters.cascade(SMALL, drafters.prompt_lookup(), gamma=2), {"gamma": 2}),
     "a tree": (LARGE, drafters.tree(SMALL, (2, 1)), {}),
     "its own layers": (NET, drafters.early_exit(NET, layers=1), {}),
+    "its own layers, with taps": (NET, drafters.early_exit(TAPPED, layers=1), {}),
 }
 
 
@@ -63,7 +65,7 @@ def test_horizontal_drafts_are_one_after_the_other():
             "share one vocabulary: table-6 has 6 .* 7",
         ),
         (lambda: drafters.cascade(LARGE, table_model(jax.random.key(0), 6, encoder=True)), "not both decoder-only"),
-        (lambda: drafters.cascade(LARGE, drafters.early_exit(NET, 1)), "was made for another model"),
+        (lambda: drafters.cascade(LARGE, drafters.early_exit(NET, 1)), "reads the hidden states of"),
         (
             lambda: drafters.cascade(LARGE, Bound(drafters.prompt_lookup().functions._replace(rollback=None))),
             "take back",

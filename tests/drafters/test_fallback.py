@@ -9,7 +9,7 @@ import pytest
 import jaxspec
 from jaxspec import accept, policies
 from jaxspec.base import Caches, Distribution, DraftContext, Prompt, Weights
-from jaxspec.drafters import fallback, greedy, prompt_lookup, tree
+from jaxspec.drafters import fallback, greedy, horizontal_cascade, jacobi, prompt_lookup, tree
 from jaxspec.testing import certify, table_model, table_model_from
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
@@ -97,6 +97,12 @@ def test_a_drafter_that_would_never_draft_is_refused():
         fallback()
     with pytest.raises(ValueError, match="drafter 0 of 2 always has a draft, so"):
         fallback(GOOD, prompt_lookup())
+
+
+@pytest.mark.parametrize("make", [lambda: fallback(jacobi(2)), lambda: horizontal_cascade(jacobi(2), GOOD, tokens=3)])
+def test_rounds_may_be_longer_than_jacobi_drafts(make):
+    out = jaxspec.generate(TARGET, PROMPT, drafter=make(), gamma=5, max_new_tokens=9)
+    assert (out.tokens == jaxspec.generate(TARGET, PROMPT, max_new_tokens=9).tokens).all()
 
 
 def test_the_same_drafters_share_a_program():

@@ -304,7 +304,7 @@ def test_trees_that_a_drafter_cannot_draft():
 
 def test_a_drafter_is_for_the_target_that_it_was_made_for():
     other = target_of("gpt")
-    with pytest.raises(ValueError, match=r"the drafter reads the hidden states of decoder .* and the target is gpt"):
+    with pytest.raises(ValueError, match=r"the drafter reads the hidden states of decoder .*, and drafts for gpt"):
         jaxspec.generate(other, buffers.pad([[1]]), drafter=drafter_of("eagle 3", "decoder"))
 
 

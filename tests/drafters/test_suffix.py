@@ -11,14 +11,17 @@ from jaxspec.base import Caches, Draft, DraftContext, Prompt
 from jaxspec.testing import certify, table_model
 
 
-def draft_of(rows, limits=None, gamma=4, **options):
+def draft_of(rows, limits=None, gamma=4, finished=None, **options):
     width = max(map(len, rows))
     tokens = jnp.array([[*row, *[0] * (width + 1 - len(row))] for row in rows])
     row = Prompt(tokens, jnp.array([len(each) for each in rows]))
     functions = drafters.suffix(**options).functions
     state = functions.init(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), 0, None)
     limit = jnp.array([gamma] * len(rows) if limits is None else limits)
-    draft, _ = functions.propose(None, Caches(None, state), DraftContext(None, row, limit, gamma, False, None))
+    context = DraftContext(
+        None, row, limit, gamma, False, None, finished=None if finished is None else jnp.array(finished)
+    )
+    draft, _ = functions.propose(None, Caches(None, state), context)
     if draft.parent is not None:
         real = np.asarray(draft.parent[0]) >= 0
         return np.asarray(draft.tokens[0])[real].tolist(), np.asarray(draft.parent[0])[real].tolist()
@@ -53,9 +56,11 @@ def test_a_tree_of_what_the_places_have():
 
 def test_rows_that_have_ended_are_searched_if_asked():
     rows, limits = [[6, 7, 8, 9, 4], [3, 6, 7]], [0, 4]
-    assert draft_of(rows, limits)[1] == []
-    assert draft_of(rows, limits, share=True)[1] == [8, 9]
-    assert draft_of(rows, [4, 4], share=True)[1] == []  # not from a row that goes on
+    ended = [True, False]
+    assert draft_of(rows, limits, finished=ended)[1] == []
+    assert draft_of(rows, limits, finished=ended, share=True)[1] == [8, 9]
+    assert draft_of(rows, [4, 4], finished=[False, False], share=True)[1] == []  # not from a row that goes on
+    assert draft_of(rows, limits, finished=[False, False], share=True)[1] == []  # nor from one that drafts nothing now
 
 
 def beside_an_ended_row(drafter, text):
@@ -67,7 +72,7 @@ def beside_an_ended_row(drafter, text):
             other = jnp.pad(jnp.array(text), (0, row.tokens.shape[0] - len(text)))
             rows = Prompt(jnp.stack([row.tokens, other]), jnp.stack([row.length, len(text)]))
             prompts = Prompt(jnp.stack([prompt.tokens] * 2), jnp.stack([prompt.length, 0]))
-            both = context._replace(row=rows, limit=jnp.stack([limit, 0]))
+            both = context._replace(row=rows, limit=jnp.stack([limit, 0]), finished=jnp.array([False, True]))
             draft, _ = functions.propose(weights, Caches(None, prompts), both)
             return draft.tokens[0], draft.length[0]
 

@@ -52,6 +52,7 @@ def main():
     parser.add_argument("--count", type=int, default=64, help="held-out prompts")
     parser.add_argument("--task", help="of the held-out prompts; else the target's first")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="+", help='lines of the table: "text kl" "own, 50%% of rows kl"')
     given = parser.parse_args()
     recipe = recipes.load(given.recipe)
     assert isinstance(recipe, recipes.Recipe) and recipe.distil is not None, "expected the recipe of a drafter"
@@ -65,6 +66,8 @@ def main():
     train = dataclasses.replace(recipe.train, steps=given.steps, evaluate_every=given.steps, save_every=given.steps)
     answers = tuple(given.answers for _ in recipe.data.tasks or ("text",))
     for text, loss, distil in variants(recipe.distil, answers):
+        if given.only and f"{text} {loss}" not in given.only:
+            continue
         work = given.work / recipe.name / f"{text} {loss}".replace(" ", "-").replace(",", "").replace("%", "")
         out = work / "out"
         for path in given.work.glob(f"{recipe.name}/*/answers*.jsonl"):  # made once

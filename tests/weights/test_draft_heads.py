@@ -538,7 +538,11 @@ def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, 
     """What vLLM's or the authors' files hold, and with tensors of our own what they have not: all is read again."""
     some = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
     hydra = HeadsConfig(V, D, heads=2, blocks=2, reads_tokens=True, draft_vocab=5)
-    made = [(some, heads_net.init(some, jax.random.key(0))), (hydra, heads_net.init(hydra, jax.random.key(1)))]
+    of_target = (
+        HeadsConfig(V, D, heads=2, own_head=False),
+        HeadsConfig(V, D, heads=2, own_head=False, reads_tokens=True),
+    )
+    made = [(c, heads_net.init(c, jax.random.key(i))) for i, c in enumerate((some, hydra, *of_target))]
     for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
         made.append(heads.read_head(CASES[name].write(tmp_path / name, folder), target=target))
     for number, (config, params) in enumerate(made):
