@@ -46,27 +46,26 @@ def of_texts(numerics: Mapping[str, Summary]) -> Table:
 
 
 def of_samples(samples: RuleFits) -> Table:
-    """A line for each rule and temperature: its worst p-value, and its likely token that is farthest off."""
-    about = f"{samples.prompts} prompts, {samples.draws} draws of two tokens after each"
-    heads = ["T", "accepted", "p", "farthest\ntoken", "its\ninterval", "hold it", "verdict"]
+    """A line for each rule and temperature: its worst p-value, and how many likely tokens are where they should be."""
+    about = f"{samples.prompts} prompts, {samples.draws} draws each"
+    heads = ["T", "accepted", "p", "intervals\nthat hold", "verdict"]
     table = console.table(heads, first="rule", title=f"Samples against the target's distribution: {about}")
     for temperature, rule in dict.fromkeys((test.temperature, test.rule) for test in samples.tests):
         group = [test for test in samples.tests if (test.temperature, test.rule) == (temperature, rule)]
-        tokens, cells = list(itertools.chain(*(test.frequent for test in group))), ["–", "–", "–"]
-        if tokens:
-            far = max(tokens, key=lambda token: abs(token.drawn / samples.draws - token.target))
-            held = sum(token.low <= token.target <= token.high for token in tokens)
-            cells = [f"{far.target:.3f}", f"{far.low:.3f}..{far.high:.3f}", f"{held} of {len(tokens)}"]
+        tokens = list(itertools.chain(*(test.frequent for test in group)))
+        held = sum(token.low <= token.target <= token.high for token in tokens)
         accepted = sum(test.acceptance_rate for test in group) / len(group)
         least, right = min(test.corrected for test in group), all(test.as_stated for test in group)
-        name = rule if group[0].exact else f"{rule}, inexact"
-        table.add_row(name, f"{temperature:g}", f"{accepted:.0%}", f"{least:.3g}", *cells, _verdict(right))
+        name = rule if group[0].exact else f"{rule}*"
+        cells = [f"{temperature:g}", f"{accepted:.0%}", f"{least:.2g}", f"{held} of {len(tokens)}" if tokens else "–"]
+        table.add_row(name, *cells, _verdict(right))
     return table
 
 
 def about_samples(samples: RuleFits) -> str:
     """What the table of samples is of."""
     return (
+        "Of two tokens after each prompt; * marks rules that are inexact. "
         f"p: the least p-value of a rule, corrected for all {len(samples.tests)} tests (Holm): χ² tests of fit, or of "
         f"an inexact rule binomial tests of its bound. Below {samples.false_alarm:g} is hardly chance. Intervals "
         f"(Clopper and Pearson) are for the probability of each test's {FREQUENT} likeliest first tokens; all together "

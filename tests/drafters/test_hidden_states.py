@@ -14,6 +14,8 @@ import pytest
 import jaxspec
 from jaxspec import Bound, Model, buffers, drafters
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
+from jaxspec.decode import loop
+from jaxspec.decode.request import prepare
 from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, mtp, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
@@ -108,6 +110,9 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     assert on_the_way == as_it_is
 
 
+SELDOM_IN_TREES = ("dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+
+
 def tree_of(name):
     """A static tree, whose children are drawn or partly drawn, or one that grows."""
     if name == "dflash":
@@ -118,7 +123,7 @@ def tree_of(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["eagle 3", "medusa", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("dflash", "kangaroo"))],
+    ["eagle 3", "medusa", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM_IN_TREES)],
 )
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
@@ -185,6 +190,7 @@ def _wide(logits):
 @pytest.mark.parametrize(("name", "target"), [
     ("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder"),
     pytest.param("kangaroo", "t5", marks=pytest.mark.exhaustive),
+    pytest.param("dflash", "decoder", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
@@ -206,6 +212,17 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
 
 
 # --- in generation
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_asks_nothing_of_the_host(name):
+    drafter = drafter_of(name, "decoder")
+    job = prepare(drafter.target, buffers.pad([[1, 2]]), drafter=drafter, gamma=2, max_new_tokens=4)
+    start = functools.partial(loop.start, job.decoder, max_new_tokens=job.max_new_tokens)
+    state = jax.eval_shape(start, job.weights, job.prompt, job.request)
+    program = loop.advance.lower(job.decoder, job.weights, state).as_text()
+    found = [word for word in ("callback", "infeed", "outfeed", "send", "recv") if word in program]
+    assert "dot_general" in program and not found
 
 
 @pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("dflash", "decoder")])
