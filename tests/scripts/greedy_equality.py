@@ -2,6 +2,7 @@
 
     python tests/scripts/greedy_equality.py debian-t5-base debian-t5-small --count 200
     python tests/scripts/greedy_equality.py debian-gpt-base debian-gpt-small --batch 16 --only tree
+    python tests/scripts/greedy_equality.py debian-gpt-base debian-gpt-small --heads debian-gpt-eagle --only debian
 
 The n-gram tables are counted on held-out references of prompts that are not decoded. Exits with 1 if a text differs.
 """
@@ -53,6 +54,7 @@ def main():
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--batch", type=int, default=0, help="prompts decoded at a time; 0: all")
     parser.add_argument("--only", default="", help="drafters whose names have this in them")
+    parser.add_argument("--heads", nargs="*", default=[], help="what jaxspec.load_drafter takes")
     given = parser.parse_args()
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
     texts = heldout_for(target, given.count)
@@ -61,7 +63,11 @@ def main():
     size = given.batch or len(texts)
     width = max(map(len, target.tokenizer(texts)["input_ids"]))  # of all batches, so that they share programs
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
-    for name, drafter in every_drafter(target, draft, tables).items():
+    compared = every_drafter(target, draft, tables)
+    for head in given.heads:
+        drafter = jaxspec.load_drafter(head, target=target)
+        compared |= {head: drafter, f"{head}, a tree": drafters.tree(drafter, (3, 2, 1))}
+    for name, drafter in compared.items():
         if given.only not in name:
             continue
         began, found, emitted, rounds = time.perf_counter(), [], 0, 0
