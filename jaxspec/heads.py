@@ -171,5 +171,8 @@ def _find(source: str | Path, revision: str | None) -> Path:
             )
         return path
     if not models.is_hub_id(source):
-        raise CheckpointError(f"no drafter at {source}: expected a folder, or a hub id (owner/name)")
+        names = ", ".join(shipped()) or "none in this installation"
+        raise CheckpointError(
+            f"no drafter at {source}: expected a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
+        )
     return huggingface.download(str(source), revision, huggingface.DRAFTER_FILES)

@@ -41,6 +41,8 @@ def drafter(
     kind, numbers, inner, draw, _ = written
     if kind in ("head", *OWN_LAYERS):
         return _of_target(name, written, target)
+    if kind == "trim" and (own := parse(inner[0])) is not None and own.kind in OWN_LAYERS:
+        return _of_target(name, own, target, head_size=numbers[0])
     if kind == "retrieval":
         return drafters.retrieval(inner[0], target)
     if kind == "prompt_lookup":
@@ -64,9 +66,9 @@ def drafter(
     return drafters.without_backoff(model, *numbers)
 
 
-def _of_target(name: str, written: Written, target: Model | None) -> Bound:
-    """A drafter that reads the target's hidden states, or is made of its layers."""
-    from jaxspec import drafters, heads
+def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:
+    """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
+    from jaxspec import drafters, heads, trim
 
     if written.kind == "head":
         if target is None:
@@ -74,9 +76,10 @@ def _of_target(name: str, written: Written, target: Model | None) -> Bound:
         return heads.load_drafter(written.inner[0], target=target)
     if target is None:
         raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
+    head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
     if written.kind == "early_exit":
-        return drafters.early_exit(target, written.layers[0][0])
-    return drafters.skip_layers(target, *written.layers)
+        return drafters.early_exit(target, written.layers[0][0], head=head)
+    return drafters.skip_layers(target, *written.layers, head=head)
 
 
 def _counted(name: str, target: Model, texts: Sequence[str]) -> Bound | Model:

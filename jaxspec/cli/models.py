@@ -12,7 +12,7 @@ from jaxspec.cli.options import Json
 
 
 def models(as_json: Json = False) -> None:
-    """List the shipped checkpoints, and the sizes of networks with their memory.
+    """List the shipped checkpoints and drafters, and the sizes of networks with their memory.
 
     A size is a network without weights: `jaxspec bench --target random:SIZE` builds it, `jaxspec.load` and `jaxspec
     convert` read published weights of it. The cache per token is what decoding keeps for each token of a row; an
@@ -21,6 +21,7 @@ def models(as_json: Json = False) -> None:
     \b
         jaxspec models
     """
+    from jaxspec import heads
     from jaxspec.analysis.measure import memory
     from jaxspec.families import FAMILIES
 
@@ -30,8 +31,9 @@ def models(as_json: Json = False) -> None:
             for family in FAMILIES
         }
         here = shipped()
+        read = {name: sum(file.stat().st_size for file in at.iterdir()) for name, at in heads.shipped().items()}
     if as_json:
-        return console.print_json({"shipped": here, "families": families})
+        return console.print_json({"shipped": here, "heads": read, "families": families})
     out, cache = Console(highlight=False), "cache per token,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
@@ -40,6 +42,9 @@ def models(as_json: Json = False) -> None:
         cells = console.count(one.parameters), one.stored_as, console.size(one.bytes)
         table.add_row(one.name, *cells, console.size(one.cache_bytes_per_token["float32"]))
     out.print(table if here else "no checkpoints come with this installation")
+    if read:
+        named = ", ".join(f"{name} ({console.size(size)})" for name, size in read.items())
+        out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
     for title, sizes in families.items():
         heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32")
         table = console.table(heads, first="name", title=title)

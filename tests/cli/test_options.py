@@ -55,6 +55,9 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     target = names.model("debian-gpt-base")
     assert drafter_names.drafter("early_exit=1", names.model, target).target is target
     assert drafter_names.drafter("skip_layers=1:", names.model, target).target is target
+    for name in ("trim=512:early_exit=1", "trim=512:skip_layers=1:"):
+        head = drafter_names.drafter(name, names.model, target).params.head.to_target
+        assert head.shape == (512,)
     made = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
     assert len(made.models) == 2
     made = drafter_names.drafter("horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model)

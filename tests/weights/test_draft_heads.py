@@ -669,7 +669,7 @@ def test_a_drafter_with_another_tokenizer(folder, target, tmp_path):
 
 
 def test_there_is_no_such_drafter(target):
-    with pytest.raises(CheckpointError, match="no drafter at no/such/folder: expected a folder, or a hub id"):
+    with pytest.raises(CheckpointError, match="no drafter at no/such/folder: expected a folder, the name of a ship"):
         jaxspec.load_drafter("no/such/folder", target=target)
 
 
