@@ -21,7 +21,7 @@ PEER = "transformers"
 @group_of("work", Workload, gamma="1,4,7")
 def bench(
     work: Workload,
-    also: Annotated[str, text("NAMES", "Also latency, memory, overlap (of dtypes).")] = "none",
+    also: Annotated[str, text("NAMES", "Also latency, memory, compile, overlap (of dtypes).")] = "none",
     peer: Annotated[str, text("NAME", "Beside us: transformers, on the CPU (PyTorch).")] = "",
     paper: Annotated[bool, flag("Table 2 at the paper's sizes, acceptance simulated.", "--paper")] = False,
     loading: Annotated[Path | None, text("DIR", "Host memory of loading random:SHAPE, from DIR.")] = None,

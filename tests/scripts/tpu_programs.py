@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -31,7 +32,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec import accept, buffers, drafters, sharding, warp
-from jaxspec.base import Model, Prompt, Request, Weights
+from jaxspec.base import Bound, Model, Prompt, Request, Weights
 from jaxspec.decode import loop, speculative
 from jaxspec.families import FAMILIES
 from jaxspec.nets import decoder, t5
@@ -56,7 +57,7 @@ class Case(NamedTuple):
     chips: int
     target: Any
     draft: Any
-    branching: tuple[int, ...] | None  # None: a chain of 5
+    drafter: Callable[[Model, Model], Bound]  # of the target and the draft model
     batch: int
     temperature: float
     prompt: int = 64
@@ -90,10 +91,17 @@ def tiny_llama(dim: int) -> Any:
     return decoder.DecoderConfig(512, dim, 2 * dim, 2, 8, 4, 32, dtype="bfloat16")
 
 
+def chain(target: Model, draft: Model) -> Bound:
+    return drafters.model(draft)
+
+
+def tree_of(*branching: int) -> Callable[[Model, Model], Bound]:
+    return lambda target, draft: drafters.tree(draft, branching)
+
+
 def cases(small: bool) -> list[Case]:
     made = []
-    for branching in (None, (4, 2, 1, 1) if small else (8, 1, 1, 1)):  # the latter has 32 nodes
-        kind = "chain" if branching is None else "tree"
+    for kind, branching in (("chain", chain), ("tree", tree_of(4, 2, 1, 1) if small else tree_of(8, 1, 1, 1))):
         if small:
             made.append(Case(f"T5, {kind}", "v5p:2x2x1", 1, tiny_t5(256), tiny_t5(128), branching, 1, 0.0))
             made.append(Case(f"Llama, {kind}", "v6e:2x2", 4, tiny_llama(256), tiny_llama(128), branching, 4, 1.0))
@@ -105,7 +113,14 @@ def cases(small: bool) -> list[Case]:
             made.append(Case(f"Llama 8B + 1B, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
     if small:
         exact = tiny_t5(256, "float32"), tiny_t5(128, "float32")
-        made.append(Case("T5 in float32, chain", "v5p:2x2x1", 1, *exact, None, 1, 0.0))
+        made.append(Case("T5 in float32, chain", "v5p:2x2x1", 1, *exact, chain, 1, 0.0))
+    else:
+        pair = sizes("t5-v1_1-xxl"), sizes("t5-v1_1-small")  # the latter is not read
+        for name, drafter in (
+            ("early exit after 6 of 24 layers", lambda target, draft: drafters.early_exit(target, 6)),
+            ("lookahead", lambda target, draft: drafters.lookahead()),
+        ):
+            made.append(Case(f"T5-XXL, {name}", "v5p:2x2x1", 1, *pair, drafter, 1, 0.0))
     return made
 
 
@@ -114,7 +129,7 @@ def compile_case(case: Case) -> Compiled:
     devices = np.array(topologies.get_topology_desc(topology_name=case.topology, platform="tpu").devices[: case.chips])
     mesh = Mesh(devices.reshape(1, case.chips), ("data", "model"))
     target, draft = (Model(net_of(config).language_model(config), None, config=config) for config in case[3:5])
-    drafter = drafters.model(draft) if case.branching is None else drafters.tree(draft, case.branching)
+    drafter = case.drafter(target, draft)
     sampler = warp.greedy() if case.temperature == 0 else warp.sampling()
     made = speculative(target.lm, drafter.functions, accept.rejection(), sampler, 5)
 
@@ -141,7 +156,7 @@ def compile_case(case: Case) -> Compiled:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(rows)
     )
     started = time.monotonic()
-    weights = Weights(params(target), params(draft))
+    weights = Weights(params(target), params(draft) if drafter.models else drafter.params)
     compiled = loop.generation.lower(made, weights, prompt, request, buffers.bucket(case.new)).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))

@@ -94,6 +94,7 @@ class Row(NamedTuple):
         speed_on_average: as the last, with a replayed round's tokens in place of its own. Where tokens are sampled,
             each setting generates another text, and they are compared by this.
         speed_over_first: over the group's first plain decoding, if that is of another dtype, mesh or backend.
+        first_call: seconds of the first one, which compiles the program.
         latency, memory: of the timed run.
         alpha: E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts.
         replayed_tokens: tokens a round of an exact rule along the target's own texts.
@@ -139,6 +140,7 @@ class Row(NamedTuple):
     speed_after_prefill: Spread | None = None
     speed_on_average: Spread | None = None
     speed_over_first: Spread | None = None
+    first_call: float | None = None
     latency: Latency | None = None
     memory: Memory | None = None
     alpha: Rate | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ from jaxspec.decode.request import Job, prepare
 QUANTITIES = {
     "speed": "whole generations are timed; without it all prompts are decoded in batches, and nothing is timed",
     "latency": "of the first token, and of the others",
+    "compile": "the first call of each program, which compiles it",
     "memory": "of the program, and what it needs at least",
     "alpha": "over all positions of the target's own texts",
     "costs": "c and v",
@@ -182,12 +184,14 @@ class Decoded(NamedTuple):
         texts: the new tokens of all rows.
         passes: of the target, prefill's included.
         outcomes: of the compiled program; none of another library.
+        first_call: seconds of the first one, which compiles the program.
     """
 
     calls: list[Callable[[], object]]
     texts: list[list[int]]
     passes: int
     outcomes: list[Outcome]
+    first_call: float
 
 
 class Variant(NamedTuple):
@@ -226,6 +230,8 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             row = _decoding(row, one, decoded[i])._replace(latency=latencies.get(i))
             if timed:
                 row = _timed(row, seconds[i], first[i])
+            if "compile" in asked and setting.backend != TRANSFORMERS:
+                row = row._replace(first_call=decoded[i].first_call)
             if "memory" in asked and ours:
                 row = row._replace(memory=memory.account(one.parts[0]))
             row = _against_plain(row, i, variants, decoded, seconds, first)
@@ -266,16 +272,17 @@ def _decode(variant: Variant, folder: Path, step: Step) -> Decoded:
     """Compiles and runs a variant once."""
     setting = variant.setting
     step(f"compiling {setting.drafter_name or 'plain decoding'}")
+    started = time.perf_counter()
     if setting.backend == TRANSFORMERS:
         from jaxspec.analysis.bench import transformers
 
-        return Decoded(*transformers.decode(setting, variant.parts, folder), [])
+        return Decoded(*transformers.decode(setting, variant.parts, folder), [], 0.0)
     if setting.backend not in (JAXSPEC, GENERATE):
         raise ValueError(f"no backend {setting.backend!r}: expected {JAXSPEC}, {GENERATE} or {TRANSFORMERS}")
-    outcomes = [
-        jax.tree.map(lambda x, real=real: x[:real], jobs.run(part))
-        for part, real in zip(variant.parts, variant.real, strict=True)
-    ]
+    done = jax.block_until_ready(jobs.run(variant.parts[0]))
+    first_call = time.perf_counter() - started
+    done = [done, *map(jobs.run, variant.parts[1:])]
+    outcomes = [jax.tree.map(lambda x, real=real: x[:real], one) for one, real in zip(done, variant.real, strict=True)]
     if any(outcome.failed.any() for outcome in outcomes):
         raise FloatingPointError(f"the logits of {variant.job.target.name or 'the target'} were not finite")
     calls: list[Callable[[], object]] = [functools.partial(timing.run_all, (part,)) for part in variant.parts]
@@ -284,7 +291,7 @@ def _decode(variant: Variant, folder: Path, step: Step) -> Decoded:
         for call in calls:
             call()
     passes = sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes)
-    return Decoded(calls, jobs.texts(outcomes), passes, outcomes)
+    return Decoded(calls, jobs.texts(outcomes), passes, outcomes, first_call)
 
 
 def _generate(part: Job) -> None:

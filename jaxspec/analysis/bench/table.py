@@ -150,6 +150,7 @@ LATENCY = (
     Column("p95 a\ntoken, ms", "latency.p95"),
     Column("min..max", "latency.p95", around=True),
 )
+COMPILE = Column("first\ncall, s", "first_call", 1)
 MEMORY = (
     Column("program,\nMB", _mb("program"), 1),
     Column("of it\ntemporary", _mb("temporaries"), 1),
@@ -165,6 +166,7 @@ BENCH = (  # the others are in `measure`, in JSON and in CSV
     Column("pre-\ndicted", "predicted.independent"),
     Column("re-\nplayed", "predicted.replayed"),
     *LATENCY,
+    COMPILE,
     *MEMORY,
     DRAFTS[-1],
 )

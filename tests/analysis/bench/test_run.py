@@ -21,7 +21,7 @@ PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0], [5, 4, 0]], jnp.int32), jnp.arr
 TARGET = table_model(jax.random.key(1), 6)
 DRAFT = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), 6).params)._replace(name="small")
 TASK = Task("ids", PROMPT, new_tokens=9)
-ALL = ("speed", "latency", "memory", "alpha", "costs", "search", "replay", "candidates")
+ALL = ("speed", "latency", "compile", "memory", "alpha", "costs", "search", "replay", "candidates")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,6 +54,7 @@ def test_a_group_is_plain_decoding_and_its_settings(found):
         assert (row.speed is None) == row.is_plain and row.environment.jax == jax.__version__
         half, most = row.latency.p50, row.latency.p95
         assert all(0 < half[i] <= most[i] for i in range(3)) and row.latency.first.min > 0
+        assert row.first_call > 0
 
 
 def test_rounds_are_those_of_generate(found):
@@ -236,7 +237,7 @@ def test_texts_that_differ_are_noticed_where():
     settings = [Setting(TASK, None, 0), Setting(TASK, DRAFT, 2)]
     live = [runner.Variant(setting, None, [None], [2], False) for setting in settings]
     texts = [[[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 6]]]
-    decoded = [runner.Decoded([], text, 5, [out]) for text, out in zip(texts, (one, other), strict=True)]
+    decoded = [runner.Decoded([], text, 5, [out], 0.0) for text, out in zip(texts, (one, other), strict=True)]
     row = runner._about(settings[1], TARGET)._replace(texts=2, tokens=5)
     seconds = np.array([[2.0, 4.0], [1.0, 2.0]])
     found = runner._against_plain(row, 1, live, decoded, seconds, np.full((2, 2), np.nan))
