@@ -13,6 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Bound, Model, buffers, drafters
+from jaxspec.analysis.measure import cost
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -396,3 +397,17 @@ def test_training_sees_the_distributions_of_decoding(name, target):
             expected = np.asarray(decoded.log_probs)[row, depth, frozen.get("vocabulary", slice(None))]
             np.testing.assert_allclose(log_q[depth][row, end - 2], expected, rtol=1e-4, atol=1e-4)
         assert real[row, end - 2].all() and not real[row, end].all()  # and then the text is at its end
+
+
+# --- measured
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in ("eagle 3", "pass") else pytest.mark.slow) for x in NAMES]
+)
+def test_what_a_draft_costs_is_measured_as_a_whole(name):
+    drafter = drafter_of(name, "t5" if name == "eagle 3" else "decoder")
+    prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
+    job = prepare(drafter.target, prompt, drafter=drafter, gamma=2, max_new_tokens=6)
+    found = cost.policy_costs(job, repeats=1, inner=1)
+    assert found.c > 0 and cost.search_cost(job) == 0 and cost.paid_model(job) is None

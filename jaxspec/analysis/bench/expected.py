@@ -136,11 +136,11 @@ class Passes:
         drafts: numbers of draft tokens that its passes judge.
         searches: whether a look-up's search is timed, too.
 
-    c is that of the model that drafts; of a cascade, and of layers of the target, a whole draft's over its tokens.
+    c is that of the model that drafts; of cascades, layers of the target and heads, a whole draft's over its tokens.
     """
 
     def __init__(self, job: Job, drafts: Sequence[int], searches: bool):
-        self._whole = job if cost.drafts_as_a_whole(job) else None  # a cascade, or layers of the target
+        self._whole = job if cost.drafts_as_a_whole(job) else None  # a cascade, layers of the target, a head
         self._model = None if self._whole else cost.paid_model(job)
         self._job = job.replace(drafter=self._model or job.target, policy=None, gamma=1, accept=None)
         self._drafts, self._found, self._each = sorted(set(drafts)), [], list[float]()

@@ -144,9 +144,9 @@ class PolicyCosts(NamedTuple):
 def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
     """c and v of `policies.adaptive` for a job.
 
-    c is that of the model that drafts; of several (a cascade), and of the target's own layers, that of a draft over its
-    tokens; 0 for look-ups, whose search is a part of v, from one draft token on. v is that of the whole target; a
-    target that drafts with its own layers spares some of it.
+    c is that of the model that drafts; of several (a cascade), of the target's own layers and of networks that read its
+    hidden states, that of a draft over its tokens; 0 for look-ups, whose search is a part of v, from one draft token
+    on. v is that of the whole target; a target that drafts with its own layers spares some of it.
 
     Args:
         job: with the drafter, and the most draft tokens as its gamma.
@@ -169,10 +169,8 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
 
 
 def drafts_as_a_whole(job: Job) -> bool:
-    """Whether draft tokens cost something that is no model's pass: several models' passes, or layers of the target."""
-    if job.drafter is None:
-        return False
-    return len(job.drafter.models) > 1 or job.drafter.functions.finish is not None
+    """Whether draft tokens cost something that is no model's pass: several models', layers of the target, a head."""
+    return job.drafter is not None and (len(job.drafter.models) > 1 or job.drafter.target is not None)
 
 
 def draft_cost(job: Job, repeats: int, inner: int | None = None) -> float:

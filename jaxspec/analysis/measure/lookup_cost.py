@@ -1,4 +1,4 @@
-"""Whole drafts as passes of a model, so that `analysis.measure.cost` can time them: searches, cascades, own layers.
+"""Whole drafts as passes of a model, for `analysis.measure.cost` to time: searches, cascades, own layers, heads.
 
 Shapes: B batch.
 """
@@ -36,19 +36,18 @@ def lookup_as_model(job: Job) -> Model:
     """A model whose c (`analysis.measure.cost.measure`) is what the draft tokens of a round cost together.
 
     A pass puts the token that it is fed in the place of the row's last one, has the drafter propose, commits all of the
-    draft, and answers with the first draft token.
+    draft, and answers with the first draft token. What the drafter reads of the target's verification is zeros.
 
     Args:
-        job: with a drafter that draws nothing at temperature 0, and reads no hidden states of the target (a look-up,
-            its own layers, a cascade).
+        job: with a drafter that draws nothing at temperature 0 (a look-up, the target's own layers, a head, a cascade).
 
     Returns:
         A model that is good for being measured alone.
     """
     assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
-    own_layers = job.drafter.functions.finish is not None
-    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes, own_layers)
-    return Model(lm, (job.weights.target if own_layers else None, job.drafter.params), job.target.tokenizer)
+    reads_target = job.drafter.target is not None
+    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes, reads_target)
+    return Model(lm, (job.weights.target if reads_target else None, job.drafter.params), job.target.tokenizer)
 
 
 @functools.cache
@@ -62,29 +61,31 @@ def _language_model(
     def prefill(params: tuple[Params, Params], prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
         row = decoder_prompt(target, prompt)
         batch, width = row.tokens.shape
-        forward = Forward(jnp.zeros((batch, 1, target.vocab_size)), jnp.zeros((batch, width, 0)))
-        cache = target.prefill(params[0], prompt, capacity)[1] if reads_target else None
+        forward, cache = Forward(jnp.zeros((batch, 1, target.vocab_size)), jnp.zeros((batch, width, 0))), None
+        if reads_target:
+            forward, cache = target.prefill(params[0], prompt, capacity)
         state = drafter.init(Weights(*params), prompt, capacity - width, forward)
         row = row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, capacity - width))))
-        return forward, (Caches(cache, state), row)
+        verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
+        return forward, (Caches(cache, state), row, verified)
 
     def extend(
         params: tuple[Params, Params],
-        cache: tuple[Caches, Prompt],
+        cache: tuple[Caches, Prompt, Forward],
         tokens: Int[Array, "B 1"],
         parent: Int[Array, "B N"] | None = None,
     ) -> tuple[Forward, Cache]:
         assert parent is None
-        (caches, row), weights = cache, Weights(*params)
+        (caches, row, verified), weights = cache, Weights(*params)
         row = row._replace(tokens=buffers.append(row.tokens, row.length - 1, tokens))
         limit, keys = jnp.full_like(row.length, gamma), noise.row_keys(jax.random.key(0), tokens.shape[0])
         context = DraftContext(keys, row, limit, gamma, False, most_likely)
         draft, caches = drafter.propose(weights, caches, context)
         logits = jax.nn.one_hot(draft.tokens[:, :1], target.vocab_size)
-        verified = jnp.repeat(logits, nodes + 1, axis=1)
         verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length, draft.parent)
-        caches = drafter.commit(weights, caches, row, verdict, Forward(verified, verified[..., :0]))
-        return Forward(logits, logits[..., :0]), (caches, row)
+        judged = verified._replace(logits=jnp.repeat(logits, nodes + 1, axis=1))
+        caches = drafter.commit(weights, caches, row, verdict, judged)
+        return Forward(logits, logits[..., :0]), (caches, row, verified)
 
     def rewind(cache: Cache, length: Int[Array, " B"]) -> Cache:
         return cache
