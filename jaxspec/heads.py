@@ -68,7 +68,7 @@ def load_drafter(
     Args:
         source: a folder, a hub id, owner/name, or the name of a shipped drafter.
         target: the model that it was made for. Its matrices get the dtype of the target's computation, and lie on its
-        mesh.
+            mesh.
         taps: the layers to read, counted from 0 for the output of the first one, if the folder is wrong or silent about
             them. Numbers that are off by one cost acceptance, never exactness.
         revision: of a hub id: a branch, a tag or a commit.
@@ -81,8 +81,7 @@ def load_drafter(
 
     Raises:
         CheckpointError: there is no such folder, it is of none of these formats, it was made for another target, or it
-        is
-            damaged.
+            is damaged.
         ValueError: a revision is given of something that is not of the hub.
     """
     config, params = read_head(source, target=target, taps=taps, revision=revision)
