@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxspec import folders, sharding
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
+from jaxspec.trim import trim_vocabulary
 from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
@@ -56,6 +57,8 @@ def load(
         The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
         tokenizer is None where a Hugging Face folder has none, or beside a T5X checkpoint lies none: it is then
         prompted with token ids. What a T5X checkpoint does not say of its network is in `jaxspec.weights.t5x`.
+        A drafter's checkpoint may say which tokens it drafts (`weights.orbax.save`): its head is then trimmed to these
+        (`jaxspec.trim_vocabulary`, which `jaxspec.trim.untrimmed` undoes).
 
     Raises:
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
@@ -70,7 +73,7 @@ def load(
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     if mesh is not None:
         mesh = sharding.mesh(mesh)
-    folder = find(source, revision)
+    folder, drafted = find(source, revision), None
     form = format_of(folder)
     if form == T5X:
         folder = t5x.find(folder)  # once: a run may add a newer one at any time
@@ -86,6 +89,7 @@ def load(
     else:
         params, config, manifest = orbax.restore(folder, dtype, mesh)
         tokenizer, name = tokenizer_of(folder), manifest.name
+        drafted = orbax.read_draft_tokens(folder, manifest)
         if len(tokenizer) > config.vocab_size:
             raise CheckpointError(
                 f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
@@ -93,7 +97,14 @@ def load(
             )
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
-    return Model(net_of(config).language_model(config), params, tokenizer, config, name)
+    made = Model(net_of(config).language_model(config), params, tokenizer, config, name)
+    if drafted is None:
+        return made
+    made = trim_vocabulary(made, ids=drafted)._replace(name=name)
+    if mesh is None:
+        return made
+    places = sharding.parameters(made.params, config, mesh)
+    return made._replace(params=jax.tree.map(sharding.put, made.params, places))
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:

@@ -127,6 +127,8 @@ class Distil:
         own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
             (`training.on_policy`).
         prompt: of a language model: how many tokens of a text the teacher or the drafter is given to continue.
+        draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
+            in the data if there are none; None: all.
     """
 
     teacher: str
@@ -137,6 +139,7 @@ class Distil:
     texts: int = 0
     own: float = 0.0
     prompt: int = 16
+    draft_vocab: int | None = None
 
     def __post_init__(self):
         _check_divergence("distil", self.divergence)
@@ -147,6 +150,8 @@ class Distil:
             raise RecipeError(f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts are no data")
         if self.prompt < 1:
             raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
+        if self.draft_vocab is not None and self.draft_vocab < 1:
+            raise RecipeError(f"distil.draft_vocab is {self.draft_vocab}: expected at least 1")
 
 
 def decoder_layers(config: Any) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from jaxspec import recipes
 from jaxspec.base import Model
-from jaxspec.vocabulary_map import with_head
+from jaxspec.vocabulary_map import MappedParams, with_head
 
 
 def trim_vocabulary(
@@ -80,6 +80,20 @@ def trim_vocabulary(
     assert head is not None
     trimmed = with_head(drafter_model, head, head_params, chosen)
     return trimmed._replace(name=f"{drafter_model.name} ({len(chosen)} tokens)".strip())
+
+
+def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
+    """The ids that a model with a trimmed head drafts, ascending; None: its head is whole."""
+    trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
+    return np.asarray(model.params.to_target) if trimmed else None
+
+
+def untrimmed(model: Model) -> Model:
+    """A model with its whole head again, where `trim_vocabulary` trimmed it: to be trained further, or written."""
+    if draft_tokens(model) is None:
+        return model
+    lm = recipes.net_of(model.config).language_model(model.config)
+    return model._replace(lm=lm, params=model.params.model)
 
 
 def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -> Int[np.ndarray, " W"]:

@@ -1,5 +1,6 @@
 """Loading by path and by name, in either dtype, and the errors on the way."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -8,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from jaxspec import model
+from jaxspec import folders, model, trim
 from jaxspec.base import Prompt
+from jaxspec.cli import names
+from jaxspec.cli.main import app
 from jaxspec.model import Model, load, shipped
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
@@ -117,6 +121,67 @@ def test_int8_on_a_mesh(folder):
     placed = load(folder / "tiny-t5", dtype="int8", mesh="data=1,model=1")
     wi = placed.params["decoder_0"]["ff"]["wi"]["weight"]
     assert [tuple(wi[kind].sharding.spec) for kind in ("int8", "scale")] == [("model", None)] * 2
+
+
+FEW = [1, 3, 5]
+
+
+@pytest.fixture(scope="module")
+def trimmed(folder, tmp_path_factory) -> Path:
+    """tiny-t5 as a drafter of three tokens."""
+    to, about = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", about={})
+    params = load(folder / "tiny-t5").params
+    orbax.save(to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **about)
+    return to
+
+
+def test_a_drafters_head_is_trimmed_to_the_tokens_of_its_checkpoint(folder, trimmed):
+    whole, few = load(folder / "tiny-t5"), load(trimmed)
+    (ours, _), (theirs, _) = (m.lm.prefill(m.params, PROMPT, capacity=8) for m in (few, whole))
+    np.testing.assert_allclose(ours.logits[..., FEW], theirs.logits[..., FEW], rtol=1e-5)
+    assert (jnp.isfinite(ours.logits[0, 0]).nonzero()[0] == jnp.array(FEW)).all()
+    assert few.name == "few" and trim.draft_tokens(few).tolist() == FEW and trim.draft_tokens(whole) is None
+    again = trim.untrimmed(few)
+    assert again.lm is whole.lm and trim.untrimmed(whole) is whole
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, whole.params))
+
+
+def test_a_trimmed_drafter_on_a_mesh_int8_and_widened(trimmed):
+    placed = load(trimmed, dtype="int8", mesh="data=1,model=1").params
+    head = placed.head["head"]["weight"]
+    assert [tuple(head[kind].sharding.spec) for kind in ("int8", "scale")] == [("model", None)] * 2
+    assert placed.to_target.sharding.mesh.shape == {"data": 1, "model": 1}
+    wide = names.model(str(trimmed), widen=64)
+    assert wide.config.ff_dim == 64 and wide.name == "few" and trim.draft_tokens(wide).tolist() == FEW
+
+
+def test_a_trimmed_drafter_is_converted_with_its_tokens(trimmed, tmp_path):
+    assert (
+        CliRunner().invoke(app, ["convert", str(trimmed), str(tmp_path / "again"), "--format", "jaxspec"]).exit_code
+        == 0
+    )
+    assert trim.draft_tokens(load(tmp_path / "again")).tolist() == FEW
+
+
+@pytest.mark.parametrize("found", ["[99]", "[1, 3", '{"a": 1}', "[]"])
+def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, found):
+    """Which have the hash that the manifest says."""
+    bad = tmp_path / "bad"
+    shutil.copytree(trimmed, bad)
+    (bad / orbax.DRAFT_TOKENS).write_text(found)
+    with pytest.raises(CheckpointError, match=r"is damaged: draft_tokens\.json"):
+        load(bad)
+    said = orbax.read_manifest(bad)
+    (bad / orbax.MANIFEST).unlink()
+    orbax._write_manifest(bad / orbax.MANIFEST, dataclasses.replace(said, files=folders.fingerprints(bad)))
+    with pytest.raises(CheckpointError, match=r"draft_tokens\.json (is .*: expected a list of ids|cannot be read)"):
+        load(bad)
+
+
+def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
+    about = dict(name="few", family="t5", dtype="float32", about={}, draft_tokens=[10])
+    with pytest.raises(CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"):
+        orbax.save(tmp_path / "few", load(folder / "tiny-t5").params, T5, folder.parent / "tokenizer", **about)
 
 
 def test_an_unknown_dtype_is_refused(folder):

@@ -41,6 +41,7 @@ def convert(
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
     from jaxspec import model as front
+    from jaxspec import trim
     from jaxspec.model import HUGGING_FACE, OURS
     from jaxspec.weights import huggingface, int8, orbax
 
@@ -53,12 +54,13 @@ def convert(
     if stored_as not in known:
         raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
     with Console(stderr=True).status(f"reading {source}"):
-        model = front.load(source, dtype=stored_as)
+        loaded = front.load(source, dtype=stored_as)
+        model, drafted = trim.untrimmed(loaded), trim.draft_tokens(loaded)
     with Console(stderr=True).status(f"writing {to}"):
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
-            write(model, to, stored_as, found.about, overwrite)
+            write(model, to, stored_as, found.about, overwrite, drafted)
     count, size = int8.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
     if as_json:
         report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
@@ -95,8 +97,8 @@ def stored(folder: Path) -> Stored:
     return Stored(form, "bfloat16" if dtype == "bfloat16" else "float32", {})
 
 
-def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool) -> None:
-    """Writes a checkpoint of jaxspec's.
+def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool, draft_tokens: Any = None) -> None:
+    """Writes a checkpoint of jaxspec's; arguments as those of `weights.orbax.save`.
 
     Raises:
         ValueError: the model has no tokenizer, or one with more tokens than it has logits.
@@ -118,5 +120,6 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
         )
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
+    described["draft_tokens"] = draft_tokens
     with vocabulary.written(model.tokenizer) as words:
         orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)

@@ -29,18 +29,22 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, widen: int = 0
     """
     import jax
 
-    from jaxspec import model
+    from jaxspec import model, trim
     from jaxspec.analysis.measure import synthetic
     from jaxspec.weights import orbax
 
     if name.startswith(RANDOM):
         made = synthetic.random_model(name.removeprefix(RANDOM), dtype, seed)
     elif name.startswith(UNROUNDED):
-        stored, made = (model.load(name.removeprefix(UNROUNDED), dtype=kind, mesh=mesh) for kind in ("int8", dtype))
+        bare = name.removeprefix(UNROUNDED)
+        stored, made = (trim.untrimmed(model.load(bare, dtype=kind, mesh=mesh)) for kind in ("int8", dtype))
         made = made._replace(params=orbax.cast(synthetic.unrounded(stored.params, jax.random.key(seed)), dtype))
     else:
         made = model.load(name, dtype=dtype, mesh=mesh)
-    return synthetic.widen(made, widen) if widen else made
+    if not widen:
+        return made
+    wide, few = synthetic.widen(trim.untrimmed(made), widen), trim.draft_tokens(made)
+    return wide if few is None else trim.trim_vocabulary(wide, ids=few)._replace(name=made.name)
 
 
 def policy(text: str, **costs: Any) -> Bound:

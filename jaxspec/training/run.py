@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import transformers
 
 import jaxspec
-from jaxspec import folders, vocabulary
+from jaxspec import folders, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
@@ -35,6 +36,20 @@ def teach(recipe: Recipe, distil: Distil, tasks: Tasks, work: Path, progress: bo
         teacher = load(distil.teacher, dtype=recipe.model.dtype)
         tasks = own_texts(teacher, tasks, distil, longest, work / "answers", progress)
     return distillation_of(recipe, distil), tasks
+
+
+def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
+    """The ids that a trained drafter's head is trimmed to: the most frequent ones of what it has learnt to write."""
+    distil = recipe.distil
+    if distil is None or distil.draft_vocab is None:
+        return None
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
+    asked = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # the answers, which are stored
+    _, tasks = teach(recipe, asked, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
+    counts = np.zeros(recipe.model.vocab_size, np.int64)
+    for example in (example for some in tasks.values() for example in some):
+        np.add.at(counts, example.target, 1)
+    return trim.frequent_ids(load(distil.teacher), distil.draft_vocab, counts).tolist()
 
 
 def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
@@ -61,7 +76,7 @@ def start(recipe: Recipe) -> Params:
     key = jax.random.key(recipe.train.seed)
     if not recipe.train.start:
         return net_of(recipe.model).init(recipe.model, key)
-    model = load(recipe.train.start)
+    model = trim.untrimmed(load(recipe.train.start))
     return model.params if model.config == recipe.model else resize(model.params, model.config, recipe.model, key)
 
 
@@ -150,5 +165,6 @@ def checkpoint(
         params, loss = train(recipe, folder, work)
     about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
     about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}
+    how["draft_tokens"] = draft_tokens(recipe, folder, work)
     manifest = orbax.save(out, params, recipe.model, folder / recipe.data.tokenizer, about=about, **how)
     return f"{out}: {manifest.parameters:,} parameters as {dtype}, held-out loss {loss:.4f} nats per token"

@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from jaxspec.weights import int8, orbax_arrays, parameters
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
 BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
 
 
@@ -75,6 +77,7 @@ def save(
     dtype: str,
     about: dict[str, Any],
     overwrite: bool = False,
+    draft_tokens: Sequence[int] | None = None,
 ) -> Manifest:
     """Writes a checkpoint: the whole folder, or nothing.
 
@@ -93,6 +96,8 @@ def save(
         about: provenance and measurements, such as {"licence": "...", "heldout_loss": 2.9}: strings, numbers,
             booleans and lists of these.
         overwrite: whether a checkpoint that is there already may be replaced.
+        draft_tokens: of a drafter: the ids that its head is trimmed to when it is loaded (`jaxspec.trim_vocabulary`);
+            None: to none. What is stored is the whole model.
 
     Raises:
         CheckpointError: there is something at `folder` already, no room, the parameters are not those of `config`
@@ -103,6 +108,9 @@ def save(
     needed = int8.count(params) * jnp.dtype(dtype).itemsize
     if complaint := folders.occupied(folder, "checkpoint", overwrite) or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
+    drafted = None if draft_tokens is None else [int(token) for token in draft_tokens]
+    if drafted is not None and (complaint := _ill_formed_tokens(drafted, config.vocab_size)):
+        raise CheckpointError(f"draft_tokens {complaint}")
     wide = jax.eval_shape(lambda tree: jax.tree.map(_as_float32, int8.dequantise(tree)), params)
     if complaint := _differences(_abstract(config, family), wide):
         raise CheckpointError(f"{name}: the parameters are not those of its configuration:{complaint}")
@@ -113,6 +121,8 @@ def save(
         if jax.process_index() == 0:
             for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
                 shutil.copyfile(tokenizer_folder / file, beside / file)
+            if drafted is not None:
+                (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
             count, files = int8.count(params), folders.fingerprints(beside)
             _write_manifest(beside / MANIFEST, Manifest(FORMAT, name, family, dtype, count, config, files, about))
     return read_manifest(folder)
@@ -195,6 +205,23 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
+def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
+    """The ids that a checkpoint's head is to be trimmed to; None: its manifest lists none.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
+    if DRAFT_TOKENS not in manifest.files:
+        return None
+    try:
+        ids = json.loads((folder / DRAFT_TOKENS).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / DRAFT_TOKENS} cannot be read: {error}") from error
+    if complaint := _ill_formed_tokens(ids, manifest.model.vocab_size):
+        raise CheckpointError(f"{folder / DRAFT_TOKENS} {complaint}")
+    return ids
+
+
 def cast(params: Params, dtype: Any) -> Params:
     """Matrices as `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
 
@@ -240,6 +267,13 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     there = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
     if absent := [file for file in tokenizer_files(there) if file not in there]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
+
+
+def _ill_formed_tokens(ids: Any, vocab: int) -> str:
+    """What is wrong with the ids that a head is to be trimmed to; empty if nothing."""
+    if isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids):
+        return ""
+    return f"is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}"
 
 
 def _check_manifest(manifest: Manifest) -> None:

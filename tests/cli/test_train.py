@@ -4,11 +4,12 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import model, recipes
+from jaxspec import model, recipes, trim
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
@@ -143,6 +144,23 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     about = orbax.read_manifest("trained/pairs").about
     assert (about["target"], about["order"], about["texts"], about["tokens"]) == ("trained/target", 2, 4, 40)
     assert "is there already" in refused("pairs.toml")
+
+
+def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
+    target, project, standard_dtype_promotion
+):
+    distil = '[distil]\nteacher = "trained/target"\ndraft_vocab = 4\nweight = 0\nanswers = [2]\nprompt = 4\n'
+    (project / "tiny.toml").write_text(RECIPE + distil)
+    result = call("tiny.toml", "--steps", "2")
+    assert result.exit_code == 0, result.output
+    base = model.load("trained/target")
+    text = base.tokenizer("the old dog saw")["input_ids"]
+    answer = jaxspec.generate(base, [text], max_new_tokens=11)
+    kept = trim.draft_tokens(model.load("trained/tiny"))
+    assert len(kept) == 4 and base.tokenizer.eos_token_id in kept
+    count = np.bincount([*text, *answer.tokens[0, : answer.lengths[0]]], minlength=12)
+    count[base.tokenizer.eos_token_id] = 100
+    assert sorted(count[kept]) == sorted(count)[-4:]
 
 
 def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):

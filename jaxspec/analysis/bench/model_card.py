@@ -22,6 +22,7 @@ from jaxspec.decode.request import prepare
 from jaxspec.training import data
 from jaxspec.training.loop import evaluate
 from jaxspec.training.losses import cross_entropy
+from jaxspec.trim import untrimmed
 
 SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
 DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl
@@ -76,7 +77,7 @@ def card(
     found = []
     for name in tasks:
         doing(f"{name}: loss")
-        loss = (heldout_loss(target, folder, name), heldout_loss(draft, folder, name))
+        loss = (heldout_loss(target, folder, name), heldout_loss(untrimmed(draft), folder, name))
         examples = heldout(name)[:rows]
         prompts, references = [row["input"] for row in examples], [row["reference"] for row in examples]
         metric, score = SCORES.get(name, ("", None))
