@@ -154,7 +154,7 @@ def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
     result = call("tiny.toml", "--steps", "2")
     assert result.exit_code == 0, result.output
     base = model.load("trained/target")
-    text = base.tokenizer("the old dog saw")["input_ids"]
+    text = [base.tokenizer.eos_token_id, *base.tokenizer("the old dog")["input_ids"]]  # texts begin with the end token
     answer = jaxspec.generate(base, [text], max_new_tokens=13)
     kept = trim.draft_tokens(model.load("trained/tiny"))
     assert len(kept) == 4 and base.tokenizer.eos_token_id in kept
