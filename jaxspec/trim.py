@@ -31,7 +31,8 @@ def trim_vocabulary(
     restricted. Tokens that end a text are always among those drafted.
 
     Args:
-        drafter_model: of a network of jaxspec's own, as `jaxspec.load` gives it.
+        drafter_model: of a network of jaxspec's own, as `jaxspec.load` gives it; a head that was trimmed before is
+            trimmed anew, of the whole.
         size: how many tokens to draft; with `counts` the most frequent ones, otherwise the first ids, which are the
             most frequent ones of vocabularies that were made by merging pairs, and of most others.
         counts: how often each id occurs in texts such as the target writes; alone: all ids that occur.
@@ -58,6 +59,7 @@ def trim_vocabulary(
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856; Goel et al., VocabTrim, arXiv 2506.22694.
     """
+    drafter_model = untrimmed(drafter_model)
     try:
         net = recipes.net_of(drafter_model.config)
         tied = drafter_model.config.tied_head

@@ -132,6 +132,8 @@ def test_which_tokens_are_drafted():
     counts = np.zeros(40)
     counts[[4, 9, 2]] = 3, 8, 1
     assert trim_vocabulary(model, size=3).params.to_target.tolist() == [0, 1, 39]
+    again = trim_vocabulary(trim_vocabulary(model, size=3), counts=counts, size=3)
+    assert again.params.to_target.tolist() == [4, 9, 39]
     assert trim_vocabulary(model, counts=counts, size=3).params.to_target.tolist() == [4, 9, 39]
     assert trim_vocabulary(network("own head"), counts=counts).params.to_target.tolist() == [2, 4, 9]
 
@@ -196,7 +198,7 @@ BAD = {
     "size is 41": lambda: trim_vocabulary(network("gpt"), size=41),
     "ids has 3 to 40": lambda: trim_vocabulary(network("gpt"), ids=[3, 40]),
     "counts has shape (3,)": lambda: trim_vocabulary(network("gpt"), counts=[1, 2, 3]),
-    "has a vocabulary map already": lambda: trim_vocabulary(trim_vocabulary(network("gpt"), size=8), size=4),
+    "has a vocabulary map already": lambda: trim_vocabulary(map_vocabulary(network("gpt"), range(40), 40), size=4),
     "the drafter (table-4) has no tokenizer": lambda: share_vocabulary(FOUR, TARGET),
     "have no token in common": lambda: share_vocabulary(
         model_with(["a", "b"], 1, end="a", unknown="b"), model_with(["c"], 2, end="c", unknown="c")
