@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxspec import buffers, drafters, folders, published
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Params, Prompt
+from jaxspec.base import Bound, Drafter, Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
+from jaxspec.drafters.hidden_states import with_head
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
@@ -22,17 +23,11 @@ from jaxspec.nets.mtp import MTPConfig
 from jaxspec.weights import draft_heads, huggingface
 from jaxspec.weights.orbax import CheckpointError
 
-
-def _early_exit(adapter: Bound[ExitAdapter], target: Model) -> Bound[Drafter]:
-    return drafters.early_exit(target, adapter.functions.needs.taps[0] + 1, adapter=adapter)
-
-
 DRAFTERS = {
     EagleConfig: drafters.eagle,
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
     MTPConfig: drafters.mtp,
-    ExitAdapterConfig: _early_exit,
 }
 
 TEXTS = (  # to measure on, where none are given
@@ -51,6 +46,7 @@ def load_drafter(
     *,
     target: Model,
     taps: Sequence[int] | None = None,
+    head: Model | None = None,
     revision: str | None = None,
     check: bool | Sequence[str] | Prompt = False,
 ) -> Bound[Drafter]:
@@ -71,6 +67,8 @@ def load_drafter(
             mesh.
         taps: the layers to read, counted from 0 for the output of the first one, if the folder is wrong or silent about
             them. Numbers that are off by one cost acceptance, never exactness.
+        head: `jaxspec.trim_vocabulary(target, size=...)`, for a drafter that uses the target's head: it then computes
+            the logits of so many tokens, and drafts no others (FR-Spec).
         revision: of a hub id: a branch, a tag or a commit.
         check: whether to measure how often its first draft token is accepted, on a few texts or on prompts that are
             given, and to warn if that is too seldom for a drafter of this target. Nothing else shows that weights or
@@ -82,13 +80,17 @@ def load_drafter(
     Raises:
         CheckpointError: there is no such folder, it is of none of these formats, it was made for another target, or it
             is damaged.
-        ValueError: a revision is given of something that is not of the hub.
+        ValueError: a revision is given of something that is not of the hub, or a head for a drafter that has its own.
     """
     config, params = read_head(source, target=target, taps=taps, revision=revision)
     wanted = getattr(config, "taps", ())
     if wanted:
         target = models.with_taps(target, wanted)
-    made = DRAFTERS[type(config)](Bound(published.net_of(config).head(config), params), target)
+    network: Bound[Any] = Bound(published.net_of(config).head(config), params)
+    if isinstance(config, ExitAdapterConfig):
+        made = drafters.early_exit(target, config.exit, head=head, adapter=network)
+    else:
+        made = DRAFTERS[type(config)](network if head is None else with_head(network, head), target)
     if check is not False:
         check_acceptance(made, None if check is True else check, name=str(source))
     return made

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.base import Model
-from jaxspec.vocabulary_map import NONE, map_vocabulary
+from jaxspec.vocabulary_map import NONE, check_model, map_vocabulary
 
 LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
 SPACE = "▁"  # how SentencePiece writes a space
@@ -53,6 +53,7 @@ def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> 
     Reference: Timor et al., token-level intersection, ICML 2025, arXiv 2502.05202.
     """
     for who, model in (("the drafter", draft), ("the target", target)):
+        check_model(model, "share_vocabulary")
         if model.tokenizer is None:
             raise ValueError(f"{who} ({model.name}) has no tokenizer, which says what its token ids mean")
     if longest < 1:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from jaxspec import recipes
 from jaxspec.base import Model
-from jaxspec.vocabulary_map import MappedParams, with_head
+from jaxspec.vocabulary_map import MappedParams, check_model, with_head
 
 
 def trim_vocabulary(
@@ -42,6 +42,7 @@ def trim_vocabulary(
         A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the model's.
 
     Raises:
+        TypeError: it is no model.
         ValueError: none or too many of the three, sizes or ids out of range, or a model whose head is not known.
 
     Example:
@@ -59,6 +60,7 @@ def trim_vocabulary(
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856; Goel et al., VocabTrim, arXiv 2506.22694.
     """
+    check_model(drafter_model, "trim_vocabulary")
     drafter_model = untrimmed(drafter_model)
     try:
         net = recipes.net_of(drafter_model.config)

@@ -28,6 +28,15 @@ Outputs = TypeVar("Outputs")
 NONE = -1  # in `to_target`: the target has no such token
 
 
+def check_model(model: Any, what: str) -> None:
+    """Raises TypeError for what is no model; a drafter that reads hidden states has another way."""
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"{what} takes a jaxspec.Model, got a {type(model).__name__}: a drafter that uses its target's head is given "
+            "a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+        )
+
+
 class MappedParams(NamedTuple):
     """The parameters of a mapped model.
 
@@ -85,6 +94,7 @@ def map_vocabulary(
         It takes token trees if every token is read as one.
 
     Raises:
+        TypeError: it is no model.
         ValueError: ids out of range, one that two tokens stand for, or a target's id that nothing is read for.
 
     Example:
@@ -95,6 +105,7 @@ def map_vocabulary(
         >>> cache.ends[0, :4].tolist(), forward.logits[0, 0, 1].item()
         ([0, 1, 3, 4], -inf)
     """
+    check_model(model, "map_vocabulary")
     own = model.lm.vocab_size
     target_ids = np.asarray(to_target)
     if target_ids.shape != (own,) or not np.issubdtype(target_ids.dtype, np.integer):

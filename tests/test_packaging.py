@@ -20,13 +20,14 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "noise", "tree", "cache", "buffers", "warp"}
+CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
+    "integers": set(),
     "tree": set(),
     "noise": {"base"},
     "cache": {"tree"},

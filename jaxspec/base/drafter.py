@@ -116,6 +116,8 @@ class Drafter(NamedTuple):
             `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
+        nested: whether another drafter works inside of it (cascades), so that a draft costs more than its model's
+            passes.
     """
 
     init: DraftInit
@@ -128,6 +130,7 @@ class Drafter(NamedTuple):
     reader: Any = None
     finish: Finish | None = None
     rollback: Rollback | None = None
+    nested: bool = False
 
 
 class Bound(NamedTuple, Generic[Functions]):

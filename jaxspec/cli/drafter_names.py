@@ -41,7 +41,7 @@ def drafter(
     kind, numbers, inner, draw, _ = written
     if kind in ("head", *OWN_LAYERS):
         return _of_target(name, written, target)
-    if kind == "trim" and (own := parse(inner[0])) is not None and own.kind in OWN_LAYERS:
+    if kind == "trim" and (own := parse(inner[0])) is not None and own.kind in ("head", *OWN_LAYERS):
         return _of_target(name, own, target, head_size=numbers[0])
     if kind == "retrieval":
         return drafters.retrieval(inner[0], target)
@@ -73,7 +73,8 @@ def _of_target(name: str, written: Written, target: Model | None, head_size: int
     if written.kind == "head":
         if target is None:
             raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
-        return heads.load_drafter(written.inner[0], target=target)
+        head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
+        return heads.load_drafter(written.inner[0], target=target, head=head)
     if target is None:
         raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
     head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)

@@ -47,7 +47,8 @@ def generate(
         jaxspec generate --temperature 1 --trace
         jaxspec generate --draft prompt_lookup --batch 8 --compare
     """
-    settings = settings._replace(draft=_draft_name(settings.target, settings.draft))
+    unasked = "none" if search.beams else None  # a pass over the drafted beams pays on accelerators only
+    settings = settings._replace(draft=_draft_name(settings.target, settings.draft or unasked))
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if search.beams:

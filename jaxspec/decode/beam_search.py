@@ -40,6 +40,7 @@ from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prompts, prepare
 from jaxspec.decode.state import decoder_prompt
 from jaxspec.drafters.model import known
+from jaxspec.integers import integer
 from jaxspec.warp.options import OPTIONS
 
 
@@ -138,7 +139,7 @@ def beam_search(
     """
     _check_options(options)
     beams = _check_beams(target, beams)
-    gamma = inputs.integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
+    gamma = integer(gamma, "gamma", "an integer, 0 (no drafting) or more")
     if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     if drafter is not None and not isinstance(drafter, Model):
@@ -146,7 +147,7 @@ def beam_search(
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
     if not (isinstance(length_penalty, numbers.Real) and math.isfinite(length_penalty)):
         raise ValueError(f"length_penalty is {length_penalty!r}: expected a finite number")
-    draft_beams = 2 * beams if draft_beams is None else inputs.integer(draft_beams, "draft_beams", "an integer")
+    draft_beams = 2 * beams if draft_beams is None else integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
     given: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
@@ -409,7 +410,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _check_beams(target: Model, beams: Any) -> int:
-    beams = inputs.integer(beams, "beams", "an integer, at least 1")
+    beams = integer(beams, "beams", "an integer, at least 1")
     vocab = target.lm.vocab_size if isinstance(target, Model) else beams
     if not 1 <= beams <= vocab:
         raise ValueError(

@@ -70,19 +70,6 @@ def check_names(given: Iterable[str], known: Sequence[str]) -> None:
         raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")
 
 
-def integer(value: Any, name: str, expected: str) -> int:
-    """An integer of any kind as Python's; True and False are none.
-
-    >>> integer(np.int64(3), "gamma", "an integer")
-    3
-    """
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.issubdtype(value.dtype, np.integer):
-        return int(value)
-    raise ValueError(f"{name} is {value!r}: expected {expected}")
-
-
 def uncalled(value: Any, name: str, home: str) -> str:
     """What is wrong with a value that is none of `home`'s: perhaps it is a factory that was not called."""
     if callable(value) and hasattr(value, "__name__"):

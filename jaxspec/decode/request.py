@@ -17,6 +17,7 @@ from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
+from jaxspec.integers import integer
 from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
 OWN = (  # those that are no sampling options
@@ -105,7 +106,7 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     drafter, gamma, accept, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
     inputs.check_names(sampling, [*OWN, "stop", *OPTIONS])
     expected = "an integer, 0 (plain decoding) or more"
-    gamma = inputs.integer(gamma, "gamma", expected)
+    gamma = integer(gamma, "gamma", expected)
     if gamma < 0:
         raise ValueError(f"gamma is {gamma!r}: expected {expected}")
     if isinstance(policy, Policy):
@@ -116,7 +117,7 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     if accept is not None and not isinstance(accept, Rule):
         what = inputs.uncalled(accept, "accept", "jaxspec.accept")
         raise TypeError(f"{what}: expected a rule, such as jaxspec.accept.rejection()")
-    samples = inputs.integer(samples, "num_samples", "an integer, 1 or more")
+    samples = integer(samples, "num_samples", "an integer, 1 or more")
     if samples < 1:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
     batch = prompt.tokens.shape[0] * samples

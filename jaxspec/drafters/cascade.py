@@ -33,6 +33,7 @@ from jaxspec.base import (
 )
 from jaxspec.drafters.common import after, as_drafter, put, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, take_back_to
+from jaxspec.integers import integer
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
 
@@ -107,8 +108,11 @@ def cascade(
     Reference: Chen et al., Cascade Speculative Drafting, NeurIPS 2024, arXiv 2312.11462; Spector, Ré, Staged
     Speculative Decoding, arXiv 2308.04623.
     """
+    gamma = integer(gamma, "gamma", "an integer, the draft tokens of each inner round")
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}: expected at least 1 draft token for each inner round")
+    if not isinstance(draft, Model):
+        raise TypeError(f"draft is a {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
     if not inner_temperature > 0:
         raise ValueError(f"inner_temperature is {inner_temperature}: expected more than 0; drafters.greedy drafts at 0")
     made, rule = as_drafter(inner), accept.rejection() if rule is None else rule
@@ -233,7 +237,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
         assert inner.rollback is not None
         return take_back_to(state, row.length - 1)._replace(inner=inner.rollback(state.inner, row))
 
-    return Drafter(init, propose, commit, lm, rollback=rollback)
+    return Drafter(init, propose, commit, lm, rollback=rollback, nested=True)
 
 
 def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDistribution:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Parts
 from jaxspec.drafters import own_layers
+from jaxspec.integers import integer
 
 
 def early_exit(
@@ -46,7 +47,7 @@ def early_exit(
     Reference: Elhoushi et al., LayerSkip, ACL 2024, arXiv 2404.16710; Liu et al., Kangaroo, NeurIPS 2024, arXiv
     2404.18911.
     """
-    count = own_layers.layers_of(target).count
+    layers, count = integer(layers, "layers", "an integer"), own_layers.layers_of(target).count
     if not 1 <= layers < count:
         raise ValueError(
             f"layers is {layers} and {target.name or 'the target'} has {count}: expected an exit after at least 1 and "

@@ -101,6 +101,7 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
         *(init, propose, commit, shortest),
         may_be_empty=all(drafter.may_be_empty for drafter in drafters),
         rollback=None if any(drafter.rollback is None for drafter in drafters) else rollback,
+        nested=any(drafter.nested for drafter in drafters),
     )
 
 

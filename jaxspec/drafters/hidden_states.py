@@ -6,8 +6,9 @@ Axis letters as in `jaxspec.base`; W logits of a drafter, C draft tokens that it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxspec.base import (
     Drafter,
     DraftInit,
     Forward,
+    Head,
     LanguageModel,
     Model,
     Needs,
@@ -71,6 +73,59 @@ def check_target(needs: Needs, target: Model, kind: str) -> None:
     for wanted, function, what in ((needs.embedding, lm.embed, "embed"), (needs.head, lm.head, "head")):
         if wanted and function is None:
             raise ValueError(f"{kind} uses its target's {what}, and the LanguageModel of {name} has none")
+
+
+class TrimmedParams(NamedTuple):
+    """A network's own parameters, and those of the model whose head it uses."""
+
+    own: Params
+    head: Params
+
+
+def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
+    """A network that uses the head of `model` in place of its target's: one of fewer tokens (FR-Spec).
+
+    The text keeps the target's distribution; what the head leaves out is never drafted.
+
+    Args:
+        network: of `nets.eagle`, `mtp`, `heads` or `block`, without a head of its own, with its parameters.
+        model: `jaxspec.trim_vocabulary(target, size=...)`.
+
+    Raises:
+        ValueError: the network has a head of its own, or the model's reads features of another width or writes another
+            vocabulary.
+
+    Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
+    """
+    needs = network.functions.needs
+    if not needs.head:
+        raise ValueError(
+            "the drafter has a head of its own, which is trimmed in training (draft_vocab), not afterwards"
+        )
+    have = model.lm.feature_size, model.lm.vocab_size
+    if model.lm.head is None or have != (needs.hidden_size, needs.vocab_size):
+        raise ValueError(
+            f"the head is that of {model.name or 'a model'} of width {have[0]} with {have[1]} token ids, and the "
+            f"drafter's target has {needs.hidden_size} and {needs.vocab_size}: expected jaxspec.trim_vocabulary(target)"
+        )
+    functions = _with_head(network.functions, model.lm.head)
+    return network._replace(functions=functions, params=TrimmedParams(network.params, model.params))
+
+
+@functools.cache
+def _with_head(functions: Any, head: Head) -> Any:
+    def passed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(params: TrimmedParams, *arguments: Any) -> Any:
+            logits = functools.partial(head, params.head)
+            given = (x._replace(logits=logits) if isinstance(x, Shared) else x for x in arguments)
+            return function(params.own, *given)
+
+        return call
+
+    found = {
+        name: getattr(functions, name, None) for name in ("read", "extend", "append", "block", "logits", "correct")
+    }
+    return functions._replace(**{name: passed(function) for name, function in found.items() if function is not None})
 
 
 def shared_with(lm: LanguageModel, params: Params) -> Shared:

@@ -26,6 +26,7 @@ from jaxspec.base import (
     Weights,
 )
 from jaxspec.drafters.common import after, as_drafter, confidence_of, log_probs_of, put
+from jaxspec.integers import integer
 
 Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " B"]]
 
@@ -60,6 +61,7 @@ def horizontal_cascade(
 
     Reference: Chen et al., Cascade Speculative Drafting, NeurIPS 2024, arXiv 2312.11462.
     """
+    tokens = integer(tokens, "tokens", "an integer, the draft tokens of the first drafter")
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}: expected at least 1 for the first drafter")
     both = as_drafter(first), as_drafter(then)
@@ -131,7 +133,8 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
     shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None
     can_go_back = first.rollback is not None and then.rollback is not None
     empty = first.may_be_empty and then.may_be_empty
-    return Drafter(init, propose, commit, shortest, may_be_empty=empty, rollback=rollback if can_go_back else None)
+    back = rollback if can_go_back else None
+    return Drafter(init, propose, commit, shortest, may_be_empty=empty, rollback=back, nested=True)
 
 
 def _later(context: DraftContext, first: Float[Array, "B F"]) -> Continues | None:

@@ -46,6 +46,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
         taps = taps_of(own["aux_hidden_state_layer_ids"], -1, target)
     else:
         taps = taps_of(need(own, "target_layer_ids"), 0, target)
+    made_for = own.get("num_target_layers")
+    if made_for is not None and made_for != target.layers:
+        raise FamilyError(f"it was made for a target of {made_for} layers, and the target has {target.layers}")
     if hidden != target.hidden_size:
         raise FamilyError(
             f"it reads hidden states of width {hidden}, and the target's have {target.hidden_size}: it was made for "

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.analysis.measure import cost, lookup_cost
+from jaxspec.analysis.measure import cost, jobs, lookup_cost
 from jaxspec.base import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt
@@ -48,8 +48,9 @@ def test_a_search_is_timed_as_a_pass(encoder):
     assert found.c > 0 and found.gamma == 3
 
 
-@pytest.mark.parametrize("kind", ["its own layers", "a cascade"])
-def test_draft_tokens_of_several_models_or_of_own_layers_have_a_cost(kind):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["its own layers", "a cascade", "a cascade over a look-up", "a horizontal cascade"])
+def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, temperature, monkeypatch):
     """Which `policies.adaptive` takes for c; v has no search in it."""
     shape = gpt.GPTConfig(VOCAB, 8, 8, layers=2, heads=2, max_positions=32)
     target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
@@ -57,7 +58,12 @@ def test_draft_tokens_of_several_models_or_of_own_layers_have_a_cost(kind):
     made = {
         "its own layers": lambda: jaxspec.drafters.early_exit(target, 1),
         "a cascade": lambda: jaxspec.drafters.cascade(small, small, gamma=1),
+        "a cascade over a look-up": lambda: jaxspec.drafters.cascade(small, jaxspec.drafters.prompt_lookup(), gamma=1),
+        "a horizontal cascade": lambda: jaxspec.drafters.horizontal_cascade(small, jaxspec.drafters.jacobi()),
     }
-    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4)
+    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4, temperature=temperature, key=0)
+    timed, measure = [], cost.measure
+    monkeypatch.setattr(cost, "measure", lambda job, **how: timed.append(job) or measure(job, **how))
     found = cost.policy_costs(job, repeats=1, inner=1)
+    assert [jobs.is_sampled(one) for one in timed] == [temperature > 0]  # a whole draft, drawn as the job draws
     assert found.c > 0 and found.v.shape == (3,) and found.v[0] == 1 and cost.search_cost(job) == 0

@@ -165,7 +165,7 @@ def test_a_file_that_is_no_text(tmp_path, refused):
 
 
 def test_beams_are_the_librarys(zoo, report, run):
-    options = ("--beams", "3", "--length-penalty", "0.6")
+    options = ("--beams", "3", "--length-penalty", "0.6", "--draft", "debian-t5-draft")
     found = report(PROMPT, *options)
     models = dict(target=zoo["debian-t5-large"], drafter=zoo["debian-t5-draft"])
     out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, **models)

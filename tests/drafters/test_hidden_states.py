@@ -17,6 +17,7 @@ from jaxspec.analysis.measure import cost
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.drafters.hidden_states import with_head
 from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, mtp, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
@@ -68,7 +69,8 @@ CONFIGS = {
 }
 MAKE = {eagle: drafters.eagle, mtp: drafters.mtp, heads: drafters.heads, block: drafters.block}
 MAKE[exit_adapter] = lambda adapter, target: drafters.early_exit(target, layers=2, adapter=adapter)
-NAMES = (*CONFIGS, "pass")
+TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed")  # the target's head, of two tokens of three
+NAMES = (*CONFIGS, *TRIMMED, "pass")
 
 
 @functools.cache
@@ -77,11 +79,14 @@ def drafter_of(name, target):
         made = target_of(target)
         vectors = jax.random.normal(jax.random.key(2), (2, D))
         return drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), vectors), made)
-    net, config = CONFIGS[name]
+    net, config = CONFIGS[name.removesuffix(", trimmed")]
     params = noisy(net.init(config, jax.random.key(3)), 4, 0.3)
     if "vocabulary" in params:
         params["vocabulary"] = jnp.array([2, 0])
-    return MAKE[net](Bound(net.head(config), params), target_of(target, getattr(config, "taps", ())))
+    made, network = target_of(target, getattr(config, "taps", ())), Bound(net.head(config), params)
+    if name in TRIMMED:
+        network = with_head(network, jaxspec.trim_vocabulary(made, ids=[0, 2]))
+    return MAKE[net](network, made)
 
 
 # --- exact

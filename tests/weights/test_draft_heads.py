@@ -576,6 +576,7 @@ def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tm
 
 NARROW = DecoderConfig(V, 8, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
 WORDS = DecoderConfig(V + 3, D, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
+DEEPER = DecoderConfig(V, D, FF, LAYERS + 2, HEADS, KV, HD, rope_base=100.0)
 SHALLOW = DecoderConfig(V, D, FF, 4, HEADS, KV, HD, rope_base=100.0)
 
 
@@ -598,6 +599,7 @@ def unloaded(config):
         ("MTP, Qwen's", DecoderConfig(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
         ("DFlash", NARROW, "hidden states of width 16"),
         ("DFlash", SHALLOW, "which has 4: 4 is none"),
+        ("DFlash", DEEPER, f"made for a target of {LAYERS} layers, and the target has {LAYERS + 2}"),
     ],
 )
 def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path):

@@ -130,9 +130,10 @@ MEASURED = (
     Column("min..max", "speed_after_prefill", around=True),
     Column("on\naverage", "speed_on_average"),
 )
+TESTED = Column("accepted\nof tested", "conditional")
 DRAFTS = (
     Column("α", "alpha"),
-    Column("accepted\nof tested", "conditional"),
+    TESTED,
     Column("rounds with\na draft", "drafted"),
     Column("draft\ntokens", "draft_tokens_per_round"),
     Column("in the\nlongest", "longest_per_round"),
@@ -162,7 +163,9 @@ BENCH = (  # the others are in `measure`, in JSON and in CSV
     PEERS[0],
     *PEERS[2:4],
     *SPEED[4:],
-    *THEORY[:4],
+    THEORY[0],
+    TESTED,
+    *THEORY[1:4],
     Column("pre-\ndicted", "predicted.independent"),
     Column("re-\nplayed", "predicted.replayed"),
     *LATENCY,

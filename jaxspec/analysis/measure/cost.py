@@ -18,7 +18,7 @@ from jaxspec import buffers, noise
 from jaxspec.analysis.measure import jobs
 from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
-from jaxspec.base import Cache, Keys, LanguageModel, Model, Params, Prompt
+from jaxspec.base import Cache, Drafter, Keys, LanguageModel, Model, Params, Prompt
 from jaxspec.decode.request import Job
 from jaxspec.rounds import bucket_widths
 
@@ -64,7 +64,7 @@ class Cost(NamedTuple):
         return self.verify / self.target
 
 
-def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
+def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None, draws: bool = True) -> Cost:
     """Measures c and v on the device, at the batch and the gamma of a job, at the length that prefill leaves.
 
     Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched between
@@ -76,6 +76,7 @@ def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Co
         job: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
         repeats: measurements of each pass, of which the medians count.
         inner: passes per measurement; by default as many as take some 30 ms.
+        draws: whether passes of the drafter draw where the target's do; not those that have drawn a whole draft.
 
     Raises:
         TypeError: the drafter is no Model.
@@ -89,7 +90,7 @@ def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> Co
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
-    (found,) = measure_all(job, (job.decoder.gamma,), repeats=repeats, inner=inner)
+    (found,) = measure_all(job, (job.decoder.gamma,), repeats=repeats, inner=inner, draws=draws)
     return found
 
 
@@ -99,6 +100,7 @@ def measure_all(
     *,
     repeats: int = REPEATS,
     inner: int | None = None,
+    draws: bool = True,
     advance: Callable[[int], object] = lambda gamma: None,
 ) -> list[Cost]:
     """As `measure`, for several gammas, whose passes are all interleaved: they are compared with each other.
@@ -118,7 +120,8 @@ def measure_all(
     if min(gammas) < 0:
         raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
     headroom, sampled = buffers.headroom(job.max_new_tokens, max(gammas)), jobs.is_sampled(job)
-    big, small = (timed_loops(model, job.prompt, headroom, inner, sampled) for model in (job.target, draft))
+    big = timed_loops(job.target, job.prompt, headroom, inner, sampled)
+    small = timed_loops(draft, job.prompt, headroom, inner, sampled and draws)
     loops = [big(1), small(1)]
     for gamma in gammas:
         loops.append(big(gamma + 1))
@@ -170,13 +173,15 @@ def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) 
 
 def drafts_as_a_whole(job: Job) -> bool:
     """Whether draft tokens cost something that is no model's pass: several models', layers of the target, a head."""
-    return job.drafter is not None and (len(job.drafter.models) > 1 or job.drafter.target is not None)
+    if job.drafter is None or not isinstance(job.drafter.functions, Drafter):
+        return False
+    nested = job.drafter.functions.nested and bool(job.drafter.models)
+    return nested or len(job.drafter.models) > 1 or job.drafter.target is not None
 
 
 def draft_cost(job: Job, repeats: int, inner: int | None = None) -> float:
-    """What a whole draft costs, in passes of the target."""
-    greedy = job.replace(drafter=lookup_as_model(job), policy=None, temperature=0.0)
-    return measure(greedy, repeats=repeats, inner=inner).c
+    """What a whole draft costs, with the draws of its tokens where they are drawn, in passes of the target."""
+    return measure(job.replace(drafter=lookup_as_model(job), policy=None), repeats=repeats, inner=inner, draws=False).c
 
 
 def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec import buffers, noise
+from jaxspec.analysis.measure import jobs
 from jaxspec.base import (
     Cache,
     Caches,
@@ -39,23 +40,27 @@ def lookup_as_model(job: Job) -> Model:
     draft, and answers with the first draft token. What the drafter reads of the target's verification is zeros.
 
     Args:
-        job: with a drafter that draws nothing at temperature 0 (a look-up, the target's own layers, a head, a cascade).
+        job: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the job
+            samples.
 
     Returns:
         A model that is good for being measured alone.
     """
     assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
     reads_target = job.drafter.target is not None
-    lm = _language_model(job.drafter.functions, job.target.lm, job.decoder.gamma, job.decoder.nodes, reads_target)
+    sizes = job.decoder.gamma, job.decoder.nodes
+    lm = _language_model(job.drafter.functions, job.target.lm, *sizes, reads_target, jobs.is_sampled(job))
     return Model(lm, (job.weights.target if reads_target else None, job.drafter.params), job.target.tokenizer)
 
 
 @functools.cache
 def _language_model(
-    drafter: Drafter, target: LanguageModel, gamma: int, nodes: int, reads_target: bool
+    drafter: Drafter, target: LanguageModel, gamma: int, nodes: int, reads_target: bool, sampled: bool
 ) -> LanguageModel:
-    def most_likely(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
+    def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
         logits = match_vocab(logits, target.vocab_size)
+        if sampled:
+            return Distribution(log_probs=jax.nn.log_softmax(logits), logits=logits)
         return Distribution(tokens=noise.first_largest(logits), logits=logits)
 
     def prefill(params: tuple[Params, Params], prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
@@ -79,7 +84,7 @@ def _language_model(
         (caches, row, verified), weights = cache, Weights(*params)
         row = row._replace(tokens=buffers.append(row.tokens, row.length - 1, tokens))
         limit, keys = jnp.full_like(row.length, gamma), noise.row_keys(jax.random.key(0), tokens.shape[0])
-        context = DraftContext(keys, row, limit, gamma, False, most_likely)
+        context = DraftContext(keys, row, limit, gamma, False, to_distribution)
         draft, caches = drafter.propose(weights, caches, context)
         logits = jax.nn.one_hot(draft.tokens[:, :1], target.vocab_size)
         verdict = Verdict(draft.length, draft.tokens[:, 0], draft.length, draft.parent)
