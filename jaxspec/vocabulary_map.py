@@ -32,8 +32,8 @@ def check_model(model: Any, what: str) -> None:
     """Raises TypeError for what is no model; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
         raise TypeError(
-            f"{what} takes a jaxspec.Model, got a {type(model).__name__}: a drafter that uses its target's head is given "
-            "a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+            f"{what} takes a jaxspec.Model, got a {type(model).__name__}: a drafter that uses its target's head is "
+            "given a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
         )
 
 

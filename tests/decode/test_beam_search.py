@@ -167,6 +167,10 @@ def peer_of(kind):
     if kind == "gpt":
         config = transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=32, **ids)
         peer = transformers.GPT2LMHeadModel(config).eval()
+    elif kind == "a sliding window":
+        sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+        sizes |= dict(num_key_value_heads=1, head_dim=8, sliding_window=4, max_position_embeddings=32)
+        peer = transformers.MistralForCausalLM(transformers.MistralConfig(vocab_size=24, **sizes, **ids)).eval()
     else:
         sizes = dict(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
         config = transformers.T5Config(vocab_size=24, feed_forward_proj="gated-gelu", **sizes, **ids)
@@ -183,6 +187,7 @@ def peer_of(kind):
     [
         ("t5", 4),
         *(pytest.param(*x, marks=pytest.mark.slow) for x in [("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 2), ("t5", 8)]),
+        pytest.param("a sliding window", 3, marks=pytest.mark.slow),
     ],
 )
 def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):

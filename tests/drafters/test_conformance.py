@@ -70,6 +70,7 @@ DRAFTERS = {
     "a look-up, then a model": drafters.horizontal_cascade(drafters.prompt_lookup(2), TABLES, tokens=1),
     "jacobi": drafters.jacobi(),
     "lookahead": drafters.lookahead(window=2, ngram=2, candidates=1, pool=2),
+    "lookahead with two levels": drafters.lookahead(window=2, ngram=3, candidates=1, pool=2),
 }
 MAY_BE_EMPTY = {name for name, drafter in DRAFTERS.items() if drafter.functions.may_be_empty}
 POLICIES = {
@@ -90,6 +91,7 @@ STOPPING = {name for name, policy in POLICIES.items() if policy.functions.should
 OF_TREES = {"a tree": set(POLICIES) - STOPPING, "token_recycling": {"constant"}, "a dynamic tree": {"adaptive"}}
 OF_CASCADES = {name: {"adaptive", "confidence"} for name in ("a cascade", "a horizontal cascade")}
 OF_TREES["lookahead"] = {"constant"}
+OF_TREES["lookahead with two levels"] = set()
 PAIRS = [
     (name, policy)
     for name in DRAFTERS

@@ -217,6 +217,41 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     assert np.ptp(np.asarray(draft.log_probs)[:, :, 0]) > 0.05  # rows and tokens differ
 
 
+@pytest.mark.parametrize("name", ["eagle 3", pytest.param("mtp", marks=pytest.mark.exhaustive),
+    pytest.param("medusa", marks=pytest.mark.exhaustive), pytest.param("kangaroo", marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
+    """What is drafted after three rounds of sampled trees, as a chain: hidden states have followed the paths."""
+    drafter = drafter_of(name, "decoder")
+    functions, lm = drafter.functions, drafter.target.lm
+    tree, rows = (
+        drafters.tree(drafter, (2, 2), draw="without_replacement"),
+        buffers.pad([[1, 2], [0], [2, 2, 1], [0, 1]], 4),
+    )
+    job = prepare(drafter.target, rows, drafter=tree, max_new_tokens=14, temperature=1.0, key=jax.random.key(3))
+    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+    for _ in range(3):
+        state, _ = loop.advance(job.decoder, job.weights, state)
+    row = Prompt(state.tokens, state.length)
+    assert len(set(np.asarray(row.length - rows.length).tolist())) > 1  # rows accepted other numbers of tokens
+
+    @jax.jit
+    def draft(weights, cache, own, row):
+        every, limit = SamplingParams(jnp.ones(4)), jnp.full_like(row.length, GAMMA)
+        context = DraftContext(
+            jax.random.split(jax.random.key(7), 4), row, limit, GAMMA, False,
+            lambda logits, *_: sampling()(every, _wide(logits), None),
+        )  # fmt: skip
+        return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), own), context)[0]
+
+    read = row._replace(length=row.length - 1)
+    forward, cache = lm.prefill(job.weights.target, read, 40)
+    fresh = draft(job.weights, cache, functions.init(job.weights, read, 20, forward), row)
+    found = draft(job.weights, state.caches.target, state.caches.draft, row)
+    np.testing.assert_allclose(found.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found.tokens, fresh.tokens)
+
+
 # --- in generation
 
 

@@ -55,11 +55,14 @@ MAKE = {
     "layers skipped, a tree": lambda name="decoder": drafters.tree(skipping(name), (2, 1), draw="mixed"),
     "early exit, sequences": lambda name="decoder": drafters.sequences(early(name), k=2, length=2),
     "early exit, a dynamic tree": lambda name="decoder": drafters.dynamic_tree(early(name), nodes=3, depth=2, width=2),
+    "early exit, then a model": lambda name="decoder": drafters.horizontal_cascade(early(name), SMALL, tokens=1),
+    "a look-up, or early exit": lambda name="decoder": drafters.fallback(drafters.prompt_lookup(2, 2), early(name)),
 }
+SMALL = table_model(jax.random.key(4), 3, order=1)
+POLICIES = {"early exit": policies.confidence(0.45), "early exit, a tree": policies.adaptive(0.1, 0.1, pause=1)}
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
 SELDOM = (
-    "early exit",
     "layers skipped, a tree",
     "early exit, sequences",
     "early exit, a dynamic tree",
@@ -68,9 +71,10 @@ SELDOM = (
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in MAKE])
 def test_the_distribution_of_the_text_is_the_targets(name):
-    """At temperatures 1 and 0."""
+    """At temperatures 1 and 0; of some with a policy."""
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
     options = dict(drafter=MAKE[name](), gamma=2, steps=3, sampler=sampling(3, True), prompt=prompt)
+    options["policy"] = POLICIES.get(name)
     off = [certify(target_of("decoder"), sampling_params=params, **options) for params in (PLAIN, COLD)]
     assert max(off) < 1e-5, off
 
