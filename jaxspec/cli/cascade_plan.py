@@ -1,4 +1,4 @@
-"""`jaxspec plan --draft cascade=GAMMA:MODEL:INNER`: whether a cascade of two models pays."""
+"""`jaxspec plan --draft cascade=GAMMA:MODEL:INNER`: whether a cascade pays."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ def show(
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Whether a cascade of two models pays: each pair is measured like any."""
+    """Whether a cascade pays: each of its levels is measured like a pair."""
     from jaxspec.analysis.bench import cascade_plan
+    from jaxspec.cli.drafter_syntax import parse
 
-    kind, *levels = draft.split(":")
-    given = kind.partition("=")[2] or "3"
-    if len(levels) != 2 or not given.isdecimal():
-        raise ValueError(f"--draft is {draft!r}: expected cascade=3:MODEL:INNER, INNER a model here")
-    model, inner = levels
-    upper = names.pair_job(target, model, dtype, prompts, count, **asked)
-    lower = names.pair_job(model, inner, dtype, prompts, count, **asked)
-    with console.counting("plan", cascade_plan.STEPS) as advance:
-        found = cascade_plan.of_pairs(upper, lower, int(given), most=most, repeats=repeats, advance=advance)
-    about = f"{target} with {model}, which {inner} drafts {given} tokens for; measured here"
+    pairs, gammas = [(target, draft)], []
+    while (written := parse(pairs[-1][1])) is not None and written.kind == "cascade":
+        (big, _), (model, inner) = pairs.pop(), written.inner
+        pairs += [(big, model), (model, inner)]
+        gammas.append((*written.numbers, 3)[0])
+    levels = [names.level_job(big, small, dtype, prompts, count, **asked) for big, small in pairs]
+    with console.counting("plan", len(levels)) as advance:
+        found = cascade_plan.of_levels(levels, gammas, most=most, repeats=repeats, advance=advance)
+    lower = zip(pairs[1:], gammas, strict=True)
+    inside = ", ".join(f"{small} drafts {gamma} tokens for {big}" for (big, small), gamma in lower)
+    about = f"{target} with {pairs[0][1]}; {inside}; measured here"
     if as_json:
         return console.print_measured(about=about, **found._asdict(), pays=found.pays)
     out, table = Console(highlight=False), console.table(["drafts", "for", "α", "c"])
-    for both, alpha, c in zip(((model, target), (inner, model)), found.alpha, found.c, strict=True):
-        table.add_row(*both, f"{alpha:.3f}", f"{c:.3f}")
+    for both, alpha, c in zip(pairs, found.alpha, found.c, strict=True):
+        table.add_row(*both[::-1], f"{alpha:.3f}", f"{c:.3f}")
     out.print(Text(about, "bold"), table, Text(cascade_plan.sentence(found)), sep="\n")

@@ -103,14 +103,24 @@ def pair_job(
         widen: the target's feed-forward blocks, as `model` has it.
         seed, **more: as `jaxspec.generate` takes them.
     """
-    import jax
-
     from jaxspec.cli import drafter_syntax
-    from jaxspec.cli.prompts import from_file, heldout_for
-    from jaxspec.decode.request import prepare
 
     if not drafter_syntax.is_model(draft):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
-    big, small = model(target, dtype, widen=widen), model(draft, dtype)
+    return level_job(target, draft, dtype, prompts, count, widen, seed, **more)
+
+
+def level_job(
+    target: str, draft: str, dtype: str, prompts: Path | None, count: int, widen: int = 0, seed: int = 0, **more: Any
+) -> Job:
+    """As `pair_job`, with any drafter but one that is made of texts."""
+    import jax
+
+    from jaxspec.cli import drafter_names
+    from jaxspec.cli.prompts import from_file, heldout_for
+    from jaxspec.decode.request import prepare
+
+    big = model(target, dtype, widen=widen)
+    small = drafter_names.drafter(draft, lambda name: model(name, dtype), big)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
     return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)

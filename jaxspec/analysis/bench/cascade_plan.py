@@ -1,8 +1,8 @@
-"""Whether a drafter that is a speculative decoder itself pays: Theorem 3.8 for two levels, from what is measured."""
+"""Whether a drafter that is a speculative decoder itself pays: Theorem 3.8 for its levels, from what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,23 +10,22 @@ import numpy as np
 from jaxspec import accept
 from jaxspec.analysis.bench import plan
 from jaxspec.analysis.measure import cost, jobs, replay
-from jaxspec.analysis.theory import cascade
+from jaxspec.analysis.theory import cascade, formulas
+from jaxspec.base import Model
 from jaxspec.decode.request import Job
-
-STEPS = 2  # how often `of_pairs` calls `advance`
 
 
 class CascadePlan(NamedTuple):
     """The best gamma with and without the inner drafter, by the theory.
 
     Attributes:
-        alpha, c: of the drafting model for the target, and of the inner drafter for the drafting model.
+        alpha, c: of the drafting model for the target, of the inner drafter for the drafting model, and so on down.
         gamma, improvement: of the drafting model alone, over plain decoding of the target.
         cascade_gamma, cascade_improvement: with the inner drafter.
     """
 
-    alpha: tuple[float, float]
-    c: tuple[float, float]
+    alpha: tuple[float, ...]
+    c: tuple[float, ...]
     gamma: int
     improvement: float
     cascade_gamma: int
@@ -38,43 +37,65 @@ class CascadePlan(NamedTuple):
         return bool(self.cascade_improvement > max(1.0, self.improvement) * (1 + plan.TOLERANCE))
 
 
-def of_pairs(
-    upper: Job,
-    lower: Job,
-    inner_gamma: int,
+def of_levels(
+    levels: Sequence[Job],
+    gammas: Sequence[int],
     *,
     most: int = 16,
     repeats: int = cost.REPEATS,
     advance: Callable[[str], object] = lambda doing: None,
 ) -> CascadePlan:
-    """The plan for `drafters.cascade(draft, inner, gamma=inner_gamma)`, as if draft tokens were accepted independently.
+    """The plan for `drafters.cascade(draft, inner, gamma=...)`, as if draft tokens were accepted independently.
 
-    alpha, c and v of each pair are measured on prompts, the second's along texts of the drafting model itself.
+    alpha, c and v of each level are measured on prompts, those of the lower ones along texts of the drafting model
+    itself. alpha of a drafter that is no model is the one with which the theory has the tokens a round that it has.
 
     Args:
-        upper: of the target and the drafting model.
-        lower: of the drafting model and the inner drafter, which is a model.
-        inner_gamma: draft tokens of an inner round.
-        most: the largest gamma to consider.
+        levels: a job of the target and the drafting model, one of the drafting model and what drafts for it (a model, a
+            look-up or any other drafter of chains), and so on down.
+        gammas: draft tokens of the rounds of each level but the first.
+        most: the largest gamma of the first level to consider.
         repeats: of each timing.
-        advance: called with what was done.
+        advance: called with what was done, once a level.
+
+    Raises:
+        ValueError: numbers below 1, another number of gammas, or a drafter of trees.
     """
-    if inner_gamma < 1 or most < 1:
-        raise ValueError(f"inner_gamma is {inner_gamma} and most {most}: expected at least 1 of each")
-    levels = []
-    for job, largest in ((upper, most), (lower, inner_gamma)):
-        rate = replay.evaluate(replay.collect(job), accept.rejection(), gamma=1).alpha.value
-        (row,) = jobs.whole_batches(job, 1, 1)
-        c, v = plan.costs(row, largest, repeats=repeats)
-        levels.append(cascade.Level(min(rate, 1.0), inner_gamma, float(c), v))
-        advance("a pair")
-    first, second = levels
-    gammas = range(1, most + 1)
-    alone = [float(cascade.improvement([first._replace(gamma=gamma)])) for gamma in gammas]
-    both = [float(cascade.improvement([first._replace(gamma=gamma), second])) for gamma in gammas]
+    if len(gammas) != len(levels) - 1 or not gammas or min(*gammas, most) < 1:
+        raise ValueError(
+            f"gammas is {list(gammas)} and most {most} for {len(levels)} levels: expected 1 or more, for each but "
+            "the first"
+        )
+    found = []
+    for job, largest in zip(levels, (most, *gammas), strict=True):
+        found.append(_level(job, largest, repeats))
+        advance("a level")
+    first, below = found[0], found[1:]
+    tried = range(1, most + 1)
+    alone = [float(cascade.improvement([first._replace(gamma=gamma)])) for gamma in tried]
+    both = [float(cascade.improvement([first._replace(gamma=gamma), *below])) for gamma in tried]
     best = int(np.argmax(alone)), int(np.argmax(both))
-    rates, costs = (first.alpha, second.alpha), (first.c, second.c)
+    rates, costs = tuple(one.alpha for one in found), tuple(one.c for one in found)
     return CascadePlan(rates, costs, best[0] + 1, alone[best[0]], best[1] + 1, both[best[1]])
+
+
+def _level(job: Job, gamma: int, repeats: int) -> cascade.Level:
+    """What is measured of a model and what drafts for it."""
+    (row,) = jobs.whole_batches(job, 1, 1)
+    if isinstance(job.options["drafter"], Model):
+        rate = replay.evaluate(replay.collect(job), accept.rejection(), gamma=1).alpha.value
+        c, v = plan.costs(row, gamma, repeats=repeats)
+        return cascade.Level(min(rate, 1.0), gamma, float(c), v)
+    if job.decoder.trees:
+        raise ValueError(
+            "the inner drafter drafts trees: the theory is of chains; `jaxspec bench` measures any cascade"
+        )
+    stats = jobs.run(job.replace(gamma=gamma)).stats
+    made = (stats.emitted - 1).sum() / max(1, stats.rounds.sum())
+    rates = np.linspace(0, 1, 1001)
+    alpha = np.interp(made, formulas.expected_tokens(rates, gamma), rates)
+    c, v = cost.policy_costs(row.replace(gamma=gamma), repeats=repeats)
+    return cascade.Level(float(alpha), gamma, float(c), v)
 
 
 def sentence(found: CascadePlan) -> str:
