@@ -34,6 +34,16 @@ def from_file(file: str | Path, count: int | None = None) -> list[str]:
     return prompts
 
 
+def by_task(file: Path, count: int) -> dict[str, list[str]]:
+    """The first prompts of each task: what "task" says in the lines of a .jsonl file; without it the file's name."""
+    texts, found = from_file(file), dict[str, list[str]]()
+    lines = _lines(file.read_text(encoding="utf-8")) if file.suffix == ".jsonl" else []
+    tasks = [json.loads(line).get("task", file.stem) for line in lines] or [file.stem] * len(texts)
+    for task, text in zip(tasks, texts, strict=True):
+        found.setdefault(task, []).append(text)
+    return {task: some[:count] for task, some in found.items()}
+
+
 def as_chat(target: Model, texts: list[str]) -> Prompt:
     """Each text as a user's message to the model, in the tokenizer's chat template.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec.cli import drafter_names, lists, names
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
-from jaxspec.cli.prompts import from_file, heldout, references
+from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Setting, Task
@@ -110,7 +110,7 @@ def tasks_of(target: Model, work: Workload) -> list[Task]:
     if work.target.startswith(names.RANDOM):
         return [Task("random prompts", random_prompt(target, prompts, SOURCE), work.max_new_tokens, ends=False)]
     if work.prompts is not None:
-        return [Task(work.prompts.stem, from_file(work.prompts, prompts), work.max_new_tokens, ends)]
+        return [Task(name, some, work.max_new_tokens, ends) for name, some in by_task(work.prompts, prompts).items()]
     tasks = lists.values(work.task or ",".join(corpus.tasks_of(target)), "--task")
     return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
 

@@ -38,6 +38,13 @@ def test_json_lines_may_hold_any_line_separator(tmp_path):
     assert prompts.from_file(file, 2) == inputs[:2]
 
 
+def test_json_lines_may_say_of_which_task_they_are(tmp_path):
+    file, tasks = tmp_path / "mixed.jsonl", ["prose", None, "code", "prose", "prose"]
+    lines = [{"input": str(i)} | ({} if task is None else {"task": task}) for i, task in enumerate(tasks)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert prompts.by_task(file, 2) == {"prose": ["0", "3"], "mixed": ["1"], "code": ["2"]}
+
+
 def test_a_file_that_is_not_text_is_named(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"\xff\xfe")
