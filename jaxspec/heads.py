@@ -148,7 +148,10 @@ def read_head(
             f"{folder} has another tokenizer than the target: id {index} is {ours!r} for the target and {theirs!r} "
             "there. It was made for another target"
         )
-    return draft_heads.restore(folder, target, None if taps is None else tuple(taps))
+    config, params = draft_heads.restore(folder, target, None if taps is None else tuple(taps))
+    if taps is not None and not getattr(config, "taps", ()):
+        raise ValueError(f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out")
+    return config, params
 
 
 def shipped() -> dict[str, Path]:

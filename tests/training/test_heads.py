@@ -1,5 +1,6 @@
 """Training drafters that read hidden states: they learn, resume exactly, and are read by `load_drafter`."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,7 +13,7 @@ from jaxspec import published, recipes
 from jaxspec.families import gemma
 from jaxspec.nets import decoder, exit_adapter
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import head_loss, heads, run
+from jaxspec.training import data, head_loss, heads, run
 from jaxspec.weights import draft_heads
 from jaxspec.weights.orbax import CheckpointError
 
@@ -99,6 +100,24 @@ def test_a_head_learns_and_is_loaded(kind, target, folder, load_target, monkeypa
     drafter = jaxspec.load_drafter(folder / "out", target=target)
     own = drafter.params.adapter if kind == "kangaroo" else drafter.params
     jax.tree.map(np.testing.assert_array_equal, own, {**trained.params, **trained.task.frozen})
+
+
+def test_logits_and_their_gradients_are_made_in_parts(promotion):
+    """With a vocabulary of 4,096 a longer batch takes less memory for each further token than one row of logits."""
+    vocab, shape = 4096, dataclasses.replace(SHAPE, vocab_size=4096)
+    params = decoder.init(shape, jax.random.key(0))
+    head = heads.start(
+        recipe_of("medusa"), jaxspec.Model(decoder.language_model(shape), params, None, shape), np.ones(vocab)
+    )
+    loss, _ = head_loss.losses(head.task)
+
+    def temporaries(rows):
+        examples = [data.Example(np.zeros(0, np.int32), np.arange(33, dtype=np.int32))] * rows
+        lesson = head_loss.Lesson(data.collate(examples, data.Bucket(0, 33, rows)), params)
+        step = jax.jit(jax.grad(lambda learnt, lesson: loss(learnt, lesson)[0]))
+        return step.lower(head.params, lesson).compile().memory_analysis().temp_size_in_bytes
+
+    assert (temporaries(16) - temporaries(4)) / (12 * 32) < 4 * vocab
 
 
 def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, heads, published
+from jaxspec import Model, heads, published, trim
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
 from jaxspec.nets import decoder, gpt
 from jaxspec.nets import heads as heads_net
@@ -606,6 +606,20 @@ def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path):
     where = CASES[name].write(tmp_path / "it", folder)
     with pytest.raises(CheckpointError, match=complaint):
         jaxspec.load_drafter(where, target=unloaded(other))
+
+
+def test_options_that_a_drafter_has_no_use_for(folder, target, tmp_path):
+    medusa, eagle = (CASES[name].write(tmp_path / name, folder) for name in ("Medusa", "EAGLE"))
+    with pytest.raises(ValueError, match=r"taps is \[1\], and .* reads the last layer's output only"):
+        jaxspec.load_drafter(medusa, target=target, taps=[1])
+    few = jaxspec.trim_vocabulary(target, size=4)
+    with pytest.raises(ValueError, match="the drafter has a head of its own, which is trimmed in training"):
+        jaxspec.load_drafter(medusa, target=target, head=few)
+    other = jaxspec.Model(lm=unloaded(NARROW).lm, params={})
+    with pytest.raises(ValueError, match="the head is that of a model of width 8"):
+        jaxspec.load_drafter(eagle, target=target, head=other)
+    _, log_probs = draft_of(jaxspec.load_drafter(eagle, target=target, head=few))
+    assert set(np.flatnonzero(np.isfinite(log_probs[0]))) == set(trim.draft_tokens(few).tolist())
 
 
 def damaged_file(where: Path):
