@@ -1,0 +1,93 @@
+"""What a draft token of each drafter that reads hidden states costs, in passes of its target, and a trimmed head saves.
+
+    python tests/scripts/head_costs.py --vocab 32768 --few 4096
+
+The target is a decoder of the given sizes with random weights, on which costs do not depend; batch 1, float32.
+"""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jaxspec
+from jaxspec import Bound, Model, Prompt, drafters
+from jaxspec.analysis.measure import cost
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.hidden_states import with_head
+from jaxspec.nets import block, decoder, eagle, exit_adapter, heads, lookahead_embeddings, mtp
+from jaxspec.weights import int8
+
+
+def kinds(shape, gamma):
+    """Networks and their configurations by name, and what makes a drafter of them."""
+    layer, dim, taps = dataclasses.replace(shape, layers=1), shape.dim, (0, shape.layers // 2, shape.layers - 1)
+    three = dict(layer=layer, hidden_size=dim, taps=taps)
+    medusa = heads.HeadsConfig(shape.vocab_size, dim, heads=gamma)
+    flash = block.BlockConfig(**three, block=gamma + 1, mask_token=0)
+    exits = exit_adapter.ExitAdapterConfig(layer, exit=2)
+
+    def adapted(adapter, target, head=None):
+        return drafters.early_exit(target, exits.exit, adapter=adapter, head=head)
+
+    return {
+        "EAGLE": (eagle, eagle.EagleConfig(layer, dim), drafters.eagle),
+        "EAGLE-3": (eagle, eagle.EagleConfig(**three, own_head=True), drafters.eagle),
+        "MTP": (mtp, mtp.MTPConfig(layer), drafters.mtp),
+        "blockwise heads": (
+            heads,
+            dataclasses.replace(medusa, block="feed_forward", ff_dim=2 * dim, own_head=False),
+            drafters.heads,
+        ),
+        "Medusa": (heads, medusa, drafters.heads),
+        "Hydra": (heads, dataclasses.replace(medusa, reads_tokens=True), drafters.heads),
+        "DFlash": (block, flash, drafters.block),
+        "DSpark": (block, dataclasses.replace(flash, from_anchor=True, block=gamma, markov_rank=64), drafters.block),
+        "Kangaroo, after 2 layers": (exit_adapter, exits, adapted),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in dict(vocab=32768, few=4096, dim=512, layers=8, gamma=4, repeats=9).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    sizes = dict(ff_dim=4 * given.dim, layers=given.layers, heads=8, kv_heads=4, head_dim=given.dim // 8)
+    shape = decoder.DecoderConfig(given.vocab, given.dim, **sizes)
+    plain = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), None, shape, "random")
+    few = jaxspec.trim_vocabulary(plain, size=given.few)
+    prompt = Prompt(jnp.arange(32)[None], jnp.array([32]))
+
+    def costs(drafter):
+        found = []
+        for temperature in (0.0, 1.0):
+            how = dict(gamma=given.gamma, max_new_tokens=32, temperature=temperature, key=jax.random.key(0))
+            found.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=given.repeats).c)
+        return ", ".join(f"{c:.3f}" for c in found)
+
+    print(f"target of {int8.count(plain.params):,} parameters, γ = {given.gamma}; c at temperatures 0 and 1\n")
+    print(
+        f"| drafter | its own parameters | c | c, {given.few:,} of {given.vocab:,} tokens |\n|---|---|---|---|",
+        flush=True,
+    )
+    for name, (net, config, make) in kinds(shape, given.gamma).items():
+        taps = getattr(config, "taps", ())
+        target = jaxspec.with_taps(plain, taps) if taps else plain
+        network = Bound(net.head(config), net.init(config, jax.random.key(1)))
+        if net is exit_adapter:
+            trimmed = make(network, target, head=few)
+        elif network.functions.needs.head:
+            trimmed = make(with_head(network, few), target)
+        else:
+            small = dataclasses.replace(config, draft_vocab=given.few)
+            trimmed = make(Bound(net.head(small), net.init(small, jax.random.key(1))), target)
+        own = int8.count(network.params)
+        print(f"| {name} | {own:,} | {costs(make(network, target))} | {costs(trimmed)} |", flush=True)
+    vectors = Bound(lookahead_embeddings.head(plain.lm, given.gamma - 1), jnp.zeros((given.gamma - 1, given.dim)))
+    whole = costs(drafters.lookahead_embeddings(vectors, plain))
+    print(f"| PaSS | {(given.gamma - 1) * given.dim:,} | {whole} | – |")
+
+
+if __name__ == "__main__":
+    main()
