@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec import buffers, drafters, folders, published
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, Model, Params, Prompt
+from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.drafters.hidden_states import with_head
@@ -23,11 +23,17 @@ from jaxspec.nets.mtp import MTPConfig
 from jaxspec.weights import draft_heads, huggingface
 from jaxspec.weights.orbax import CheckpointError
 
+
+def _early_exit(adapter: Bound[ExitAdapter], target: Model, head: Model | None = None) -> Bound[Drafter]:
+    return drafters.early_exit(target, adapter.functions.needs.taps[0] + 1, head=head, adapter=adapter)
+
+
 DRAFTERS = {
     EagleConfig: drafters.eagle,
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
     MTPConfig: drafters.mtp,
+    ExitAdapterConfig: _early_exit,
 }
 
 TEXTS = (  # to measure on, where none are given
@@ -88,7 +94,7 @@ def load_drafter(
         target = models.with_taps(target, wanted)
     network: Bound[Any] = Bound(published.net_of(config).head(config), params)
     if isinstance(config, ExitAdapterConfig):
-        made = drafters.early_exit(target, config.exit, head=head, adapter=network)
+        made = _early_exit(network, target, head)
     else:
         made = DRAFTERS[type(config)](network if head is None else with_head(network, head), target)
     if check is not False:

@@ -175,7 +175,8 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
     one, sampled = np.ones(1), []
 
     def measured(job, gammas, **options):
-        sampled.append(float(job.request.sampling_params.temperature[0]) > 0)
+        assert float(job.request.sampling_params.temperature[0]) > 0
+        sampled.append(options.get("draws", True))
         return [Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
 
     monkeypatch.setattr(cost, "measure_all", measured)

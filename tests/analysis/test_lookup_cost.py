@@ -13,6 +13,7 @@ from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
 VOCAB = 5
+KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("encoder", [False, True])
@@ -61,7 +62,7 @@ def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, tem
         "a cascade over a look-up": lambda: jaxspec.drafters.cascade(small, jaxspec.drafters.prompt_lookup(), gamma=1),
         "a horizontal cascade": lambda: jaxspec.drafters.horizontal_cascade(small, jaxspec.drafters.jacobi()),
     }
-    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4, temperature=temperature, key=0)
+    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4, temperature=temperature, key=KEY)
     timed, measure = [], cost.measure
     monkeypatch.setattr(cost, "measure", lambda job, **how: timed.append(job) or measure(job, **how))
     found = cost.policy_costs(job, repeats=1, inner=1)
