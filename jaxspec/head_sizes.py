@@ -11,6 +11,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
+from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.nets.mtp import MTPConfig
 
 
@@ -131,12 +132,24 @@ class HeadsSizes:
         return HeadsConfig(target.lm.vocab_size, target.lm.feature_size, **_own(self, HeadsConfig))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookAheadSizes:
+    """How many look-ahead vectors (PaSS)."""
+
+    vectors: int
+
+    def config(self, target: Model) -> LookAheadConfig:
+        """The vectors' configuration, for a target."""
+        return LookAheadConfig(target.lm.vocab_size, target.lm.feature_size, self.vectors)
+
+
 HEADS = {
     "eagle": EagleSizes,
     "mtp": MTPSizes,
     "block": BlockSizes,
     "heads": HeadsSizes,
     "exit_adapter": ExitAdapterSizes,
+    "lookahead_embeddings": LookAheadSizes,
 }
 
 

@@ -1,4 +1,4 @@
-"""Loading drafters that read their target's hidden states: EAGLE, Medusa, Kangaroo, MTP, DFlash and DSpark."""
+"""Loading drafters that read their target's hidden states: EAGLE, Medusa, Kangaroo, PaSS, MTP, DFlash, DSpark."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
+from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.nets.mtp import MTPConfig
 from jaxspec.weights import draft_heads, huggingface
 from jaxspec.weights.orbax import CheckpointError
@@ -33,6 +34,7 @@ DRAFTERS = {
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
     MTPConfig: drafters.mtp,
+    LookAheadConfig: drafters.lookahead_embeddings,
     ExitAdapterConfig: _early_exit,
 }
 
@@ -63,9 +65,9 @@ def load_drafter(
         out = jaxspec.generate(target, prompts, drafter=drafter, gamma=4)
 
     What kind it is, its config.json and the names of its tensors say: EAGLE and EAGLE-3 (their authors' spelling,
-    SGLang's and vLLM's), the `speculators` format (eagle3, dflash, dspark, mtp), Medusa, DFlash, DSpark, Kangaroo, and
-    the modules for multi-token prediction in a model's own folder (`source` is then the target's). The layers that it
-    reads of the target need not be asked for: `generate` runs the target with these taps.
+    SGLang's and vLLM's), the `speculators` format (eagle3, dflash, dspark, mtp), Medusa, DFlash, DSpark, Kangaroo,
+    PaSS, and the modules for multi-token prediction in a model's own folder (`source` is then the target's). The layers
+    that it reads of the target need not be asked for: `generate` runs the target with these taps.
 
     Args:
         source: a folder, a hub id, owner/name, or the name of a shipped drafter.

@@ -263,8 +263,8 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp", "block" or
-    "exit_adapter".
+    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp", "block",
+    "exit_adapter" or "lookahead_embeddings".
 
     Attributes:
         target: what `jaxspec.load` takes.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base.language_model import Cache, Forward, Params, Rewind
+from jaxspec.base.language_model import Cache, Extend, Forward, Params, Rewind
 
 
 class Embed(Protocol):
@@ -227,11 +227,17 @@ class BlockHead(NamedTuple):
     needs: Needs
 
 
-class LookAhead(Protocol):
+class ExtendLookAhead(Protocol):
     def __call__(
-        self, target_params: Params, params: Params, cache: Cache, last: Int[Array, " batch"], count: int
-    ) -> tuple[Float[Array, "batch count vocab"], Any]:
-        """The target's own pass over the last committed token and count - 1 look-ahead positions after it."""
+        self,
+        params: Params,
+        run: Extend,
+        target: Params,
+        cache: Cache,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch nodes"] | None,
+    ) -> tuple[Forward, Cache]:
+        """The target's `extend` with its parameters, where ids from its vocabulary's size on are look-ahead vectors."""
         ...
 
 
@@ -239,11 +245,13 @@ class LookAheadEmbeddings(NamedTuple):
     """Input vectors after which the target itself drafts further tokens (PaSS).
 
     Attributes:
-        logits: see the protocol.
+        extend: see the protocol.
+        logits: of the target's features.
         count: most draft tokens: one more than there are vectors.
         needs: of the target.
     """
 
-    logits: LookAhead
+    extend: ExtendLookAhead
+    logits: HiddenLogits
     count: int
     needs: Needs

@@ -119,11 +119,11 @@ def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
         seen = row.length - 1
         return caches._replace(draft=BlockState(head.rewind(cache, seen), seen))
 
-    def at_once(weights: Weights, state: BlockState, context: DraftContext) -> Float[Array, "B C V"]:
+    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
         row, shared = context.row, shared_with(lm, weights.target)
         last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
-        features = head.block(weights.draft, shared, state.cache, last, head.count)
-        return head.logits(weights.draft, shared, features)
+        features = head.block(weights.draft, shared, caches.draft.cache, last, head.count)
+        return head.logits(weights.draft, shared, features), None
 
     # A sequential head's logits depend on the path.
     reader = reader_at_once(init, at_once, commit, head.needs, head.count) if head.correct is None else None

@@ -106,10 +106,11 @@ def _heads(head: ParallelHeads, lm: LanguageModel) -> Drafter:
         features = on_path(forward, verdict).features
         return caches._replace(draft=HeadsState(take(features, verdict.num_accepted)))
 
-    def at_once(weights: Weights, state: HeadsState, context: DraftContext) -> Float[Array, "B C V"]:
-        shared, none = shared_with(lm, weights.target), jnp.zeros((state.features.shape[0], head.count), jnp.int32)
-        each = [head.logits(weights.draft, shared, i, state.features, none) for i in range(head.count)]
-        return jnp.stack(each, axis=1)
+    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
+        shared, features = shared_with(lm, weights.target), caches.draft.features
+        none = jnp.zeros((features.shape[0], head.count), jnp.int32)
+        each = [head.logits(weights.draft, shared, i, features, none) for i in range(head.count)]
+        return jnp.stack(each, axis=1), None
 
     # Heads that read tokens would need those of each path.
     reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, head.needs, head.count)

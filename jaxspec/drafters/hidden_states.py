@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.base import (
     Bound,
+    Cache,
     Caches,
     Commit,
     Draft,
@@ -207,7 +208,7 @@ def _padded(x: Array, gamma: int, width: int) -> Array:
 
 def reader_at_once(
     init: DraftInit,
-    logits: Callable[[Weights, Any, DraftContext], Float[Array, "B C W"]],
+    logits: Callable[[Weights, Caches, DraftContext], tuple[Float[Array, "B C W"], Cache | None]],
     commit: Commit,
     needs: Needs,
     count: int,
@@ -216,24 +217,26 @@ def reader_at_once(
 
     Args:
         init, commit: the drafter's.
-        logits: (weights, state, context) -> those of all `count` draft tokens.
+        logits: (weights, caches, context) -> those of `count` draft tokens, or of as many as the tree has nodes, if
+            these are fewer; and the target's cache, if they were made with it.
         needs: the drafter's, of the target.
         count: of draft tokens that there are logits for.
     """
 
-    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> tuple[Array, Array]:
-        return logits(weights, caches.draft, context), jnp.zeros((), jnp.int32)
+    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> tuple:
+        made, cache = logits(weights, caches, context)
+        return made, jnp.zeros((), jnp.int32), cache
 
-    def first(weights: Weights, state: Any, carry: tuple[Array, Array], context: DraftContext, width: int) -> Any:
+    def first(weights: Weights, state: Any, carry: tuple, context: DraftContext, width: int) -> Any:
         return carry[0][:, :1], carry
 
     def following(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], carry: tuple) -> Any:
-        made, depth = carry
+        made, depth, cache = carry
         here = jax.lax.dynamic_slice_in_dim(made, depth + 1, 1, axis=1)
-        return jnp.broadcast_to(here, (*tokens.shape, made.shape[-1])), (made, depth + 1)
+        return jnp.broadcast_to(here, (*tokens.shape, made.shape[-1])), (made, depth + 1, cache)
 
-    def after(caches: Caches, carry: tuple[Array, Array], context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
-        return caches
+    def after(caches: Caches, carry: tuple, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+        return caches if carry[2] is None else caches._replace(target=carry[2])
 
     return NodeReader(
         lambda nodes: init, start, first, following, after, lambda levels: commit, needs.vocab_size, count

@@ -35,7 +35,7 @@ def tree(
 
     Args:
         draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
-            its layers (`early_exit`, `skip_layers`).
+            its layers (`early_exit`, `skip_layers`, `lookahead_embeddings`).
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's

@@ -105,8 +105,8 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
     found = draft.functions.reader
     if found is None:
         raise ValueError(
-            "the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads, block, early_exit or "
-            "skip_layers"
+            "the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads, block, "
+            "lookahead_embeddings, early_exit or skip_layers"
         )
     if found.depth is not None and depth > found.depth:
         raise ValueError(f"the tree has depth {depth}, and the drafter drafts {found.depth} tokens ahead at most")

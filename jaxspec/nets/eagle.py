@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import cache as kv
 from jaxspec.base import Forward, Needs, Params, RecurrentHead, Shared
-from jaxspec.nets import stack, unroll
+from jaxspec.nets import recurrent, stack, unroll
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
-from jaxspec.nets.target_parts import in_target_vocabulary, zeros
+from jaxspec.nets.recurrent import Recurrent
+from jaxspec.nets.target_parts import in_target_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +130,8 @@ def _attention(c: DecoderConfig, norm) -> Attention:
     )
 
 
-class Eagle(nn.Module):
-    """The network, by halves: `read`, `extend` and `logits` as `base.RecurrentHead` has them."""
+class Eagle(Recurrent):
+    """The network; what it reads are the features of EAGLE-1, and a projection of the taps of EAGLE-3."""
 
     config: EagleConfig
 
@@ -159,17 +158,9 @@ class Eagle(nn.Module):
         else:
             self.layers = [BareLayer(config), *rest]
 
-    def __call__(self, taken: Float[Array, "B T F"], tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Teacher forcing over whole rows, with an embedding and a head of zeros where the target's are used."""
-        c, batch = self.config.layer, tokens.shape[0]
-        cache = kv.empty(batch, c.layers, c.kv_heads, tokens.shape[1], c.head_dim, jnp.dtype(c.dtype))
-        shared = zeros(c.dim, c.vocab_size)
-        x, _ = self.extend(shared, cache, self.fused(taken), tokens)
-        return self.logits(shared, x)
-
-    def fused(self, taken: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
-        """What is paired with tokens: of EAGLE-1 the features, of EAGLE-3 a projection of the taps."""
-        config = self.config
+    def read(self, forward: Forward) -> Float[Array, "B T D"]:
+        config, taken = self.config, forward.taps if self.config.taps else forward.features
+        assert taken is not None
         if not config.taps:
             return taken
         if config.norm_before_fc:
@@ -179,45 +170,15 @@ class Eagle(nn.Module):
             taken = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
         return self.fc(taken)
 
-    def extend(
-        self,
-        shared: Shared,
-        cache: kv.KVCache,
-        hidden: Float[Array, "B T D"],
-        tokens: Int[Array, "B T"],
-        parent: Int[Array, "B N"] | None = None,
-    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
-        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, parent)[:, None]
-        x, layers = self._layers(shared, hidden, tokens, kv.positions(length, step, parent), mask)
-        x, _, cache = stack.with_cache(layers, x, cache)
-        return self._fed_on(x), cache
-
-    def step(
-        self,
-        shared: Shared,
-        hidden: Float[Array, "B S D"],
-        tokens: Int[Array, "B S"],
-        position: Int[Array, "1 S"],
-        mask: Bool[Array, "1 1 S past"],
-        past: unroll.Past,
-    ) -> tuple[Float[Array, "B S M"], unroll.Past]:
-        """`extend` over whole rows, in training: see `nets.unroll`."""
-        x, layers = self._layers(shared, hidden, tokens, position, mask)
-        x, past = unroll.with_past(layers, x, past)
-        return self._fed_on(x), past
-
-    def _layers(
+    def joined(
         self,
         shared: Shared,
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         position: Int[Array, "#B T"],
-        mask: Bool[Array, "#B 1 T S"],
+        inputs: AttentionInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
-        """What goes into the layers, and these."""
-        config, c = self.config, self.config.layer
-        inputs, dtype = AttentionInputs(mask, rotation_of(c, position), None), jnp.dtype(c.dtype)
+        config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
         embedded = (self.embedding(tokens) if config.own_embedding else shared.embed(tokens)).astype(dtype)
         hidden = hidden.astype(dtype)
         first, *rest = self.layers
@@ -228,7 +189,7 @@ class Eagle(nn.Module):
             layers = [functools.partial(first, inputs=inputs)]
         return hidden, layers + [functools.partial(layer, inputs=inputs) for layer in rest]
 
-    def _fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+    def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return self.norm(x) if self.config.norm_output and self.config.taps else x
 
     def logits(self, shared: Shared, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
@@ -255,40 +216,12 @@ def head(config: EagleConfig) -> RecurrentHead:
     >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
     True
     """
-    module, c = Eagle(config), config.layer
-
-    def call(params: Params, method, *arguments):
-        return nn.apply(method, module)({"params": params}, *arguments)
-
-    def read(params: Params, forward: Forward) -> Float[Array, "B T D"]:
-        taken = forward.taps if config.taps else forward.features
-        return call(params, lambda net: net.fused(taken))
-
-    def extend(params: Params, shared: Shared, cache, hidden, tokens, parent=None):
-        return call(params, lambda net: net.extend(shared, cache, hidden, tokens, parent))
-
-    def logits(params: Params, shared: Shared, hidden):
-        return call(params, lambda net: net.logits(shared, hidden))
-
-    def empty(batch: int, capacity: int) -> kv.KVCache:
-        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-
-    return RecurrentHead(read, empty, extend, kv.rewind, logits, needs(config))
+    return recurrent.functions(Eagle(config), needs(config))
 
 
-@functools.cache
 def unroll_of(config: EagleConfig) -> unroll.Unroll:
     """The head over whole rows, fed what it made, for training."""
-    module = Eagle(config)
-
-    def run(params: Params, shared: Shared, forward: Forward, tokens: Array, depths: int) -> Float[Array, "B S K M"]:
-        def step(params: Params, *arguments: Any, **named: Any):
-            return nn.apply(lambda net: net.step(shared, *arguments, **named), module)({"params": params})
-
-        hidden = head(config).read(params, forward)
-        return unroll.unrolled(step, params, hidden, tokens, depths)
-
-    return run
+    return recurrent.unroll_of(Eagle(config))
 
 
 def needs(config: EagleConfig) -> Needs:
@@ -300,4 +233,4 @@ def needs(config: EagleConfig) -> Needs:
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
     """Random parameters; a vocabulary of its own is the target's first ids."""
     taken = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)))
-    return stack.init_params(Eagle(config), key, taken, jnp.zeros((1, 2), jnp.int32))
+    return stack.init_params(Eagle(config), key, Forward(taken, taken, taken), jnp.zeros((1, 2), jnp.int32))

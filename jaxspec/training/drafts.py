@@ -10,6 +10,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,15 +18,18 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import published
 from jaxspec.base import BlockHead, Forward, ParallelHeads, Params, Shared
-from jaxspec.nets import block
+from jaxspec.nets import block, lookahead_embeddings
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.heads import HeadsConfig
+from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 
 
 def longest(config: Any) -> int | None:
     """Most draft tokens of a drafter; None: it goes on as long as it is asked to."""
     if isinstance(config, HeadsConfig):
         return config.heads
+    if isinstance(config, LookAheadConfig):
+        return config.vectors + 1
     return config.count if isinstance(config, BlockConfig) else None
 
 
@@ -37,6 +41,7 @@ def hidden_states(
     tokens: Int[Array, "B S+K-1"],
     place: Int[Array, " A"],
     depths: int,
+    read: Callable[..., Forward],
 ) -> Float[Array, "B A _ D"]:
     """What logits are made of, of each draft token that begins at a place; one vector for all where they share it.
 
@@ -46,11 +51,15 @@ def hidden_states(
         tokens: token s is the one after position s.
         place: last positions whose hidden states drafts have read.
         depths: K.
+        read: the target's pass over a tree, as `nets.lookahead_embeddings.features` takes it.
     """
     if isinstance(config, HeadsConfig):
         return forward.features[:, place][:, :, None]
     if isinstance(config, BlockConfig):
         return block.blocks(config, params, shared, forward, tokens[:, place], place + 1)[:, :, :depths]
+    if isinstance(config, LookAheadConfig):
+        size = forward.features.shape[1]
+        return lookahead_embeddings.features(config, params, read, tokens[:, :size], place, depths)
     return published.net_of(config).unroll_of(config)(params, shared, forward, tokens, depths)[:, place]
 
 

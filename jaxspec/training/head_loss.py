@@ -128,8 +128,7 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
     if lm.start_token is None:
         forward, _ = lm.prefill(lesson.target, Prompt(target, jnp.maximum(length, 1)), target.shape[1])
         return Rows(target, length, forward)
-    source = Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
-    first, cache = lm.prefill(lesson.target, source, target.shape[1] + 1)
+    first, cache = lm.prefill(lesson.target, source_of(lesson), target.shape[1] + 1)
     rest, _ = lm.extend(lesson.target, cache, target)
 
     def joined(x: Array | None, y: Array | None) -> Array | None:
@@ -138,6 +137,29 @@ def read(lm: LanguageModel, lesson: Lesson) -> Rows:
     features = jnp.concatenate([first.features, rest.features], axis=1)
     forward = Forward(first.logits, features, joined(first.taps, rest.taps))
     return Rows(jnp.pad(target, ((0, 0), (1, 0)), constant_values=lm.start_token), length + 1, forward)
+
+
+def read_tree(
+    lm: LanguageModel, lesson: Lesson, extend: Callable[..., Any], nodes: Int[Array, "B n"], parent: Int[Array, "B n"]
+) -> Forward:
+    """The target's pass over a tree after the first token of each row.
+
+    Args:
+        lm: the target.
+        lesson: the texts, and its parameters.
+        extend: (run, params, cache, tokens, parent), which calls `run`, the target's `extend`.
+        nodes, parent: of the tree, as `base.Extend` has them.
+    """
+    begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
+    if lm.start_token is not None:
+        begin = source_of(lesson)
+    _, cache = lm.prefill(lesson.target, begin, nodes.shape[1] + 1)
+    return extend(lm.extend, lesson.target, cache, nodes, parent)[0]
+
+
+def source_of(lesson: Lesson) -> Prompt:
+    """What an encoder-decoder reads."""
+    return Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
 
 
 class Part(NamedTuple):
@@ -174,7 +196,8 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
     whole = {**params, **task.frozen}
-    hidden = drafts.hidden_states(task.config, whole, shared, forward, tokens[:, : size + depths - 1], place, depths)
+    ahead, again = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
+    hidden = drafts.hidden_states(task.config, whole, shared, forward, ahead, place, depths, again)
 
     number = jnp.arange(depths, dtype=jnp.int32)
     after = place[:, None] + number[None, :]

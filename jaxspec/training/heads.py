@@ -16,6 +16,7 @@ from jaxspec import heads, published, trim
 from jaxspec.base import Model, Params
 from jaxspec.model import load, with_taps
 from jaxspec.nets.eagle import EagleConfig
+from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.recipes import HeadRecipe
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import Foretold, Lessons, Task, foretell, losses
@@ -92,6 +93,8 @@ def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
 def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> Head:
     """The drafter that a run begins with: random, with copies of the target's embedding and head, or a trained one.
 
+    Look-ahead vectors begin as the vectors of frequent tokens.
+
     Args:
         recipe: its sizes.
         target: whom it drafts for.
@@ -110,6 +113,9 @@ def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> He
         params = published.net_of(config).init(config, jax.random.key(recipe.train.seed))
         if VOCABULARY in params:
             params = {**params, VOCABULARY: jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))}
+        if isinstance(config, LookAheadConfig) and target.lm.embed is not None:
+            tokens = jnp.asarray(trim.frequent_ids(target, config.vectors, often))
+            params = {"vectors": target.lm.embed(target.params, tokens[None])[0]}
         params = with_copies(params, target)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     frozen = {name: x for name, x in params.items() if name == VOCABULARY}

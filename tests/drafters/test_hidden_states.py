@@ -66,19 +66,17 @@ CONFIGS = {
     "dflash": (block, DFLASH),
     "dspark": (block, dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn")),
     "kangaroo": (exit_adapter, exit_adapter.ExitAdapterConfig(LAYER, exit=2)),
+    "pass": (lookahead_embeddings, lookahead_embeddings.LookAheadConfig(V, D, vectors=2)),
 }
 MAKE = {eagle: drafters.eagle, mtp: drafters.mtp, heads: drafters.heads, block: drafters.block}
+MAKE[lookahead_embeddings] = drafters.lookahead_embeddings
 MAKE[exit_adapter] = lambda adapter, target: drafters.early_exit(target, layers=2, adapter=adapter)
-TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed")  # the target's head, of two tokens of three
-NAMES = (*CONFIGS, *TRIMMED, "pass")
+TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed", "pass, trimmed")  # the target's head, of two tokens of three
+NAMES = (*CONFIGS, *TRIMMED)
 
 
 @functools.cache
 def drafter_of(name, target):
-    if name == "pass":
-        made = target_of(target)
-        vectors = jax.random.normal(jax.random.key(2), (2, D))
-        return drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), vectors), made)
     net, config = CONFIGS[name.removesuffix(", trimmed")]
     params = noisy(net.init(config, jax.random.key(3)), 4, 0.3)
     if "vocabulary" in params:
@@ -116,7 +114,7 @@ def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     assert on_the_way == as_it_is
 
 
-SELDOM_IN_TREES = ("dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+SELDOM_IN_TREES = ("pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
 
 
 def tree_of(name):
@@ -195,6 +193,7 @@ def _wide(logits):
 
 @pytest.mark.parametrize(("name", "target"), [
     ("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder"),
+    pytest.param("pass", "t5", marks=pytest.mark.exhaustive),
     pytest.param("kangaroo", "t5", marks=pytest.mark.exhaustive),
     pytest.param("dflash", "decoder", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
@@ -340,17 +339,13 @@ def test_a_head_for_another_target():
         (bound("eagle 1", layer=wide, hidden_size=16), plain, "hidden states of width 16, and those of decoder have 8"),
         (bound("eagle 3", layer=words), tapped, "made for 9 token ids, and decoder has 3"),
         (bound("medusa", vocab_size=4), plain, "the heads was made for 4 token ids"),
+        (bound("pass"), plain._replace(lm=plain.lm._replace(embed=None)), "vectors uses its target's embed"),
         (bound("medusa"), table_model(jax.random.key(0), 3), "width 8, and those of table-3 have 1"),
         (bound("mtp"), plain._replace(lm=plain.lm._replace(embed=None)), "uses its target's embed"),
         (bound("medusa"), plain._replace(lm=plain.lm._replace(feature_size=0)), "gives none"),
     ):
         with pytest.raises(ValueError, match=complaint):
             make(head, target)
-    made = target_of("decoder")
-    with pytest.raises(ValueError, match=r"vectors have shape \(1, 8\), expected \(2, 8\)"):
-        drafters.lookahead_embeddings(Bound(lookahead_embeddings.head(made.lm, 2), jnp.zeros((1, D))), made)
-    with pytest.raises(ValueError, match="no embed"):
-        lookahead_embeddings.head(table_model(jax.random.key(0), 3).lm, 2)
 
 
 def test_trees_that_a_drafter_cannot_draft():
@@ -402,6 +397,8 @@ def test_shapes_that_make_no_drafter(make, complaint):
         ("dspark", "t5"),
         ("hydra", "gpt"),
         ("kangaroo", "gpt"),
+        ("pass", "t5"),
+        pytest.param("pass", "gpt", marks=pytest.mark.exhaustive),
         pytest.param("eagle 1", "gpt", marks=pytest.mark.exhaustive),  # as EAGLE-3
         pytest.param("mtp", "decoder", marks=pytest.mark.exhaustive),
     ],

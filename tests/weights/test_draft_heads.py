@@ -19,7 +19,7 @@ import pytest
 import jaxspec
 from jaxspec import Model, heads, published, trim
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
-from jaxspec.nets import decoder, gpt
+from jaxspec.nets import decoder, gpt, lookahead_embeddings
 from jaxspec.nets import heads as heads_net
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.heads import HeadsConfig
@@ -606,6 +606,18 @@ def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path):
     where = CASES[name].write(tmp_path / "it", folder)
     with pytest.raises(CheckpointError, match=complaint):
         jaxspec.load_drafter(where, target=unloaded(other))
+
+
+def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tmp_path):
+    config = lookahead_embeddings.LookAheadConfig(V, D, vectors=2)
+    params = lookahead_embeddings.init(config, jax.random.key(0))
+    where = draft_heads.save(config, params, tmp_path / "vectors", target=target)
+    again, same = heads.read_head(where, target=target)
+    assert again == config
+    np.testing.assert_array_equal(same["vectors"], params["vectors"])
+    for other, complaint in ((NARROW, "width of 16, and the target's is 8"), (WORDS, "has 13 ids, and the target's 16")):
+        with pytest.raises(CheckpointError, match=complaint):
+            jaxspec.load_drafter(where, target=unloaded(other))
 
 
 def test_options_that_a_drafter_has_no_use_for(folder, target, tmp_path):
