@@ -252,11 +252,11 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[tuple[Any, 
 def together(rows: Sequence[Row]) -> list[Row]:
     """All tasks as one workload: every setting generates, of each task, as much text as plain decoding does.
 
-    >>> plain = Row("big", "a", texts=1, tokens=10, seconds=(4.0,), group="1")
+    >>> plain = Row("big", "a", texts=1, tokens=10, passes=10, seconds=(4.0,), group="1")
     >>> fast = plain._replace(drafter="small", gamma=2, tokens=20, seconds=(2.0,), same_text=1)
     >>> both = [plain, fast, plain._replace(task="b"), fast._replace(task="b")]
-    >>> [(row.task, row.drafter, row.speed and row.speed.median) for row in together(both)]
-    [('all together', '', None), ('all together', 'small', 4.0)]
+    >>> [(row.task, row.drafter, row.passes, row.speed and row.speed.median) for row in together(both)]
+    [('all together', '', 20, None), ('all together', 'small', 20, 4.0)]
     """
     timed = [row for row in rows if row.seconds]
     names = ("drafter", "policy", "rule", "gamma", "planned", "dtype", "mesh", "backend", "batch", "sampling")
@@ -276,6 +276,7 @@ def together(rows: Sequence[Row]) -> list[Row]:
         row = row._replace(
             texts=sum(row.texts for row in some),
             tokens=sum(texts),
+            passes=sum(row.passes for row in some),
             same_text=None if None in same else sum(filter(None, same)),
             seconds=tuple(seconds.tolist()),
             tokens_per_second=Spread.of(sum(texts) / seconds),
