@@ -147,6 +147,8 @@ def read_head(
 
     Arguments and errors as those of `load_drafter`. `weights.draft_heads.save` writes them.
     """
+    if not isinstance(target, Model):
+        raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
     folder = _find(source, revision)
     tokenizer = huggingface.tokenizer(folder)
     both = tokenizer is not None and target.tokenizer is not None
@@ -182,6 +184,8 @@ def _find(source: str | Path, revision: str | None) -> Path:
                 f"revision is {revision!r}, but {source} is a folder: only models of the hub have revisions"
             )
         return path
+    if path.name in models.shipped():
+        raise CheckpointError(f"{source} is a model: load it by jaxspec.load, and pass it as the drafter")
     if not models.is_hub_id(source):
         names = ", ".join(shipped()) or "none in this installation"
         raise CheckpointError(

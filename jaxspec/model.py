@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from jaxspec import folders, sharding
 from jaxspec.base import Model
@@ -31,7 +34,11 @@ SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  
 
 
 def load(
-    source: str | Path, *, dtype: str = "float32", mesh: Mesh | str | None = None, revision: str | None = None
+    source: str | Path,
+    *,
+    dtype: DTypeLike = "float32",
+    mesh: Mesh | str | None = None,
+    revision: str | None = None,
 ) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
 
@@ -46,9 +53,10 @@ def load(
         source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
             hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
             hub, which is asked for nothing else (`jaxspec.families` lists what can be loaded from there).
-        dtype: of the matrices in memory, "float32", "bfloat16" or "int8"; norm scales, biases and logits are float32
-            always. The computation is of the same dtype, and float32 around int8 matrices, which have a scale per
-            output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model is another one.
+        dtype: of the matrices in memory, "float32", "bfloat16" or "int8", or as jnp.bfloat16; norm scales, biases and
+            logits are float32 always. The computation is of the same dtype, and float32 around int8 matrices, which
+            have a scale per output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model
+            is another one.
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
         revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
@@ -69,6 +77,7 @@ def load(
     Traceback (most recent call last):
     ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
     """
+    dtype = _dtype_name(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
     if mesh is not None:
@@ -105,6 +114,13 @@ def load(
         return made
     places = sharding.parameters(made.params, config, mesh)
     return made._replace(params=jax.tree.map(sharding.put, made.params, places))
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    except TypeError:  # another library's
+        return str(dtype)
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:
@@ -160,9 +176,12 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     """The folder that `source` means; a model of the hub is downloaded first.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or it is a drafter that reads hidden states.
+        TypeError: it is neither a string nor a path.
         ValueError: a revision is given of something that is not of the hub.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source is {source!r}: expected a folder, a file, or the name of a model")
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
     names = shipped()
@@ -172,6 +191,11 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         raise ValueError(f"revision is {revision!r}, but {source} is {here}: only models of the hub have revisions")
     if here is not None:
         return here
+    if bare and any((folder / path.name / huggingface.CONFIG).is_file() for folder in SHIPPED):
+        raise CheckpointError(
+            f"{source} is a drafter, which reads its target's hidden states: load it by jaxspec.load_drafter(..., "
+            "target=...), or as head:NAME on the command line"
+        )
     meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
     missing = f"no checkpoint at {source}{meant or orbax.suggest(path.name, names) or '.'}"
     if not is_hub_id(source):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import folders, model, trim
+from jaxspec import drafters, folders, load_drafter, model, trim
 from jaxspec.base import Prompt
 from jaxspec.cli import names
 from jaxspec.cli.main import app
@@ -187,6 +187,25 @@ def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
 def test_an_unknown_dtype_is_refused(folder):
     with pytest.raises(ValueError, match=r"dtype is 'float16', expected one of \('float32', 'bfloat16', 'int8'\)"):
         load(folder / "tiny-t5", dtype="float16")
+    with pytest.raises(ValueError, match="dtype is 'float16'"):
+        load(folder / "tiny-t5", dtype=np.float16)
+    assert load(folder / "tiny-t5", dtype=jnp.bfloat16).config.dtype == "bfloat16"
+
+
+def test_a_drafter_is_no_model_and_a_model_no_drafter(shipping):
+    (shipping / "tiny-eagle").mkdir()
+    (shipping / "tiny-eagle" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tiny-eagle is a drafter, .* load it by jaxspec.load_drafter"):
+        load("tiny-eagle")
+    target = load("tiny-gpt")
+    with pytest.raises(CheckpointError, match=r"tiny-t5 is a model: load it by jaxspec.load, and pass it as the draf"):
+        load_drafter("tiny-t5", target=target)
+    with pytest.raises(TypeError, match=r"target is .tiny-gpt.: expected a jaxspec.Model"):
+        load_drafter("tiny-eagle", target="tiny-gpt")
+    with pytest.raises(TypeError, match=r"source is 5: expected a folder, a file, or the name of a model"):
+        load(5)
+    with pytest.raises(TypeError, match=r"draft is None: expected a jaxspec.Model"):
+        drafters.tree(None)
 
 
 def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):

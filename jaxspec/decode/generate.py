@@ -261,7 +261,10 @@ def _failure(failed: np.ndarray, job: Job) -> Exception:
 
 
 def _stop_strings(stop: Sequence[str], target: Model) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
+        raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
+    strings = tuple(strings)
     if strings and target.tokenizer is None:
         raise ValueError("stop strings need a tokenizer, which this model lacks: use eos_ids")
     if any(not string for string in strings):

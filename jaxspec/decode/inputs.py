@@ -35,7 +35,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "stop_strings": "stop",
 }
 MOST = 2**29  # new tokens: what a row holds is counted in int32
-LONG = 2**16  # new tokens from which on it is asked whether memory can hold them
+LONG = 2**16  # new tokens, or draft tokens, from which on it is asked whether memory can hold them
 
 
 def check_untraced(*trees: Any) -> None:
@@ -131,7 +131,9 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
     if isinstance(prompts, bytes | bytearray):
         raise TypeError("the prompts are bytes: expected text, such as prompt.decode()")
     if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__"):
-        raise TypeError(f"the prompts are a {type(prompts).__name__}: expected text, a list of texts, or token ids")
+        raise TypeError(
+            f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
+        )
     each = np.asarray(prompts) if isinstance(prompts, jax.Array) else list(prompts)
     if len(each) and all(_is_id(x) for x in each):
         each = [each]
@@ -176,13 +178,13 @@ def size_of(state: Any) -> int:
     )
 
 
-def check_memory(needed: int, what: str) -> None:
-    """Refuses a request for more bytes than the first device has.
+def check_memory(needed: int, what: str, lower: str) -> None:
+    """Refuses a request for more bytes than the first device has; `lower`: what takes them.
 
     Raises:
         ValueError: with both numbers.
 
-    >>> check_memory(2**60, "2**40 new tokens")  # doctest: +ELLIPSIS
+    >>> check_memory(2**60, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: 2**40 new tokens take 1152921504.6 GB of memory, and there are ... GB: lower max_new_tokens
     """
@@ -191,5 +193,5 @@ def check_memory(needed: int, what: str) -> None:
     have = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > have:
         raise ValueError(
-            f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower max_new_tokens"
+            f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower {lower}"
         )

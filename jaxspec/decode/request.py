@@ -109,6 +109,8 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     gamma = integer(gamma, "gamma", expected)
     if gamma < 0:
         raise ValueError(f"gamma is {gamma!r}: expected {expected}")
+    if gamma >= 2**31:
+        raise ValueError(f"gamma is {gamma!r}: expected a number below 2**31")
     if isinstance(policy, Policy):
         policy = Bound(policy)
     if policy is not None and not (isinstance(policy, Bound) and isinstance(policy.functions, Policy)):
@@ -158,11 +160,13 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = buffers.bucket(int(limit.max()))
-    if size > inputs.LONG:
+    if max(size, decoder.nodes) > inputs.LONG:
         headroom = buffers.headroom(size, decoder.nodes)
         state = jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
         history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
-        inputs.check_memory(inputs.size_of(state) + history, f"max_new_tokens={max_new_tokens!r} for {batch} prompts")
+        logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
+        which, value = ("max_new_tokens", max_new_tokens) if size > decoder.nodes else ("gamma", gamma)
+        inputs.check_memory(inputs.size_of(state) + history + logits, f"{which}={value!r} for {batch} prompts", which)
     return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
 
 

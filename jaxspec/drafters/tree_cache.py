@@ -102,6 +102,8 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
                 f"{draft.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
             )
         return of_model(draft.lm)
+    if not isinstance(draft, Bound):
+        raise TypeError(f"draft is {draft!r}: expected a jaxspec.Model, or one of jaxspec.drafters")
     found = draft.functions.reader
     if found is None:
         raise ValueError(

@@ -615,7 +615,10 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
     again, same = heads.read_head(where, target=target)
     assert again == config
     np.testing.assert_array_equal(same["vectors"], params["vectors"])
-    for other, complaint in ((NARROW, "width of 16, and the target's is 8"), (WORDS, "has 13 ids, and the target's 16")):
+    for other, complaint in (
+        (NARROW, "width of 16, and the target's is 8"),
+        (WORDS, "has 13 ids, and the target's 16"),
+    ):
         with pytest.raises(CheckpointError, match=complaint):
             jaxspec.load_drafter(where, target=unloaded(other))
 
