@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from jaxspec import accept, model
 from jaxspec.accept import catalogue
 from jaxspec.accept.catalogue import Entry
-from jaxspec.analysis.measure import numerics
+from jaxspec.analysis.measure import exactness, numerics
 from jaxspec.cli.main import app
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
@@ -153,3 +153,9 @@ def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch
 def test_half_a_pair_is_refused(half):
     result = CliRunner().invoke(app, ["verify", *half])
     assert result.exit_code == 2 and "a pair has two models" in result.stderr
+
+
+def test_a_pair_that_is_none_is_told_before_anything_is_enumerated(pair, monkeypatch):
+    monkeypatch.setattr(exactness, "certificate", lambda *_, **__: pytest.fail("a rule was enumerated"))
+    result = verify("--target", "debian-t5-large", "--draft", "prompt_lookup")
+    assert result.exit_code == 2 and "--draft is 'prompt_lookup': expected a model" in result.stderr, result.output
