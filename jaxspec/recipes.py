@@ -129,6 +129,8 @@ class Distil:
         prompt: of a language model: how many tokens of a text the teacher or the drafter is given to continue.
         draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
             in the data if there are none; None: all.
+        share_encoder: whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
+            drafter it then reads what the target has made of a prompt (`drafters.share_encoder`).
     """
 
     teacher: str
@@ -140,6 +142,7 @@ class Distil:
     own: float = 0.0
     prompt: int = 16
     draft_vocab: int | None = None
+    share_encoder: bool = False
 
     def __post_init__(self):
         _check_divergence("distil", self.divergence)

@@ -193,7 +193,7 @@ def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
 def _check_verdict(verdict: Verdict, rule: Rule, shape: tuple[int, ...]) -> None:
     """Refuses what no rule may return."""
     if not isinstance(verdict, Verdict):
-        raise TypeError(f"the rule {rule.name} returned a {type(verdict).__name__}: expected a base.Verdict")
+        raise TypeError(f"the rule {rule.name} returned type {type(verdict).__name__}: expected a base.Verdict")
     for name in ("num_accepted", "next_token", "num_tested"):
         x = getattr(verdict, name)
         if jnp.shape(x) != shape or not jnp.issubdtype(jnp.result_type(x), jnp.integer):

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import buffers
-from jaxspec.base import Cache, Forward, Head, LanguageModel, Model, Params, Prompt
+from jaxspec.base import Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt
 from jaxspec.warp import match_vocab
 
 Outputs = TypeVar("Outputs")
@@ -32,8 +32,8 @@ def check_model(model: Any, what: str) -> None:
     """Raises TypeError for what is no model; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
         raise TypeError(
-            f"{what} takes a jaxspec.Model, got a {type(model).__name__}: a drafter that uses its target's head is "
-            "given a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
+            f"{what} takes a jaxspec.Model, got one of type {type(model).__name__}: a drafter that uses its "
+            "target's head is given a trimmed one, load_drafter(..., head=jaxspec.trim_vocabulary(target, size=...))"
         )
 
 
@@ -187,9 +187,14 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         logits = inner_head(params.model if head is None else params.head, features)
         return match_vocab(logits, vocab, params.to_target)
 
-    def prefill(params: MappedParams, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+    def prefill(
+        params: MappedParams, prompt: Prompt, capacity: int, encoded: Float[Array, "B P M"] | None = None
+    ) -> tuple[Forward, Cache]:
         prompt = prompt._replace(tokens=known(params, prompt.tokens))
-        forward, cache = lm.prefill(params.model, prompt, capacity)
+        if encoded is None or lm.encoder is None:
+            forward, cache = lm.prefill(params.model, prompt, capacity)
+        else:
+            forward, cache = lm.encoder.prefill(params.model, prompt, capacity, encoded)
         if head is None:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
         last = prompt.length - 1 if lm.start_token is None else jnp.zeros_like(prompt.length)
@@ -203,8 +208,18 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
             return forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target)), cache
         return forward._replace(logits=own_head(params, forward.features)), cache
 
+    def encoder_params(params: MappedParams) -> Params:
+        assert lm.encoder is not None
+        return lm.encoder.params(params.model)
+
+    def with_encoder(params: MappedParams, encoder: Params) -> MappedParams:
+        assert lm.encoder is not None
+        return params._replace(model=lm.encoder.with_params(params.model, encoder))
+
     own = None if inner_head is None else own_head
-    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=own, layers=None)
+    # With a map of tokens it would read other ones.
+    encoder = None if lm.encoder is None or head is None else Encoder(encoder_params, with_encoder, prefill)
+    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=own, layers=None, encoder=encoder)
 
 
 @functools.cache
@@ -298,6 +313,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         rewind=rewind,
         select=None,
         layers=None,
+        encoder=None,
         vocab_size=vocab,
         head=own_head if lm.head else None,
         max_positions=shortest(lm.max_positions, 0 if encoder else lead),

@@ -156,6 +156,24 @@ def test_decoding_core_imports_no_flax(tmp_path: Path):
     assert run.stdout.split() == ["False"], run.stderr
 
 
+IMPORT_EACH = """
+import importlib, sys
+import jax, flax.linen, optax, orbax.checkpoint, transformers  # once: they take seconds
+for name in sys.argv[1:]:
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "jaxspec"]:
+        del sys.modules[loaded]
+    importlib.import_module(name)
+"""
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported_first():
+    files = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    names = sorted({".".join(path.parts).removesuffix(".__init__") for path in files if path.name != "__main__"})
+    run = subprocess.run([sys.executable, "-c", IMPORT_EACH, *names], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_weights_stay_small():
     size = sum(file.stat().st_size for file in (ROOT / "checkpoints").rglob("*") if file.is_file())
     assert size <= CHECKPOINT_LIMIT

@@ -44,11 +44,14 @@ class Forward(NamedTuple):
             row that was read. Width 0 where the model does not give any (`LanguageModel.feature_size` is 0).
         taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
             the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
+        encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a drafter with the same
+            encoder; otherwise None.
     """
 
     logits: Float[Array, "batch step vocab"]
     features: Float[Array, "batch step dim"]
     taps: Float[Array, "batch step taps"] | None = None
+    encoded: Float[Array, "batch prompt dim"] | None = None
 
 
 class Prefill(Protocol):
@@ -159,6 +162,28 @@ class Layers(NamedTuple):
     features: Callable[[Params, Float[Array, "batch step dim"]], Float[Array, "batch step dim"]]
 
 
+class PrefillEncoded(Protocol):
+    def __call__(
+        self, params: Params, prompt: Prompt, capacity: int, encoded: Float[Array, "batch prompt dim"]
+    ) -> tuple[Forward, Cache]:
+        """`Prefill` of an encoder-decoder, from what an encoder with the same parameters has made of the prompt."""
+        ...
+
+
+class Encoder(NamedTuple):
+    """What it takes for two encoder-decoders to share an encoder (`drafters.share_encoder`).
+
+    Attributes:
+        params: a model's parameters -> those that `Forward.encoded` is made with.
+        with_params: (a model's parameters, such ones of another model) -> the model's with these in place of its own.
+        prefill: see the protocol.
+    """
+
+    params: Callable[[Params], Params]
+    with_params: Callable[[Params, Params], Params]
+    prefill: PrefillEncoded
+
+
 class LanguageModel(NamedTuple):
     """An autoregressive model as pure functions; the cache is opaque outside them.
 
@@ -174,6 +199,9 @@ class LanguageModel(NamedTuple):
         embed: rows of the embedding matrix (`base.Embed`); None if they cannot be had.
         taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
         layers: its decoder layers, to be run in part; None if they cannot be.
+        encoder: of an encoder-decoder; None: it gives no `Forward.encoded`.
+        shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
+            (`drafters.share_encoder`).
     """
 
     prefill: Prefill
@@ -189,6 +217,8 @@ class LanguageModel(NamedTuple):
     embed: Embed | None = None
     taps: tuple[int, ...] = ()
     layers: Layers | None = None
+    encoder: Encoder | None = None
+    shared_encoder: bool = False
 
 
 class Model(NamedTuple):

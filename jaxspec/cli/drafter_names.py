@@ -30,6 +30,10 @@ def drafter(
     """
     from jaxspec import drafters, shared_vocabulary, trim
     from jaxspec.base import Model
+    from jaxspec.drafters.share_encoder import with_shared_encoder
+
+    def model(name: str) -> Model:
+        return load(name) if target is None else with_shared_encoder(load(name), target)
 
     if len(several := parts(name)) > 1:
         return drafters.fallback(*[drafter(part, load, target, references) for part in several])
@@ -37,7 +41,7 @@ def drafter(
         return _counted(name, target, references())
     written = parse(name)
     if written is None:
-        return load(name)
+        return model(name)
     kind, numbers, inner, draw, _ = written
     if kind in ("head", *OWN_LAYERS):
         return _of_target(name, written, target)
@@ -48,22 +52,22 @@ def drafter(
     if kind == "prompt_lookup":
         return drafters.prompt_lookup(max(3, *numbers), *numbers) if numbers else drafters.prompt_lookup()
     if kind == "cascade":
-        model = load(inner[0])  # for which the inner one drafts
-        return drafters.cascade(model, drafter(inner[1], load, model), gamma=(*numbers, 3)[0])
+        middle = model(inner[0])  # for which the inner one drafts
+        return drafters.cascade(middle, drafter(inner[1], load, middle), gamma=(*numbers, 3)[0])
     made = [drafter(part, load, target) for part in inner]
     if kind == "tree":
         options: dict[str, Any] = {"draw": draw} if draw else {}
         return drafters.tree(made[0], numbers or None, **options)
     if kind not in ("trim", "share", "without_backoff"):
         return getattr(drafters, kind)(*made, *numbers)
-    (model,) = made
-    if not isinstance(model, Model):
+    (small,) = made
+    if not isinstance(small, Model):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
     if kind == "trim":
-        return trim.trim_vocabulary(model, size=numbers[0])
+        return trim.trim_vocabulary(small, size=numbers[0])
     if kind == "share":
-        return model if target is None else shared_vocabulary.share_vocabulary(model, target)
-    return drafters.without_backoff(model, *numbers)
+        return small if target is None else shared_vocabulary.share_vocabulary(small, target)
+    return drafters.without_backoff(small, *numbers)
 
 
 def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:

@@ -143,7 +143,7 @@ def beam_search(
     if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     if drafter is not None and not isinstance(drafter, Model):
-        what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"a {type(drafter).__name__}"
+        what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"something of type {type(drafter).__name__}"
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
     if not (isinstance(length_penalty, numbers.Real) and math.isfinite(length_penalty)):
         raise ValueError(f"length_penalty is {length_penalty!r}: expected a finite number")

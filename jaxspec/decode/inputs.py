@@ -75,7 +75,7 @@ def uncalled(value: Any, name: str, home: str) -> str:
     if callable(value) and hasattr(value, "__name__"):
         made = f"{home}.{value.__name__}"
         return f"{name} is the function {value.__name__}: call it, and pass what it returns, {made}(...)"
-    return f"{name} is a {type(value).__name__}"
+    return f"{name} is of type {type(value).__name__}"
 
 
 def key_of(key: Any) -> jax.Array:
@@ -91,7 +91,7 @@ def key_of(key: Any) -> jax.Array:
             return jnp.asarray(key)
         if key.dtype == np.uint32 and key.ndim in (1, 2) and key.shape[-1] == 2:
             return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
-    raise TypeError(f"key is a {type(key).__name__}: expected a key, such as jax.random.key(0), or one for each prompt")
+    raise TypeError(f"key is of type {type(key).__name__}: expected jax.random.key(0), or such a key for each prompt")
 
 
 def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
@@ -155,7 +155,7 @@ def check_text(text: Any, index: int) -> None:
     if isinstance(text, bytes):
         raise TypeError(f"prompt {index} is bytes: expected text, such as prompt.decode()")
     if not isinstance(text, str):
-        raise TypeError(f"prompt {index} is a {type(text).__name__}: expected text, or one jaxspec.Prompt for all")
+        raise TypeError(f"prompt {index} is of type {type(text).__name__}: expected text, or a jaxspec.Prompt of all")
     if not text.strip():
         raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
     try:

@@ -17,6 +17,7 @@ from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
+from jaxspec.drafters.share_encoder import difference, with_shared_encoder
 from jaxspec.integers import integer
 from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
@@ -86,7 +87,7 @@ def prepare(
     See `generate` for the arguments, their defaults and the errors.
     """
     if not isinstance(target, Model):
-        raise TypeError(f"target is a {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load returns it")
+        raise TypeError(f"target is of type {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load gives")
     named = dict(
         drafter=drafter,
         gamma=gamma,
@@ -227,7 +228,7 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
         return None
     if isinstance(drafter, Model):
         _check_pair(target, drafter)
-        return drafters.model(drafter, coupled=rule.shares_noise)
+        return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
     if isinstance(drafter, Drafter):
         drafter = Bound(drafter)
     if not (isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter)):
@@ -249,6 +250,8 @@ def _check_pair(target: Model, draft: Model) -> None:
     if (target.lm.start_token is None) != (draft.lm.start_token is None):
         kinds = ["an encoder-decoder" if m.lm.start_token is not None else "decoder-only" for m in (target, draft)]
         raise ValueError(f"{ours} is {kinds[0]} and {theirs} {kinds[1]}: both must be of one kind")
+    if draft.lm.shared_encoder and (wrong := difference(draft, target)) is not None:
+        raise ValueError(f"{theirs} was given the encoder of another target (drafters.share_encoder): {wrong}")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.lm.vocab_size != draft.lm.vocab_size:
             raise ValueError(

@@ -20,6 +20,7 @@ from jaxspec.drafters.prompt_lookup import prompt_lookup
 from jaxspec.drafters.retrieval import retrieval
 from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
+from jaxspec.drafters.share_encoder import share_encoder
 from jaxspec.drafters.skip_layers import skip_layers
 from jaxspec.drafters.suffix import suffix
 from jaxspec.drafters.token_recycling import token_recycling
@@ -49,6 +50,7 @@ __all__ = [
     "retrieval",
     "sequences",
     "sequential",
+    "share_encoder",
     "skip_layers",
     "suffix",
     "token_recycling",

@@ -32,7 +32,7 @@ from jaxspec.base import (
     Weights,
 )
 from jaxspec.drafters.common import after, as_drafter, put, with_taps_of
-from jaxspec.drafters.model import ModelState, catch_up, known, take_back_to
+from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 from jaxspec.integers import integer
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
@@ -112,7 +112,7 @@ def cascade(
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}: expected at least 1 draft token for each inner round")
     if not isinstance(draft, Model):
-        raise TypeError(f"draft is a {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
+        raise TypeError(f"draft is of type {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
     if not inner_temperature > 0:
         raise ValueError(f"inner_temperature is {inner_temperature}: expected more than 0; drafters.greedy drafts at 0")
     made, rule = as_drafter(inner), accept.rejection() if rule is None else rule
@@ -155,7 +155,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> CascadeState:
         own, room = levels(weights), headroom + spare
-        forward, cache = lm.prefill(own.target, prompt, buffers.prefill_length(lm, prompt) + room)
+        forward, cache = prefill(lm, own.target, prompt, room, prefilled)
         length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
         return CascadeState(cache, length, inner.init(own, prompt, room, forward))
 

@@ -79,7 +79,7 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 @functools.cache
 def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> ModelState:
-        _, cache = lm.prefill(weights.draft, prompt, buffers.prefill_length(lm, prompt) + headroom)
+        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
         return ModelState(cache, prompt.length if lm.start_token is None else jnp.ones_like(prompt.length))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
@@ -110,6 +110,17 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
         return caches._replace(draft=take_back(caches.draft, row))
 
     return Drafter(init, propose, commit, lm, may_be_empty=can_continue is not None, rollback=take_back)
+
+
+def prefill(
+    lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward
+) -> tuple[Forward, Cache]:
+    """A draft model's prefill; `prefilled`: the target's, whose encoder may be the draft model's, too."""
+    capacity = buffers.prefill_length(lm, prompt) + headroom
+    if not lm.shared_encoder:
+        return lm.prefill(params, prompt, capacity)
+    assert lm.encoder is not None and prefilled.encoded is not None
+    return lm.encoder.prefill(params, prompt, capacity, prefilled.encoded)
 
 
 def take_back(state: Seen, row: Prompt) -> Seen:

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers
 from jaxspec.base import (
     Bound,
     Cache,
@@ -33,7 +32,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.model import ModelState, known, last_logits, read_last_two, take_back
+from jaxspec.drafters.model import ModelState, known, last_logits, prefill, read_last_two, take_back
 
 Logits = tuple[Float[Array, "B n W"], Cache]
 Read = Callable[[Cache], Logits]
@@ -143,7 +142,7 @@ def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
     """The state after the prompt, of trees of so many nodes."""
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
-        _, cache = lm.prefill(weights.draft, prompt, buffers.prefill_length(lm, prompt) + headroom)
+        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
         length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
         return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 

@@ -110,7 +110,7 @@ def check(table: dict) -> None:
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:
             if not isinstance(value, dict):
-                raise FamilyError(f"{key} is a {type(value).__name__}: expected an object")
+                raise FamilyError(f"{key} is of type {type(value).__name__}: expected an object")
             check(value)
 
 

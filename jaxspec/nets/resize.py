@@ -18,7 +18,7 @@ from jaxspec.base import Params
 from jaxspec.nets import t5
 from jaxspec.nets.t5 import T5Config
 
-_MAY_DIFFER = ("encoder_layers", "decoder_layers", "ff_dim", "dtype")
+_MAY_DIFFER = ("encoder_layers", "decoder_layers", "ff_dim", "tied_head", "scaled_head", "dtype")
 _OUTPUTS = (("attention", "out"), ("cross", "out"), ("ff", "out"))  # of a layer: they add to the residual stream
 _HIDDEN = {"gate": 0, "wi": 0, "out": 1}  # the axis of feed-forward matrices that runs over hidden units
 
@@ -28,11 +28,12 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
 
     More layers: a new one is a copy of the one below it whose output projections are zero, so that it adds nothing yet.
     More hidden units in feed-forward blocks: random, their weights out zero. Fewer layers: evenly spaced ones, the
-    last among them. Fewer hidden units: those with the largest weights out.
+    last among them. Fewer hidden units: those with the largest weights out. A head of its own begins as the embedding
+    that was the head before.
 
     Args:
         params: of a network of the shape `old`, matrices in float32.
-        old, new: equal but for encoder_layers, decoder_layers and ff_dim.
+        old, new: equal but for encoder_layers, decoder_layers and ff_dim; and the head, which may become untied.
         key: for what is random.
 
     Raises:
@@ -46,8 +47,16 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
         ['decoder_0', 'decoder_1', 'decoder_2', 'decoder_bias', 'decoder_norm']
     """
     same = {name: getattr(new, name) for name in _MAY_DIFFER}
-    if dataclasses.replace(old, **same) != new:
-        raise ValueError(f"{old} does not become {new}: they may differ in {', '.join(_MAY_DIFFER[:3])} only")
+    untied = old.tied_head and not new.tied_head
+    same_head = (old.tied_head, old.scaled_head) == (new.tied_head, new.scaled_head)
+    if dataclasses.replace(old, **same) != new or not (untied or same_head):
+        raise ValueError(
+            f"{old} does not become {new}: they may differ in {', '.join(_MAY_DIFFER[:3])}, and in that the new head "
+            "is one of its own"
+        )
+    if untied:
+        scale = (old.dim**-0.5 if old.scaled_head else 1.0) / (new.dim**-0.5 if new.scaled_head else 1.0)
+        params = params | {"head": {"weight": params["embedding"]["embedding"] * scale}}
     made: dict[str, Any] = dict(t5.init(new, key))
     for name in made:
         side, _, index = name.rpartition("_")

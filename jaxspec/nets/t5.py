@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Parts, Prompt
+from jaxspec.base import Encoder, Forward, LanguageModel, Params, Parts, Prompt
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense
@@ -193,7 +193,8 @@ class T5(nn.Module):
         self, prompt: Prompt, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
         """The residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
-        encoded, mask = self.encode(prompt)
+        mask = self.real(prompt)
+        encoded = self.encode(prompt, mask)
         position = jnp.arange(tokens.shape[1])
         distance = position[None, :] - position[:, None]
         bias = self.decoder_bias(distance)[None]
@@ -201,23 +202,31 @@ class T5(nn.Module):
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
         return stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens), runs)
 
-    def encode(self, prompt: Prompt) -> tuple[Float[Array, "B P M"], Bool[Array, "B 1 1 P"]]:
-        """The encoder's output, and which of its positions are real."""
+    def real(self, prompt: Prompt) -> Bool[Array, "B 1 1 P"]:
+        """Which of a prompt's positions hold tokens."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
-        mask = (position[None, :] < prompt.length[:, None])[:, None, None, :]
+        return (position[None, :] < prompt.length[:, None])[:, None, None, :]
+
+    def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
+        """The encoder's output; `mask`: of `real`."""
+        position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
         bias = self.encoder_bias(position[None, :] - position[:, None])[None]
         x = self.embedding(prompt.tokens)
         for layer in self.encoder:
             x = layer(x, mask, bias)
-        return self.encoder_norm(x), mask
+        return self.encoder_norm(x)
 
-    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Forward, T5Cache]:
-        """Encodes, computes every layer's cross-attention keys and values, and feeds the start token."""
+    def prefill(
+        self, prompt: Prompt, capacity: int, encoded: Float[Array, "B P M"] | None = None
+    ) -> tuple[Forward, T5Cache]:
+        """Encodes (unless that is done), computes the layers' cross-attention, and feeds the start token."""
         c, batch = self.config, prompt.tokens.shape[0]
-        encoded, mask = self.encode(prompt)
+        mask = self.real(prompt)
+        encoded = self.encode(prompt, mask) if encoded is None else encoded
         cross = tuple(layer.cross_keys_values(encoded) for layer in self.decoder)
         empty = kv.empty(batch, c.decoder_layers, c.heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-        return self.extend(T5Cache(empty, cross, mask), jnp.full((batch, 1), c.start_token, jnp.int32))
+        forward, cache = self.extend(T5Cache(empty, cross, mask), jnp.full((batch, 1), c.start_token, jnp.int32))
+        return forward._replace(encoded=encoded), cache
 
     def extend(
         self, cache: T5Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
@@ -287,8 +296,8 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
 def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     module = T5(config, taps)
 
-    def prefill(params, prompt, capacity):
-        return module.apply({"params": params}, prompt, capacity, method="prefill")
+    def prefill(params, prompt, capacity, encoded=None):
+        return module.apply({"params": params}, prompt, capacity, encoded, method="prefill")
 
     def extend(params, cache, tokens, parent=None):
         return module.apply({"params": params}, cache, tokens, parent, method="extend")
@@ -313,7 +322,13 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
         stack.embed_of(module),
         taps,
         stack.layers_of(module, config.decoder_layers),
+        Encoder(encoder_params, lambda params, encoder: params | encoder, prefill),
     )
+
+
+def encoder_params(params: Params) -> Params:
+    """Those parameters that prompts are encoded with; the decoder reads tokens with the same embedding."""
+    return {name: value for name, value in params.items() if name.startswith("encoder") or name == "embedding"}
 
 
 def init(config: T5Config, key: Key[Array, ""]) -> Params:

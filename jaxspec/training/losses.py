@@ -67,6 +67,11 @@ def logits_and_labels(config: Config) -> Callable[[Any, Batch], tuple[Array, Arr
     return run
 
 
+def with_fixed(loss: LossFunction, fixed: dict[str, Any]) -> LossFunction:
+    """The loss of the other parameters, where these are what they are."""
+    return (lambda params, batch: loss(params | fixed, batch)) if fixed else loss
+
+
 def cross_entropy(config: Config) -> LossFunction:
     """Teacher-forced negative log likelihood of the targets."""
     run = logits_and_labels(config)

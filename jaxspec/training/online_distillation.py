@@ -110,7 +110,8 @@ def online(
 
     Args:
         drafter: a draft model, or a drafter made of one, such as `drafters.tree(model, ...)`, that has no parameters
-            but that model's. They are to be floating-point numbers, and are learnt in float32.
+            but that model's. They are to be floating-point numbers, and are learnt in float32; the encoder of a model
+            that reads its target's (`drafters.share_encoder`) stays as it is.
         optimizer: such as `optax.adam(1e-3)`; the paper has constant rates of 1e-4 and 2e-5.
         max_prompt, max_new_tokens: tokens that a row of the buffer has room for.
         divergence: which is lessened: a name of `training.divergences.DIVERGENCES`.
@@ -154,6 +155,7 @@ def online(
     draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
     top_k = min(top_k, draft.lm.vocab_size)
+    fixed = draft.lm.encoder.params(draft.params) if draft.lm.encoder is not None and draft.lm.shared_encoder else {}
 
     def in_its_dtypes(params: Params) -> Params:
         return jax.tree.map(lambda new, old: new.astype(old.dtype), params, draft.params)
@@ -208,6 +210,7 @@ def online(
         with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
+        params = params | jax.tree.map(lambda x: x.astype(jnp.float32), fixed) if fixed else params
         finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
         state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
         return state, jnp.where(finite, value, jnp.nan)

@@ -16,12 +16,12 @@ from jaxspec import folders, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
-from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, TableRecipe, net_of
+from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe, net_of
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import Objective, fit
-from jaxspec.training.losses import LossFunction, cross_entropy
+from jaxspec.training.losses import LossFunction, cross_entropy, with_fixed
 from jaxspec.training.on_policy import on_policy
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import orbax
@@ -80,6 +80,27 @@ def start(recipe: Recipe) -> Params:
     return model.params if model.config == recipe.model else resize(model.params, model.config, recipe.model, key)
 
 
+def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
+    """Those that a recipe takes from its teacher and leaves as they are: its encoder's, or none.
+
+    Raises:
+        RecipeError: the teacher has no encoder of that shape.
+    """
+    if recipe.distil is None or not recipe.distil.share_encoder:
+        return {}
+    teacher = trim.untrimmed(load(recipe.distil.teacher))
+    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "dtype")
+    if (
+        teacher.lm.encoder is None
+        or dataclasses.replace(teacher.config, **{name: getattr(recipe.model, name) for name in own}) != recipe.model
+    ):
+        raise RecipeError(
+            f"{recipe.name}: distil.share_encoder, and the teacher {recipe.distil.teacher} is {teacher.config}: "
+            "expected a T5 of the recipe's shape, but for the number of decoder_layers and the head"
+        )
+    return teacher.lm.encoder.params(teacher.params)
+
+
 def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True):
     """Trains a recipe's model on the data in `folder`, keeping its state in `work`.
 
@@ -97,11 +118,14 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     held = examples(recipe.data, encoder, folder, tokenizer, held=True)
     few = {task: some[:: max(1, len(some) // HELDOUT_EXAMPLES)] for task, some in held.items()}
     training, heldout = batches(recipe, tasks, recipe.data.repeat), batches(recipe, few)
-    params = start(recipe)
+    params, fixed = start(recipe), fixed_parameters(recipe)
+    params = {name: value for name, value in params.items() if name not in fixed}
+    loss, likelihood = with_fixed(loss, fixed), with_fixed(likelihood, fixed)
     count = sum(x.size for x in jax.tree.leaves(params))
-    log(f"{recipe.name}: {count:,} parameters; {training.per_epoch} steps an epoch")
+    log(f"{recipe.name}: {count:,} parameters to learn; {training.per_epoch} steps an epoch")
     objective = Objective(loss, early_exit.Steps(training) if recipe.early_exit else training, likelihood, heldout)
-    return fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
+    learnt, loss = fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
+    return learnt | fixed, loss
 
 
 def checkpoint(

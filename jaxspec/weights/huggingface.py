@@ -184,7 +184,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     table = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(table, dict):
-        raise FamilyError(f"it is a {type(table).__name__}, expected an object")
+        raise FamilyError(f"it is of type {type(table).__name__}, expected an object")
     return table
 
 

@@ -29,16 +29,13 @@ from jaxspec.base import Params
 from jaxspec.folders import MANIFEST, some
 from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
 from jaxspec.weights import int8, orbax_arrays, parameters
+from jaxspec.weights.tensors import CheckpointError
 
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "int8")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
 BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows bytes without a file
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or read; the message says what was found and what was expected."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +117,7 @@ def save(
         _write_params(beside / "params", params, dtype)
         if jax.process_index() == 0:
             for file in tokenizer_files(path.name for path in tokenizer_folder.iterdir()):
-                shutil.copyfile(tokenizer_folder / file, beside / file)
+                _copy_compact(tokenizer_folder / file, beside / file)
             if drafted is not None:
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
             count, files = int8.count(params), folders.fingerprints(beside)
@@ -254,6 +251,15 @@ def tokenizer_files(there: Iterable[str]) -> tuple[str, ...]:
     """
     there = set(there)
     return BYTES if there.issuperset(BYTES) and TOKENIZER[0] not in there else TOKENIZER
+
+
+def _copy_compact(source: Path, copy: Path) -> None:
+    """Copies a JSON file without its white space, which is half of a tokenizer's; what is no JSON as it is."""
+    try:
+        table = json.loads(source.read_bytes())
+        copy.write_text(json.dumps(table, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    except ValueError:
+        shutil.copyfile(source, copy)
 
 
 def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: str) -> None:

@@ -147,7 +147,7 @@ def _msgpack_leaves(index: Path) -> Iterator[tuple[str, np.ndarray | _Apart]]:
         )
     tree = serialization.msgpack_restore(content)
     if not isinstance(tree, dict):
-        raise ValueError(f"it holds a {type(tree).__name__}, expected a tree")
+        raise ValueError(f"it holds a value of type {type(tree).__name__}, expected a tree")
     version = tree.get("version", 3)
     if version not in (2, 3):
         raise CheckpointError(f"{index} is of version {version!r}, expected 2 or 3")

@@ -25,7 +25,6 @@ import ml_dtypes
 import numpy as np
 
 from jaxspec.folders import some
-from jaxspec.weights.orbax import CheckpointError
 
 SAFE_TORCH = "2.6"
 CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache
@@ -34,6 +33,10 @@ SAFETENSORS_DTYPES = {
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_},
     **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2},
 }
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written or read; the message says what was found and what was expected."""
 
 
 @dataclasses.dataclass(frozen=True)

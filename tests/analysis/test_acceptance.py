@@ -291,9 +291,9 @@ def test_conditional_of_no_draft_tokens():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(TypeError, match="drafter is a drafter that is no model: expected"):
+    with pytest.raises(TypeError, match="drafter is no model: expected"):
         measure(TARGET, jaxspec.drafters.greedy(DRAFT), PROMPT)
-    with pytest.raises(TypeError, match="drafter is a NoneType"):
+    with pytest.raises(TypeError, match="drafter is of type NoneType"):
         measure(TARGET, None, PROMPT)
     with pytest.raises(ValueError, match="key is required"):
         measure(TARGET, DRAFT, PROMPT, temperature=1.0)

@@ -87,11 +87,11 @@ def test_padding_is_not_checked():
 
 
 def test_arguments_of_a_wrong_type_are_refused():
-    with pytest.raises(TypeError, match=r"target is a str: expected a jaxspec.Model"):
+    with pytest.raises(TypeError, match=r"target is of type str: expected a jaxspec.Model"):
         jaxspec.generate("debian-t5-base", "the cat")
-    with pytest.raises(TypeError, match="drafter is a str"):
+    with pytest.raises(TypeError, match="drafter is of type str"):
         jaxspec.generate(TARGET, "the cat", drafter="debian-t5-small")
-    with pytest.raises(TypeError, match="prompt 1 is a int"):
+    with pytest.raises(TypeError, match="prompt 1 is of type int"):
         jaxspec.generate(TARGET, ["the cat", 3])
 
 
@@ -161,7 +161,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(gamma=True), "gamma is True: expected an integer"),
     (dict(gamma="3"), "gamma is '3': expected an integer"),
     (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
-    (dict(key="0"), "key is a str: expected a key"),
+    (dict(key="0"), "key is of type str: expected jax.random.key"),
     (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 prompts"),
     (dict(accept=jaxspec.accept.block), WITHOUT_PARENTHESES.format("block", "accept")),
     (dict(policy=jaxspec.policies.heuristic), WITHOUT_PARENTHESES.format("heuristic", "policies")),
@@ -181,7 +181,10 @@ TOLD = [  # what people pass, and what they are told
     (dict(prompts=[[1, 2], [1.5]]), "prompt 1 is a list of more than integers"),
     (dict(prompts=[[1, 2], []]), "prompt 1 is empty"),
     (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
-    (dict(accept=Rule(lambda *_: None, "mine", True)), "the rule mine returned a NoneType: expected a base.Verdict"),
+    (
+        dict(accept=Rule(lambda *_: None, "mine", True)),
+        "the rule mine returned type NoneType: expected a base.Verdict",
+    ),
     (
         dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
         r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",

@@ -53,6 +53,19 @@ def test_hidden_units_that_matter_stay():
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_untied_head_begins_as_the_embedding(scaled):
+    new = dataclasses.replace(SMALL, tied_head=False, scaled_head=scaled)
+    params = t5.init(SMALL, jax.random.key(0))
+    untied = resize(params, SMALL, new, jax.random.key(1))
+    np.testing.assert_allclose(logits(new, untied), logits(SMALL, params), rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_change():
-    with pytest.raises(ValueError, match="they may differ in encoder_layers, decoder_layers, ff_dim only"):
-        resize(t5.init(SMALL, jax.random.key(0)), SMALL, dataclasses.replace(SMALL, heads=4), jax.random.key(1))
+    params = t5.init(SMALL, jax.random.key(0))
+    for new in (dataclasses.replace(SMALL, heads=4), dataclasses.replace(SMALL, scaled_head=False)):
+        with pytest.raises(ValueError, match="they may differ in encoder_layers, decoder_layers, ff_dim, and in that"):
+            resize(params, SMALL, new, jax.random.key(1))
+    untied = dataclasses.replace(SMALL, tied_head=False, scaled_head=False)
+    with pytest.raises(ValueError, match="does not become"):
+        resize(params, untied, SMALL, jax.random.key(1))

@@ -1,5 +1,6 @@
 """Training: batches that resume exactly, losses against direct computation, a run that survives a kill."""
 
+import dataclasses
 import json
 
 import jax
@@ -164,6 +165,26 @@ def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch)
     assert run_recipe.teach(made, recipes.Distil("teacher"), tasks, tmp_path, progress=False)[1] is tasks
     with pytest.raises(ValueError, match=r"answers is \[3\]: expected a number for each of \['one', 'two'\]"):
         run_recipe.teach(made, recipes.Distil("teacher", answers=(3,)), tasks, tmp_path, progress=False)
+
+
+def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
+    shape = dataclasses.replace(ENCDEC, encoder_layers=2, decoder_layers=2, tied_head=True)
+    teacher = Model(t5.language_model(shape), t5.init(shape, jax.random.key(0)), config=shape)
+    monkeypatch.setattr(run_recipe, "load", lambda name, dtype=None: teacher)
+    shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
+    share = recipes.Distil("teacher", share_encoder=True)
+    made = recipes.Recipe("small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer"), Train(1, 1, 1.0), share)
+    fixed = run_recipe.fixed_parameters(made)
+    assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
+    own = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
+    batch = data.collate(pairs(4), data.Bucket(8, 8, 4))
+    loss = losses.cross_entropy(shape)
+    held = losses.with_fixed(loss, fixed)
+    np.testing.assert_array_equal(jax.jit(held)(own, batch)[0], jax.jit(loss)(own | teacher.params | own, batch)[0])
+    assert sorted(jax.grad(lambda p: held(p, batch)[0])(own)) == sorted(own)
+    assert run_recipe.fixed_parameters(dataclasses.replace(made, distil=recipes.Distil("teacher"))) == {}
+    with pytest.raises(recipes.RecipeError, match=r"small: distil.share_encoder, and the teacher teacher is T5Config"):
+        run_recipe.fixed_parameters(dataclasses.replace(made, model=dataclasses.replace(shape, encoder_layers=1)))
 
 
 def test_a_language_model_learns_from_its_teachers_continuations(tmp_path, monkeypatch):

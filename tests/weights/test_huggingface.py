@@ -436,7 +436,7 @@ def test_quantised_tensors_are_refused(folder):
     ("content", "message"),
     [
         ("{", "config.json describes no model that can be loaded"),
-        ("[]", "it is a list, expected an object"),
+        ("[]", "it is of type list, expected an object"),
         ("[" * 100_000, "describes no model that can be loaded: RecursionError"),
         ("{}", "model_type is None, expected one of t5"),
         ('{"model_type": "llama"}', "it lacks 'hidden_size'"),
@@ -461,7 +461,7 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ({"vocab_size": []}, r"vocab_size is \[\]: expected a positive integer"),
     ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny': expected a positive number"),
     ({"rope_theta": float("nan")}, "rope_theta is nan: expected a positive number"),
-    ({"rope_scaling": "linear"}, "rope_scaling is a str: expected an object"),
+    ({"rope_scaling": "linear"}, "rope_scaling is of type str: expected an object"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1: expected a positive number"),
     ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
     ({"hidden_act": ["silu"]}, "describes no model that can be loaded: TypeError"),
@@ -473,7 +473,7 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ({"model_type": "gpt2"}, "it lacks 'n_embd'"),
     ({"model_type": {}}, r"model_type is \{\}"),
     ({"model_type": "t5"}, "it lacks 'num_layers'"),
-    ({"text_config": 3, "model_type": "gemma3"}, "text_config is a int: expected an object"),
+    ({"text_config": 3, "model_type": "gemma3"}, "text_config is of type int: expected an object"),
     ({"layer_types": 7, "model_type": "gemma2"}, "describes no model"),
 ]
 
@@ -573,7 +573,7 @@ def test_end_tokens_of_config_json_give_way_to_those_of_generation_config_json(f
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "cannot be used: it is a list, expected an object"),
+        ("[]", "cannot be used: it is of type list, expected an object"),
         ("{", "cannot be used: "),
         ('{"eos_token_id": [1, 24]}', "eos_token_id lists 24, expected ids from 0 to 23"),
         ('{"eos_token_id": [1, "</s>"]}', "eos_token_id lists '</s>', expected ids from 0 to 23"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import shutil
 import weakref
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_what_is_saved_is_restored(family, dtype, tokenizer, tmp_path):
     assert manifest.about == ABOUT
     assert (manifest.name, manifest.family, manifest.dtype) == ("tiny", family, dtype)
     assert manifest.parameters == sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_a_tokenizers_files_are_stored_without_white_space(tmp_path):
+    folder, written = tmp_path / "words", {"model": {"vocab": [["▁ü b", -1.5], ["\n", 2]]}, "x": None}
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(written, indent=2))
+    (folder / "tokenizer_config.json").write_text("no JSON\n")
+    out, shape = tmp_path / "tiny", dict(name="tiny", family="t5", dtype="float32")
+    save(out, params_of("t5"), T5, folder, about={}, **shape)
+    assert (out / "tokenizer.json").read_text() == '{"model":{"vocab":[["▁ü b",-1.5],["\\n",2]]},"x":null}'
+    assert (out / "tokenizer_config.json").read_text() == "no JSON\n"
 
 
 def test_tables_stay_integers_in_their_own_tuples(tokenizer, tmp_path):

@@ -432,7 +432,7 @@ def test_a_damaged_chunk(checkpoint, damage):
     ("content", "message"),
     [
         (b"", "checkpoint is damaged"),
-        (b"\x93\x01\x02\x03", "it holds a list, expected a tree"),
+        (b"\x93\x01\x02\x03", "it holds a value of type list, expected a tree"),
         (flax.serialization.msgpack_serialize({"version": 3, "optimizer": {"target": None}}), "lists no parameters"),
         (flax.serialization.msgpack_serialize({"version": 1, "optimizer": {}}), "is of version 1, expected 2 or 3"),
         (b'model_checkpoint_path: "model.ckpt-1000000"\n', "belongs to a TensorFlow checkpoint.*convert it"),

@@ -95,8 +95,8 @@ def drafting_model(job: Job) -> Model:
         if job.drafter.functions in [drafters.model(model, coupled=coupled).functions for coupled in (False, True)]:
             return model
     given = job.options["drafter"]
-    kind = "drafter that is no model" if isinstance(given, Bound) else type(given).__name__
-    raise TypeError(f"drafter is a {kind}: expected a jaxspec.Model, whose distribution is known")
+    kind = "no model" if isinstance(given, Bound) else f"of type {type(given).__name__}"
+    raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
 
 
 def is_sampled(job: Job) -> bool:

@@ -1,0 +1,102 @@
+"""Drafters of encoder-decoders that read what the target's encoder has made of the prompt, in place of their own's."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool
+
+from jaxspec.base import Model
+
+_compared: dict[tuple[int, ...], bool] = {}
+TOLERANCE = 1e-5  # relative: a scale that was rounded again when int8 weights were stored
+
+
+def share_encoder(draft: Model, target: Model) -> Model:
+    """A draft model with the target's encoder, which then runs once for both.
+
+    A draft model that was trained with its target's encoder left as it is (`share_encoder` in the recipe's `[distil]`,
+    as Distil-Whisper was) would otherwise compute the same hidden states of the prompt a second time. Its decoder has
+    cross-attention keys and values of its own, made of the target's hidden states. `generate` and the other functions
+    that take a draft model do this by themselves where the encoders are equal; drafters that are made of a model, such
+    as `drafters.tree`, are to be given the model that this returns.
+
+    The text is exact in any case. Memory holds the encoder's parameters once.
+
+    Args:
+        draft: an encoder-decoder with the target's encoder.
+        target: the model that it drafts for.
+
+    Raises:
+        ValueError: one of them has no encoder whose output can be had, or their encoders differ.
+
+    Example:
+        >>> import dataclasses, jaxspec
+        >>> from jaxspec.nets import t5
+        >>> config = t5.T5Config(32, dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=2)
+        >>> target = Model(t5.language_model(config), t5.init(config, jax.random.key(0)), config=config)
+        >>> config = dataclasses.replace(config, decoder_layers=1)
+        >>> params = t5.init(config, jax.random.key(1)) | t5.encoder_params(target.params)
+        >>> draft = share_encoder(Model(t5.language_model(config), params, config=config), target)
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> out = jaxspec.generate(target, prompt, drafter=draft, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Gandhi, von Platen, Rush, Distil-Whisper (whose assistant shares its encoder), arXiv 2311.00430.
+    """
+    wrong = difference(draft, target)
+    if wrong is not None:
+        raise ValueError(f"{draft.name or 'the draft model'} cannot read the encoder of the target: {wrong}")
+    return _shared(draft, target)
+
+
+def with_shared_encoder(draft: Model, target: Model) -> Model:
+    """The draft model as `share_encoder` makes it, where that can be; else as it is."""
+    return draft if difference(draft, target) is not None else _shared(draft, target)
+
+
+def difference(draft: Model, target: Model) -> str | None:
+    """What keeps a draft model from reading what the target's encoder has made, in words; None: nothing does."""
+    if draft.lm.encoder is None or target.lm.encoder is None:
+        who = "it" if draft.lm.encoder is None else target.name or "the target"
+        return f"{who} has no encoder whose output can be had"
+    ours, theirs = draft.lm.encoder.params(draft.params), target.lm.encoder.params(target.params)
+    if jax.tree.map(_kind, ours) != jax.tree.map(_kind, theirs):
+        return "their encoders have parameters of other names, shapes or dtypes"
+    pairs = list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+    apart = [(a, b) for a, b in pairs if a is not b]
+    if any(isinstance(x, Tracer) for pair in apart for x in pair):
+        return "their encoders cannot be compared inside of a transformation"
+    return None if _all_equal(apart) else "their encoders have different parameters"
+
+
+def _all_equal(pairs: list[tuple[Array, Array]]) -> bool:
+    """Whether the arrays of each pair are equal, found once for the same arrays."""
+    arrays = [x for pair in pairs for x in pair]
+    key = tuple(map(id, arrays))
+    if key not in _compared:
+        _compared[key] = all(bool(_equal(a, b)) for a, b in pairs)
+        for x in arrays:  # another one may get its id
+            weakref.finalize(x, _compared.pop, key, None)
+    return _compared[key]
+
+
+def _kind(x: Any) -> tuple[tuple[int, ...], str]:
+    return jnp.shape(x), str(jnp.result_type(x))
+
+
+@jax.jit
+def _equal(a: Array, b: Array) -> Bool[Array, ""]:
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    return jnp.all(jnp.abs(a - b) <= TOLERANCE * jnp.abs(b))
+
+
+def _shared(draft: Model, target: Model) -> Model:
+    assert draft.lm.encoder is not None and target.lm.encoder is not None
+    params = draft.lm.encoder.with_params(draft.params, target.lm.encoder.params(target.params))
+    return draft._replace(lm=draft.lm._replace(shared_encoder=True), params=params)
