@@ -20,3 +20,12 @@ def integer(value: Any, name: str, expected: str) -> int:
     if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and np.issubdtype(value.dtype, np.integer):
         return int(value)
     raise ValueError(f"{name} is {value!r}: expected {expected}")
+
+
+def integers(**values: Any) -> tuple[int, ...]:
+    """Several at once, by their names.
+
+    >>> integers(nodes=np.int64(3), depth=2)
+    (3, 2)
+    """
+    return tuple(integer(value, name, "an integer") for name, value in values.items())

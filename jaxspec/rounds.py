@@ -95,7 +95,7 @@ def speculate(
         target: whose cache holds `context.row` but its last token.
         drafter, rule: as in `decode.speculative`.
         weights, caches: of target and drafter.
-        context: what the drafter is told; rows whose limit is 0 still get their next token.
+        context: what the drafter is given; rows whose limit is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: of `bucket_widths`.
     """
@@ -136,8 +136,8 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
 
     A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
-    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so is its padding: the nodes
-    that are verified are those of `tree.in_tree`.
+    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so are its padding and a node
+    that does not come after its parent: the nodes that are verified are those of `tree.in_tree`.
 
     >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
     >>> cut.tokens.tolist(), cut.length.tolist()
@@ -146,6 +146,8 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     >>> cut = truncate(star, jnp.array([1]), vocab=5)
     >>> cut.parent.tolist(), cut.length.tolist()
     ([[0, -1, -1]], [1])
+    >>> truncate(star._replace(parent=jnp.array([[2, 0, 0]])), jnp.array([2]), vocab=10).parent.tolist()
+    [[-1, 0, 0]]
     """
     known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
     tokens = jnp.clip(draft.tokens, 0, vocab - 1)
@@ -153,9 +155,10 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
         run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
         return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
     node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
-    near = tree.depth(tree.fed(draft.parent))[:, 1:] <= limit[:, None]
+    parent = jnp.where(draft.parent < node, draft.parent, -1)
+    near = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
     stays = jnp.logical_and(jnp.logical_and(known, near), node <= draft.length[:, None])
-    parent = jnp.where(stays, draft.parent, -1)
+    parent = jnp.where(stays, parent, -1)
     length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
     return draft._replace(tokens=tokens, parent=parent, length=length)
 
@@ -185,6 +188,10 @@ def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
     kinds = ["a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)]
     if kinds[0] != kinds[1]:
         raise ValueError(f"the drafter proposed {kinds[0]} and announces {kinds[1]}: set Drafter.tree to match")
+    for name in ("tokens", "length", "parent"):
+        x = getattr(draft, name)
+        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            raise TypeError(f"the drafter proposed {name} of dtype {jnp.result_type(x)}: expected integers")
     if draft.tokens.shape[1] != nodes:
         width = draft.tokens.shape[1]
         raise ValueError(f"the drafter proposed {width} tokens a row: expected {nodes}, some of which may be padding")

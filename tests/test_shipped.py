@@ -157,6 +157,40 @@ def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
         assert texts(out) == [plain[i] for i in chosen]
 
 
+# --- texts under fixed keys
+
+FIXED_KEY = {  # two texts of each at temperature 1, their first 12 tokens, as of the first version
+    ("t5", "plain"): [
+        [350, 261, 345, 393, 308, 1353, 312, 445, 863, 1437, 259, 1],
+        [579, 533, 4493, 329, 1649, 316, 1],
+    ],
+    ("t5", "speculative"): [
+        [350, 261, 345, 393, 308, 1353, 259, 1],
+        [579, 711, 3959, 329, 3833, 282, 275, 772, 1907, 259, 1],
+    ],
+    ("gpt", "plain"): [
+        [273, 592, 284, 273, 616, 592, 14, 1437, 350, 14, 0],
+        [2938, 3142, 6043, 1943, 362, 4949, 6008, 277, 1000, 1172, 290, 6506],
+    ],
+    ("gpt", "speculative"): [[273, 616, 596, 14, 0], [2938, 4016, 13, 1130, 13, 2563, 5876, 2605, 1293, 4450, 746, 12]],
+}
+STARTS = {
+    "t5": [
+        "translate English to German: This package contains the documentation.",
+        "translate English to German: A library for reading images.",
+    ],
+    "gpt": ["This package provides", "The library is"],
+}
+
+
+@pytest.mark.parametrize(("kind", "way"), [one for one in FIXED_KEY if one[0] in PAIRS])
+def test_a_key_gives_the_text_that_it_has_always_given(kind, way):
+    target, draft = map(jaxspec.load, PAIRS[kind][:2])
+    options = dict(gamma=4, temperature=1.0, key=jax.random.key(3), max_new_tokens=24)
+    out = jaxspec.generate(target, STARTS[kind], drafter=draft if way == "speculative" else None, **options)
+    assert [row[:12] for row in texts(out)] == FIXED_KEY[kind, way]
+
+
 # --- the coupled rule: the text of plain sampling
 
 SAMPLED, FEW = 32, 16  # prompts, and new tokens of each

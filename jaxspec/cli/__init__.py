@@ -6,6 +6,6 @@
 - `session`, `decoding`: of `generate`: models and prompts made ready; decoded. `counts`, `show`, `exchange`, `compare`,
   `beams`: what is printed of them.
 - `workload`, `rows`: of `bench` and `measure`: their options as settings, their rows. `results`: a page of them.
-- `tree_plan`: of `plan`. `verify_tables`: of `verify`.
+- `tree_plan`, `cascade_plan`: of `plan`. `verify_tables`: of `verify`.
 - `startup`: what happens before a command. `console`: tables, JSON, large numbers, progress.
 """

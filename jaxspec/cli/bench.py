@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jaxspec.cli import names, rows, workload
+from jaxspec.cli import lists, names, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from jaxspec.analysis.bench import Row
 
 PEER = "transformers"
+USUAL = Workload(gamma="1,4,7")
+PRINTED = {"seed", "repeats", "resume", "minutes", "csv", "markdown", "as_json"}  # read by whatever times rows
+PAPER = {"target", "draft", "dtype", "rows", "max_new_tokens", *PRINTED}
 
 
-@group_of("work", Workload, gamma="1,4,7")
+@group_of("work", Workload, **USUAL._asdict())
 def bench(
     work: Workload,
     also: Annotated[str, text("NAMES", "Also latency, memory, compile, overlap (of dtypes).")] = "none",
@@ -39,10 +42,17 @@ def bench(
     from jaxspec.analysis.bench import table
     from jaxspec.analysis.measure import memory
 
+    extra = tuple(part for part in lists.values(also, "--also") if part != "none")
+    others: dict[str, object] = {"also": extra, "peer": peer}
     if results is not None:
+        workload.refuse_others(work, USUAL, {"resume"}, "--results", paper=paper, loading=loading, **others)
         from jaxspec.cli.results import fill
 
         return fill(results, work.resume)
+    if loading is not None:
+        workload.refuse_others(work, USUAL, {"target", "dtype"}, "--loading", paper=paper, **others)
+    elif paper:
+        workload.refuse_others(work, USUAL, PAPER, "--paper", **others)
     if paper or loading is not None:
         return _paper(work, loading)
     if peer not in ("", PEER):
@@ -52,13 +62,17 @@ def bench(
     if peer:  # which refuses to draft for batches
         settings = [one for one in settings if one.backend != PEER or one.is_plain or one.batch == 1]
         settings += [one.plain()._replace(backend=PEER) for one in settings if one.batch > 1]
-    extra = tuple(part for part in also.split(",") if part != "none")
 
     def lines(found: list[Row]) -> list[str]:
         peaks = {"process": memory.process_bytes(), "before the models": before, "device": memory.device_bytes()}
         peak = "Peak memory, MB: " + ", ".join(f"{name} {n / 1e6:,.0f}" for name, n in peaks.items() if n)
         measured_here = "memory" in extra and work.resume is None  # not by the process that wrote the file
-        return [*table.of_policies(found), *table.of_libraries(found), *([peak] if measured_here else [])]
+        sentences = [*table.of_policies(found), *table.of_libraries(found)]
+        if peer:
+            from jaxspec.analysis.bench import transformers
+
+            sentences += transformers.about(settings)
+        return [*sentences, *([peak] if measured_here else [])]
 
     config = rows.config_of(work, ("speed", "alpha", "costs", "search", *extra))
     found = rows.run(target, settings, work, config, table.PEERS if peer else table.BENCH, more=lines)
@@ -71,7 +85,11 @@ def _paper(work: Workload, loading: Path | None) -> None:
     from jaxspec.analysis.bench import paper
     from jaxspec.analysis.measure import loading as fresh
 
-    given = [name if name.startswith(names.RANDOM) else "" for name in (work.target, work.draft)]
+    mode, given = "--paper" if loading is None else "--loading", []
+    for option, name, usual in (("--target", work.target, USUAL.target), ("--draft", work.draft, USUAL.draft)):
+        given.append(name if name.startswith(names.RANDOM) else "")
+        if not given[-1] and name != usual:
+            raise ValueError(f"{option} is {name!r}: expected {names.RANDOM}SHAPE with {mode}")
     shapes = [one or names.RANDOM + usual for one, usual in zip(given, paper.SHAPES, strict=True)]
     if loading is not None:
         Console().print(fresh.in_fresh_processes(shapes[0].removeprefix(names.RANDOM), work.dtype, loading))

@@ -31,7 +31,7 @@ def show(
         (big, _), (model, inner) = pairs.pop(), written.inner
         pairs += [(big, model), (model, inner)]
         gammas.append((*written.numbers, 3)[0])
-    levels = [names.level_job(big, small, dtype, prompts, count, **asked) for big, small in pairs]
+    levels = [names.pair_job(big, small, dtype, prompts, count, of_models=False, **asked) for big, small in pairs]
     with console.counting("plan", len(levels)) as advance:
         found = cascade_plan.of_levels(levels, gammas, most=most, repeats=repeats, advance=advance)
     lower = zip(pairs[1:], gammas, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -44,7 +44,7 @@ def figures(
     with Console(stderr=True).status("drawing") as status:
         drawn = paper.of_theory()
         if not theory_only:
-            asked = {"gamma": gamma, "max_new_tokens": max_new_tokens}
+            asked: dict[str, Any] = {"gamma": gamma, "max_new_tokens": max_new_tokens}
             job = names.pair_job(target, draft, "float32", None, count, **asked)
             drawn = itertools.chain(drawn, paper.of_pair(job, repeats))
         for name, figure in drawn:

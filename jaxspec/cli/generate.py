@@ -51,6 +51,8 @@ def generate(
     settings = settings._replace(draft=_draft_name(settings.target, settings.draft or unasked))
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
+    if compare and settings.stop:
+        raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
     if search.beams:
         searching.check(search, settings, sampling, {"--trace": trace, "--compare": compare})
     texts = given_prompts.given(prompt, prompts)

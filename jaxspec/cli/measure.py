@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from jaxspec.analysis.measure.rules import RuleCosts
 
 SHAPE = "t5-v1_1-base"  # whose pass verdicts are compared with
+RULE_COSTS = {"target", "gamma", "batch", "repeats", "markdown", "as_json"}  # what they read
+CARD = {"target", "draft", "dtype", "mesh", "count", "max_new_tokens", "seed", "markdown", "as_json"}
+USUAL = Workload(temperature="0,1", gamma=workload.PLANNED, count=16, repeats=3)
 
 
-@group_of("work", Workload, temperature="0,1", gamma="plan", count=16, repeats=3)
+@group_of("work", Workload, **USUAL._asdict())
 def measure(
     work: Workload,
-    table: Annotated[int | None, text("N", "The paper's Table 2, 3 or 5: sets its options.")] = None,
+    table: Annotated[int | None, text("N", "The paper's Table 2, 3 or 5: its options, where you give none.")] = None,
     no_speed: Annotated[bool, flag("Nothing is timed: α and tokens a round.", "--no-speed")] = False,
     rule_costs: Annotated[bool, flag("What a verdict of each rule takes.", "--rule-costs")] = False,
     card: Annotated[Path | None, text("DIR", "Held-out loss, quality, α: DIR has train's data.")] = None,
@@ -40,26 +43,48 @@ def measure(
     from jaxspec.analysis.bench import paper
     from jaxspec.analysis.bench import table as tables
 
+    others: dict[str, object] = {"table": table, "no_speed": no_speed}
     if rule_costs:
+        workload.refuse_others(work, USUAL, RULE_COSTS, "--rule-costs", card=card, **others)
         return _rule_costs(work)
     if card is not None:
+        workload.refuse_others(work, USUAL, CARD, "--card", **others)
         return _card(work, card)
     if table is not None:
         if table not in paper.OPTIONS:
             raise ValueError(f"--table is {table}: expected one of {', '.join(map(str, paper.OPTIONS))}")
-        work, no_speed = work._replace(**paper.OPTIONS[table]), no_speed or table in paper.UNTIMED
-    if no_speed and work.gamma == workload.PLANNED:
-        work = work._replace(gamma="3")
+        work, no_speed = _preset(work, table), no_speed or table in paper.UNTIMED
+    if no_speed:
+        work = _untimed(work)
     target, settings = workload.settings_of(work)
     quantities = ("alpha", "replay", "candidates") if no_speed else ("speed", "alpha", "costs", "search", "replay")
     columns = (*tables.DRAFTS, *tables.CANDIDATES) if no_speed else (*tables.THEORY, *tables.MEASURED)
     rows.run(target, settings, work, rows.config_of(work, quantities), columns, plain=False)
 
 
+def _preset(work: Workload, table: int) -> Workload:
+    """The options of one of the paper's tables, in place of defaults only."""
+    from jaxspec.analysis.bench import paper
+
+    asked, beside = paper.OPTIONS[table], paper.BESIDE.get(table)
+    unsaid = {name: value for name, value in asked.items() if getattr(work, name) == getattr(USUAL, name)}
+    return work._replace(**unsaid, draft=f"{work.draft},{beside}" if beside else work.draft)
+
+
+def _untimed(work: Workload) -> Workload:
+    """Without what rests on costs: the plan's gamma, and the policy that is given them."""
+    if any(name.strip() == "adaptive" for name in work.policy.split(",")):
+        raise ValueError("--policy adaptive goes by costs, and with --no-speed nothing is timed: leave one of them out")
+    numbers = [part for part in lists.values(work.gamma, "--gamma") if part != workload.PLANNED]
+    return work._replace(gamma=",".join(numbers) or str(workload.GAMMA))
+
+
 def _rule_costs(work: Workload) -> None:
     """Every rule's verdict, by batch size and vocabulary, beside a pass of a model of random weights."""
     from jaxspec.analysis.measure import environment, rules
 
+    if not work.target.startswith(names.RANDOM) and work.target != USUAL.target:
+        raise ValueError(f"--target is {work.target!r}: expected {names.RANDOM}SHAPE with --rule-costs")
     shape = work.target.removeprefix(names.RANDOM) if work.target.startswith(names.RANDOM) else SHAPE
     gamma = 7 if work.gamma == workload.PLANNED else lists.integers(work.gamma, "--gamma")[0]
     with Console(stderr=True).status("starting") as status:

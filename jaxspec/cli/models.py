@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
 from jaxspec.cli import console
 from jaxspec.cli.options import Json
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.measure.memory import NetSize
 
 
 def models(as_json: Json = False) -> None:
@@ -33,14 +36,14 @@ def models(as_json: Json = False) -> None:
         here = shipped()
         read = {name: sum(file.stat().st_size for file in at.iterdir()) for name, at in heads.shipped().items()}
     if as_json:
-        return console.print_json({"shipped": here, "heads": read, "families": families})
+        return console.print_json({"shipped": [one.to_dict() for one in here], "heads": read, "families": families})
     out, cache = Console(highlight=False), "cache per token,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
     )
     for one in here:
-        cells = console.count(one.parameters), one.stored_as, console.size(one.bytes)
-        table.add_row(one.name, *cells, console.size(one.cache_bytes_per_token["float32"]))
+        cells = console.count(one.size.parameters), one.stored_as, console.size(one.bytes)
+        table.add_row(one.size.name, *cells, console.size(one.size.cache_bytes_per_token["float32"]))
     out.print(table if here else "no checkpoints come with this installation")
     if read:
         named = ", ".join(f"{name} ({console.size(size)})" for name, size in read.items())
@@ -55,17 +58,26 @@ def models(as_json: Json = False) -> None:
 
 
 class Shipped(NamedTuple):
-    """A checkpoint that comes with jaxspec: its `memory.NetSize`, the dtype of its matrices, bytes of its files, ..."""
+    """A checkpoint that comes with jaxspec.
 
-    name: str
-    parameters: int
-    memory_bytes: dict[str, int]
-    cache_bytes_per_token: dict[str, int]
-    config: Any
+    Attributes:
+        size: of its network.
+        stored_as: the dtype of its matrices.
+        bytes: of its files.
+        about: what its manifest says.
+        folder: where it is.
+    """
+
+    size: NetSize
     stored_as: str
     bytes: int
     about: dict[str, Any]
     folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `jaxspec models --json` has of it: in one object."""
+        found = self._asdict()
+        return found.pop("size")._asdict() | found
 
 
 def shipped() -> list[Shipped]:
@@ -78,5 +90,5 @@ def shipped() -> list[Shipped]:
     for name, folder in model.shipped().items():
         manifest = orbax.read_manifest(folder)
         size, stored = memory.of_config(name, manifest.model), sum(entry[0] for entry in manifest.files.values())
-        found.append(Shipped(*size, manifest.dtype, stored, manifest.about, folder))
+        found.append(Shipped(size, manifest.dtype, stored, manifest.about, folder))
     return found

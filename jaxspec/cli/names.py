@@ -93,33 +93,33 @@ def rule(text: str) -> Rule:
 
 
 def pair_job(
-    target: str, draft: str, dtype: str, prompts: Path | None, count: int, widen: int = 0, seed: int = 0, **more: Any
+    target: str,
+    draft: str,
+    dtype: str,
+    prompts: Path | None,
+    count: int,
+    widen: int = 0,
+    seed: int = 0,
+    of_models: bool = True,
+    **more: Any,
 ) -> Job:
-    """A pair of models on the first prompts of a file, or on held-out ones.
+    """A pair on the first prompts of a file, or on held-out ones.
 
     Args:
-        target, draft, dtype: of the models.
+        target, draft, dtype: of the models; the drafter may be any but one that is made of texts.
         prompts, count: a file or None, and how many of its prompts.
         widen: the target's feed-forward blocks, as `model` has it.
+        of_models: whether the drafter must be a model.
         seed, **more: as `jaxspec.generate` takes them.
     """
-    from jaxspec.cli import drafter_syntax
-
-    if not drafter_syntax.is_model(draft):
-        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
-    return level_job(target, draft, dtype, prompts, count, widen, seed, **more)
-
-
-def level_job(
-    target: str, draft: str, dtype: str, prompts: Path | None, count: int, widen: int = 0, seed: int = 0, **more: Any
-) -> Job:
-    """As `pair_job`, with any drafter but one that is made of texts."""
     import jax
 
-    from jaxspec.cli import drafter_names
+    from jaxspec.cli import drafter_names, drafter_syntax
     from jaxspec.cli.prompts import from_file, heldout_for
     from jaxspec.decode.request import prepare
 
+    if of_models and not drafter_syntax.is_model(draft):
+        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big = model(target, dtype, widen=widen)
     small = drafter_names.drafter(draft, lambda name: model(name, dtype), big)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)

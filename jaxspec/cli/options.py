@@ -44,6 +44,28 @@ Markdown = Annotated[bool, flag("Print tables for a document.", "--markdown")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
 
 
+def refuse(names: Sequence[str], mode: str) -> None:
+    """Refuses options, by the names of their values, that would be ignored in a mode of a command.
+
+    Raises:
+        ValueError: there are such options.
+    """
+    if names:
+        spelt = ", ".join("--json" if name == "as_json" else f"--{name.replace('_', '-')}" for name in names)
+        raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
+
+
+def changed(command: Callable[..., None], values: dict[str, Any]) -> list[str]:
+    """Names of a command's options whose values are not their defaults.
+
+    >>> def command(gamma: int = 3, seed: int = 0) -> None: ...
+    >>> changed(command, {"gamma": 4, "seed": 0})
+    ['gamma']
+    """
+    usual = inspect.signature(command).parameters
+    return [name for name, value in values.items() if value != usual[name].default]
+
+
 def group(name: str, members: Sequence[inspect.Parameter], made: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
     """Adds options to a command, which reach it as one argument: what `made` makes of their values.
 

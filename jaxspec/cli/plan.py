@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
 
 
+IGNORED = {  # options that would be, by what is asked for
+    "a plan for --alpha and --c": (
+        *("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype"),
+        *("nodes", "row_tokens"),
+    ),
+    "a plan for a --device": ("temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "nodes"),
+    "--tree": ("gamma", "c_hat", "row_tokens"),
+    "a plan for a pair": ("nodes", "c_hat", "row_tokens"),
+}
+
+
 def plan(
     target: Annotated[str, options.text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET,
     draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = DRAFT,
@@ -54,6 +65,7 @@ def plan(
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
+    given = options.changed(plan, locals())
     from jaxspec.analysis.bench import plan as planning
 
     batches = lists.integers(batch, "--batch")
@@ -66,6 +78,9 @@ def plan(
         raise ValueError("--widen is for a pair, which it measures: leave out --alpha and --device")
     if tree and (alpha is not None or device or len(batches) > 1):
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
+    known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
+    mode = known or ("--tree" if tree else "a plan for a pair")
+    options.refuse([name for name in given if name in IGNORED[mode]], mode)
     if draft.startswith(("cascade:", "cascade=")):
         if alpha is not None or device or tree or widen or list(batches) != [1]:
             raise ValueError("--draft cascade is measured, at batch 1: leave out --alpha, --device, --tree and --widen")

@@ -22,25 +22,19 @@ def given(prompt: str | None, file: str | None) -> list[str]:
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """The first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file."""
-    where = "standard input" if str(file) == "-" else str(file)
-    try:
-        lines = _lines(sys.stdin.read() if str(file) == "-" else Path(file).read_text(encoding="utf-8"))[:count]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
-    prompts = [json.loads(line)["input"] for line in lines] if where.endswith(".jsonl") else lines
-    if not prompts:
-        raise ValueError(f"{where} holds no prompt: expected one a line")
-    return prompts
+    """The first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file.
+
+    Raises:
+        ValueError: it is no text, has no prompt, or a line of a .jsonl file has no input.
+    """
+    return [row["input"] for row in _rows(file, count)]
 
 
 def by_task(file: Path, count: int) -> dict[str, list[str]]:
     """The first prompts of each task: what "task" says in the lines of a .jsonl file; without it the file's name."""
-    texts, found = from_file(file), dict[str, list[str]]()
-    lines = _lines(file.read_text(encoding="utf-8")) if file.suffix == ".jsonl" else []
-    tasks = [json.loads(line).get("task", file.stem) for line in lines] or [file.stem] * len(texts)
-    for task, text in zip(tasks, texts, strict=True):
-        found.setdefault(task, []).append(text)
+    found = dict[str, list[str]]()
+    for row in _rows(file):
+        found.setdefault(row.get("task", file.stem), []).append(row["input"])
     return {task: some[:count] for task, some in found.items()}
 
 
@@ -60,9 +54,34 @@ def as_chat(target: Model, texts: list[str]) -> Prompt:
     return buffers.pad(target.tokenizer.apply_chat_template(talks, add_generation_prompt=True)["input_ids"])
 
 
-def _lines(text: str) -> list[str]:
-    """Lines that are not empty. Only line feeds end one: JSON may hold U+2028, which `splitlines` takes for an end."""
-    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
+    """The first lines of a file that are not empty, each as an "input", and a "task" if it has one."""
+    where = "standard input" if str(file) == "-" else str(file)
+    try:
+        text = sys.stdin.read() if str(file) == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
+    numbered = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)  # `splitlines` ends one at U+2028, too
+    lines = [(n, line) for n, line in numbered if line.strip()][:count]
+    if not lines:
+        raise ValueError(f"{where} holds no prompt: expected one a line")
+    is_json = where.endswith(".jsonl")
+    return [_row(line, f"{where}: line {n}") if is_json else {"input": line} for n, line in lines]
+
+
+def _row(line: str, where: str) -> dict[str, str]:
+    expected = 'expected {"input": "..."}, and perhaps a "task": "..."'
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
+    for name in ("input", "task"):
+        if not isinstance(row.get(name, "" if name == "task" else None), str):
+            found = f"has {name!r}: {json.dumps(row[name])[:60]}" if name in row else f"has no {name!r}"
+            raise ValueError(f"{where} {found}: {expected}")
+    return row
 
 
 def heldout_for(target: Model, count: int) -> list[str]:

@@ -74,7 +74,10 @@ def run(
                     show([] if work.as_json else group)
                 group = []
                 if time.monotonic() > until:
-                    print("Time is over: the same command goes on where this ended.", file=bar.console.file)
+                    goes_on = (
+                        "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
+                    )
+                    print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
                     break
             rows.append(row)
             group.append(row)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from jaxspec.cli import drafter_names, lists, names
+from jaxspec.cli import drafter_names, lists, names, options
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Setting, Task
-    from jaxspec.base import Bound, Model
+    from jaxspec.base import Model
 
 PLANNED, NONE = "plan", "none"
+GAMMA = 3  # where no gamma can be planned
 
 
 class Workload(NamedTuple):
@@ -47,7 +49,13 @@ class Workload(NamedTuple):
 
 
 def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tuple[Model, list[Setting]]:
-    """The target, and every combination of what was given; the first dtype is what the others are compared with."""
+    """The target, and every combination of what was given; the first dtype is what the others are compared with.
+
+    Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
+
+    Raises:
+        ValueError: what was given has no meaning, or none of its combinations can be.
+    """
     from jaxspec.accept import catalogue
     from jaxspec.analysis.bench import product
 
@@ -55,8 +63,8 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     drafts = [name for name in lists.values(work.draft, "--draft") if name != NONE]
     policies = {
         name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
-        for name in work.policy.split(",")
-        if name not in ("", NONE)
+        for name in (lists.values(work.policy, "--policy") if work.policy else ())
+        if name != NONE
     }
     most = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
     if drafts and policies and not most:
@@ -83,9 +91,55 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
         made += product(**own, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1)) if trees else []
         made += product(**own, drafter=drafters, gamma=most, policy=policies) if drafters and policies else []
         made += [] if drafters else product(**own, drafter=[None], gamma=0)
+    made = fitting(made)
     order = {id(task): i for i, task in enumerate(shared["task"])}
     made = [one._replace(backend=backend) for one in made for backend in backends]
     return first, sorted(made, key=lambda one: order[id(one.task)])
+
+
+def fitting(settings: list[Setting]) -> list[Setting]:
+    """Those of some settings that can be, with a line on standard error for each kind that cannot.
+
+    Trees are refused by rules that judge chains, and by policies that stop a draft token by token. A plan needs an
+    acceptance rate, which is known beforehand of models: other drafters have the gammas that were given, or `GAMMA`.
+
+    Raises:
+        ValueError: none can be.
+    """
+    from jaxspec.base import Model
+
+    left, notes, counted = [], dict[str, None](), {one.drafter_name for one in settings if one.gamma != PLANNED}
+    for one in settings:
+        stops = getattr(getattr(one.policy, "functions", one.policy), "should_continue", None) is not None
+        if one.drafter is not None and _drafts_trees(one.drafter) and (stops or not one.rule.trees):
+            what = f"the policy {one.policy_label} stops a draft token by token" if stops else (
+                f"the rule {one.rule.name} judges chains only"
+            )  # fmt: skip
+            notes[f"{one.drafter_name} drafts trees, and {what}: left out"] = None
+        elif one.gamma != PLANNED or isinstance(one.drafter, Model):
+            left.append(one)
+        else:
+            instead = "left out" if one.drafter_name in counted else f"γ = {GAMMA} in its place"
+            notes[f"{one.drafter_name} is no model, so no γ can be planned for it: {instead}"] = None
+            left += [] if one.drafter_name in counted else [one._replace(gamma=GAMMA)]
+    if not left and settings:
+        raise ValueError(f"nothing is left to measure: {'; '.join(notes)}")
+    for line in notes:
+        print(line, file=sys.stderr)
+    return left
+
+
+def refuse_others(work: Workload, usual: Workload, read: set[str], mode: str, **more: object) -> None:
+    """Refuses options that a mode of a command would not read.
+
+    Args:
+        work, usual: what was given, and what it is where nothing is.
+        read: fields that the mode reads.
+        mode: the option that asks for it.
+        more: options of the command alone, by name; those that were given are true.
+    """
+    names = [name for name in Workload._fields if name not in read and getattr(work, name) != getattr(usual, name)]
+    options.refuse([*names, *(name for name, value in more.items() if value)], mode)
 
 
 def model(name: str, work: Workload, dtype: str, widen: int = 0, seed: int = 0) -> Model:
@@ -115,7 +169,7 @@ def tasks_of(target: Model, work: Workload) -> list[Task]:
     return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
 
 
-def _drafts_trees(drafter: Model | Bound) -> bool:
+def _drafts_trees(drafter: Any) -> bool:
     return getattr(getattr(drafter, "functions", None), "tree", None) is not None
 
 

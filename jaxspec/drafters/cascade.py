@@ -78,7 +78,7 @@ def cascade(
     (`analysis.theory.cascade`). `inner` may be a look-up, n-gram tables, a smaller model, another cascade, or layers of
     `draft` itself (`early_exit`); with trees, too.
 
-    The inner rounds are exact, so the draft tokens have the model's own distribution, which the outer rule is told.
+    The inner rounds are exact, so the draft tokens have the model's own distribution, which the outer rule is given.
     With a lenient rule inside their distribution is not known, and they are proposed as point masses: the text is exact
     all the same, but at temperatures above 0 fewer tokens are accepted.
 

@@ -7,14 +7,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import tree
 from jaxspec.base import Draft
-from jaxspec.integers import integer
+from jaxspec.integers import integers
 
 
 def check(candidates: int, length: int) -> None:
     """Raises:
     ValueError: no candidates, or of no tokens, or other numbers than integers.
     """
-    candidates, length = integer(candidates, "candidates", "an integer"), integer(length, "length", "an integer")
+    candidates, length = integers(candidates=candidates, length=length)
     if candidates < 1 or length < 1:
         raise ValueError(f"candidates is {candidates} and length {length}: expected at least 1 of each")
 

@@ -23,6 +23,7 @@ from jaxspec.base import (
 from jaxspec.drafters import tree_cache
 from jaxspec.drafters.best_first import candidates, grow
 from jaxspec.drafters.tree_cache import Logits, NodeReader
+from jaxspec.integers import integers
 
 
 def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6, width: int = 8) -> Bound[Drafter]:
@@ -60,6 +61,7 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
 
     Reference: Li et al., EAGLE-2, EMNLP 2024, arXiv 2406.16858.
     """
+    nodes, depth, width = integers(nodes=nodes, depth=depth, width=width)
     if min(nodes, depth, width) < 1:
         raise ValueError(f"nodes is {nodes}, depth {depth} and width {width}: expected at least 1 of each")
     depth = min(depth, nodes)  # deeper ones would be seen in vain

@@ -17,7 +17,7 @@ from jaxspec import buffers, noise
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Verdict, Weights
 from jaxspec.drafters import continuations
 from jaxspec.drafters.jacobi import prompt_tokens
-from jaxspec.integers import integer
+from jaxspec.integers import integers
 
 NO_TOKEN = -1  # in the pool: equal to no token of a row
 
@@ -75,8 +75,7 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
 
     Reference: Fu et al., ICML 2024, arXiv 2402.02057.
     """
-    window, ngram = integer(window, "window", "an integer"), integer(ngram, "ngram", "an integer")
-    candidates, pool = integer(candidates, "candidates", "an integer"), integer(pool, "pool", "an integer")
+    window, ngram, candidates, pool = integers(window=window, ngram=ngram, candidates=candidates, pool=pool)
     if window < 1 or candidates < 1 or ngram < 2:
         raise ValueError(f"window is {window}, ngram {ngram} and candidates {candidates}: expected at least 1, 2 and 1")
     if pool < max(window, candidates):

@@ -18,6 +18,7 @@ from jaxtyping import Array, Int
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, same_state, searched
+from jaxspec.integers import integers
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing
@@ -53,6 +54,7 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=40).tokens).all())
         True
     """
+    longest, shortest = integers(longest=longest, shortest=shortest)
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     continuations.check(candidates, length)

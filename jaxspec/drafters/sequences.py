@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxspec.base import Bound, Drafter, Model
 from jaxspec.drafters.shape import branching
 from jaxspec.drafters.tree import tree
+from jaxspec.integers import integers
 
 
 def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bound[Drafter]:
@@ -31,6 +32,7 @@ def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bou
         >>> jaxspec.generate(target, prompt, drafter=sequences(draft, k=3, length=2), **options).lengths.tolist()
         [9]
     """
+    k, length = integers(k=k, length=length)
     if k < 1 or length < 1:
         raise ValueError(f"k is {k} and length {length}: expected at least 1 of each")
     return tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")

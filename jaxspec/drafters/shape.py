@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec import tree as trees
+from jaxspec.integers import integer
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree as the ranks on the way to each node: (1, 0) is the first child of the root's second child."""
@@ -65,7 +66,7 @@ def branching(counts: Sequence[int]) -> Choices:
 def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
     """The tree with the most accepted tokens if a node's child of rank r is accepted with probability acceptance[r].
 
-    The nodes that are reached most often, one after the other. `analysis.tree.optimal` weighs costs, too.
+    The nodes that are reached most often, one after the other. `analysis.theory.tree.optimal` weighs costs, too.
 
     Args:
         acceptance: falling.
@@ -101,8 +102,8 @@ def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
     Level(parents=(1,), counts=(2,), deeper=(0,))
     """
     try:
-        nodes = tuple(tuple(map(int, node)) for node in choices)
-    except TypeError:
+        nodes = tuple(tuple(integer(rank, "a rank", "an integer") for rank in node) for node in choices)
+    except (TypeError, ValueError):
         raise ValueError(
             f"the tree is {choices!r}: expected the ranks on the way to each node, such as [(0,), (1,), (0, 0)]"
         ) from None

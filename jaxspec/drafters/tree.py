@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Level, Shape, seen, shape_of
 from jaxspec.drafters.shape import branching as branching_choices
 from jaxspec.drafters.tree_cache import NodeReader
+from jaxspec.integers import integer
 
 
 def tree(
@@ -39,7 +40,7 @@ def tree(
         branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
             (4, 2, 1, 1).
         shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
-            second child. Medusa publishes its trees so, and `analysis.tree` finds the one that suits a machine.
+            second child. Medusa publishes its trees so, and `analysis.theory.tree` finds the one that suits a machine.
         draw: "without_replacement": distinct samples (Gumbel-top-k). "replacement": independent samples, which may
             repeat; what follows a repeated one then follows its twin. "top": the most probable tokens, as point masses.
             "mixed": the most probable tokens but for one, which is sampled from the rest and judged first (the best
@@ -66,11 +67,10 @@ def tree(
     if shape is not None and branching is not None:
         raise ValueError("got both a branching and a shape: give one of them")
     if shape is None:
-        if isinstance(branching, int):
-            raise ValueError(
-                f"branching is {branching}: expected the children of a node for each level, such as (4, 2)"
-            )
-        counts = (4, 2, 1, 1) if branching is None else tuple(branching)
+        expected = "the children of a node for each level, such as (4, 2)"
+        if branching is not None and (isinstance(branching, str) or not isinstance(branching, Iterable)):
+            raise ValueError(f"branching is {branching!r}: expected {expected}")
+        counts = (4, 2, 1, 1) if branching is None else tuple(integer(n, "branching", expected) for n in branching)
         if not counts or min(counts) < 1:
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)

@@ -15,7 +15,7 @@ import jaxspec
 from jaxspec import buffers, drafters
 from jaxspec.analysis.bench import tree_plan
 from jaxspec.analysis.measure import replay, tree_replay
-from jaxspec.analysis.tree import best_of_size, optimal
+from jaxspec.analysis.theory.tree import best_of_size, optimal
 from jaxspec.testing import table_model, table_model_from
 
 

@@ -66,7 +66,11 @@ def test_a_peer_that_disagrees_is_an_error(run, monkeypatch):
 
     asked = []
     monkeypatch.setattr(transformers, "decode", decode)
+    monkeypatch.setattr(transformers.trim, "draft_tokens", lambda model: [1])
     text = run(*SMALL, "--peer", "transformers", "--gamma", "2", "--batch", "1,2", code=1)
+    assert "debian-t5-draft: transformers drafts with the whole head, jaxspec with the trimmed" in " ".join(
+        text.split()
+    )
     assert asked == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
     assert "0 of 2 greedy texts" in text and "times the speed of transformers" in " ".join(text.split())
 
@@ -87,6 +91,32 @@ def test_the_papers_rows_are_beside_ours_and_loading_is_called(loading, monkeypa
     monkeypatch.setattr("jaxspec.analysis.measure.loading.in_fresh_processes", lambda *given: str(given))
     shown = CliRunner().invoke(app, ["bench", "--target", "random:tiny", "--loading", "folder"])
     assert "('tiny', 'float32'" in shown.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--paper", "--target", "debian-t5-base"], "--target is 'debian-t5-base': expected random:SHAPE with --paper"),
+        (["--paper", "--draft", "prompt_lookup"], "--draft is 'prompt_lookup': expected random:SHAPE with --paper"),
+        (["--paper", "--gamma", "3", "--also", "memory"], "--paper does not read --gamma, --also: leave them out"),
+        (["--loading", "folder", "--rows", "3"], "--loading does not read --rows: leave it out"),
+        (["--results", "page.md", "--gamma", "3"], "--results does not read --gamma"),
+        (["--also", "latency,"], "--also is 'latency,': expected values separated by commas"),
+    ],
+)
+def test_options_that_a_mode_would_ignore_are_refused(loading, arguments, message):
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+
+
+def test_spaces_in_lists_do_not_count(loading, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "run", lambda *given, **_: asked.append(given) or iter([]))
+    given = ["bench", *SMALL, "--also", "latency, memory", "--policy", "heuristic, adaptive"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    ((_, settings, _, config),) = asked
+    assert config.quantities[-2:] == ("latency", "memory")
+    assert {one.policy_label for one in settings} == {"", "heuristic", "adaptive"}
 
 
 PAGE = """How this page is made:

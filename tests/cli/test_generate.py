@@ -141,6 +141,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["-"], "standard input holds no prompt"),
         (["a", "--compare", "--draft", "none"], "--compare"),
         (["a", "--compare", "--gamma", "0"], "--compare"),
+        (["a", "--compare", "--stop", "der"], "--compare times texts to their end tokens, and a --stop would not"),
         (["a", "--mesh", "rows=2"], "the mesh is 'rows=2': expected sizes, 1 or more, of the axes"),
         (["a", "--mesh", "model=4096"], "has 4096 devices, but jax sees"),
         (["a", "--chat"], "debian-t5-large has no chat template. Leave out --chat"),

@@ -74,13 +74,48 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
 
     monkeypatch.setattr(bench, "run", measured)
     for table in ("2", "3", "5"):
-        assert run("--table", table).exit_code == 0
+        assert run("--table", table, few=FEW[:-2]).exit_code == 0
     (two, timed), (three, untimed), (five, _) = asked
     assert {one.sampling["temperature"] for one in two} == {0, 1} and {one.gamma for one in two} == {"plan"}
     assert {one.drafter_name for one in three} == {"debian-t5-draft", "bigram", "unigram"}
     assert "speed" in timed.quantities and "speed" not in untimed.quantities
     assert [one.rule.name for one in five[:4]] == ["rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"]
     assert set(paper.OPTIONS) == {2, 3, 5} and "--table is 4" in run("--table", "4").stderr
+
+
+def test_presets_take_the_place_of_defaults_only(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "run", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
+    for table in ("2", "3"):
+        assert run("--table", table, "--draft", "debian-t5-draft,prompt_lookup", "-t", "1").exit_code == 0
+    two, three = asked
+    assert {(one.drafter_name, one.gamma, one.temperature) for one in two} == {
+        *(("debian-t5-draft", 2, 1.0), ("prompt_lookup", 2, 1.0))
+    }
+    assert {one.gamma for one in three} == {2}
+    assert [one.drafter_name for one in three] == ["debian-t5-draft", "prompt_lookup", "bigram", "unigram"]
+
+
+def test_an_untimed_measurement_has_no_plan(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "run", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
+    for gammas in ("plan", "plan, 2"):
+        assert run("--no-speed", "--gamma", gammas, few=FEW[:-2]).exit_code == 0
+    assert [{one.gamma for one in settings} for settings in asked] == [{3}, {2}]
+    assert "--policy adaptive goes by costs" in run("--no-speed", "--policy", "adaptive").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rule-costs", "--target", "debian-t5-base"], "expected random:SHAPE with --rule-costs"),
+        (["--rule-costs", "--draft", "bigram", "--no-speed"], "--rule-costs does not read --draft, --no-speed: leave"),
+        (["--card", "folder", "--gamma", "3"], "--card does not read --gamma: leave it out"),
+    ],
+)
+def test_options_that_a_mode_would_ignore_are_refused(loading, arguments, message):
+    result = CliRunner().invoke(app, ["measure", *arguments])
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 ABOUT = environment.current()
@@ -95,8 +130,7 @@ def test_verdicts_of_every_rule_are_timed_beside_passes(loading, monkeypatch):
     result = CliRunner().invoke(app, ["measure", "--rule-costs", *small, "--markdown"])
     assert result.exit_code == 0, result.output
     assert result.stdout.count("| block ") == 2 and "batch 2, V = 12" in result.stdout
-    assert result.stdout.count("| rejection, 4 candidates ") == 2
-    assert result.stdout.count("%") == 6  # shares of passes only where the vocabulary is the model's
+    assert result.stdout.count("%") == 3  # shares of passes only where the vocabulary is the model's
 
 
 @pytest.mark.slow

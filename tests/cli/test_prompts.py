@@ -45,6 +45,25 @@ def test_json_lines_may_say_of_which_task_they_are(tmp_path):
     assert prompts.by_task(file, 2) == {"prose": ["0", "3"], "mixed": ["1"], "code": ["2"]}
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"input": "a"', "is no JSON"),
+        ('{"text": "a"}', "has no 'input'"),
+        ('{"input": 3}', "has 'input': 3"),
+        ('{"input": "a", "task": ["b"]}', """has 'task': ["b"]"""),
+        ('["input"]', 'is ["input"]'),
+    ],
+)
+def test_a_line_without_an_input_is_named(tmp_path, line, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"input": "good"}}\n\n{line}\n')
+    for read in (lambda: prompts.from_file(file), lambda: prompts.by_task(file, 2)):
+        with pytest.raises(ValueError, match=r'prompts\.jsonl: line 3 .*: expected \{"input": "\.\.\."\}') as found:
+            read()
+        assert f"line 3 {message}" in str(found.value)
+
+
 def test_a_file_that_is_not_text_is_named(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"\xff\xfe")

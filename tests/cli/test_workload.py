@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("loading")
 def test_every_combination_is_a_setting(zoo):
     work = Workload(draft="debian-t5-draft,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
     target, settings = settings_of(work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2))
-    assert target is zoo["debian-t5-large"] and len(settings) == 2 * 2 * 2 * (2 + 2)
+    assert target is zoo["debian-t5-large"] and len(settings) == 2 * 2 * ((2 + 2) + (1 + 2))
     assert {one.drafter_name for one in settings} == {"debian-t5-draft", "prompt_lookup"}
     assert {(one.policy_label, one.gamma) for one in settings} == {
         *(("", 1), ("", "plan"), ("adaptive", 1), ("confidence=0.5", 1))
@@ -34,6 +34,32 @@ def test_a_tree_whose_size_is_its_own_is_measured_once():
         *(("debian-t5-draft", gamma) for gamma in ("plan", 2, 4)),
         ("tree=2x1:debian-t5-draft", 2),
     ]
+
+
+def test_what_cannot_be_is_left_out_in_words(capsys):
+    tree = "tree=2x1:debian-t5-draft"
+    work = Workload(draft=f"debian-t5-draft,{tree}", rule="rejection, block", policy="heuristic, confidence=0.5")
+    _, settings = settings_of(work._replace(gamma="2", task="translation", count=2, rows=1))
+    assert {(one.policy_label, one.rule.name) for one in settings if one.drafter_name == tree} == {
+        *(("", "rejection"), ("heuristic", "rejection"))
+    }
+    assert sum(one.drafter_name == "debian-t5-draft" for one in settings) == 6
+    said = capsys.readouterr().err
+    assert f"{tree} drafts trees, and the rule block judges chains only: left out" in said
+    assert "the policy confidence=0.5 stops a draft token by token" in said and said.count("\n") == 2
+    with pytest.raises(ValueError, match="nothing is left to measure: tree=2x1:debian-t5-draft drafts trees, and the"):
+        settings_of(work._replace(draft=tree, rule="block", policy="", count=2, rows=1))
+
+
+def test_no_gamma_is_planned_for_drafters_that_are_no_models(capsys):
+    work = Workload(draft="debian-t5-draft,prompt_lookup", task="translation", count=2, rows=1)
+    for gammas, wanted, instead in (
+        ("plan", ["plan", 3], "γ = 3 in its place"),
+        ("plan,2", ["plan", 2, 2], "left out"),
+    ):
+        _, settings = settings_of(work._replace(gamma=gammas))
+        assert [one.gamma for one in settings] == wanted
+        assert f"prompt_lookup is no model, so no γ can be planned for it: {instead}" in capsys.readouterr().err
 
 
 def test_plain_decoding_and_tasks_in_their_order():
@@ -152,14 +178,17 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
     assert drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
 
 
-def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys):
+def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
     found = [Row("big", f"text {i}", tokens=i) for i in range(3)]
     monkeypatch.setattr("jaxspec.analysis.bench.run", lambda *_, **__: iter(found))
     columns = [Column("tokens", "tokens")]
     assert rows.run(zoo["debian-t5-large"], [], Workload(), None, columns) == found
     assert capsys.readouterr().out.count(", T = 0") == 3
     assert rows.run(zoo["debian-t5-large"], [], Workload(minutes=0.0), None, columns) == found[:1]
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
+    kept = Workload(minutes=0.0, resume=tmp_path / "rows.jsonl")
+    assert rows.run(zoo["debian-t5-large"], [], kept, None, columns) == found[:1]
+    assert "the same command goes on where this ended" in capsys.readouterr().err
 
 
 def test_tables_of_held_out_references_and_a_datastore_of_them(zoo):

@@ -20,6 +20,7 @@ from jaxspec import accept, buffers, drafters, policies, trace, tree
 from jaxspec.base import Bound, Caches, Distribution, Draft, Drafter, TreeSize, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import certify, table_model, table_model_from
@@ -295,6 +296,31 @@ def test_nodes_that_are_no_tokens_of_the_target_are_cut_off_with_what_follows_th
     out = jaxspec.generate(TARGET, prompt(), drafter=drafter, max_new_tokens=NEW)
     assert tokens_of(out) == tokens_of(plain)
     assert out.stats.accepted.sum() < 5 and (out.trace.draft_length <= 4).all()
+
+
+def proposes(tokens, parent, dtype=jnp.int32):
+    """A drafter that always proposes the same tree."""
+
+    def propose(weights, caches, context):
+        size = (len(context.row.length), len(tokens))
+        draft = Draft(jnp.broadcast_to(jnp.array(tokens), size), jnp.full_like(context.row.length, len(tokens)))
+        return draft._replace(parent=jnp.broadcast_to(jnp.array(parent, dtype), size)), caches
+
+    return Drafter(no_state, propose, no_commit, tree=TreeSize(len(tokens), len(tokens)))
+
+
+def test_a_node_before_its_parent_is_cut_off():
+    plain = jaxspec.generate(TARGET, prompt([[3, 1, 4]]), max_new_tokens=4)
+    _, first, second, _ = plain.tokens[0].tolist()
+    for tokens, parent, accepted in [((first, second), (0, 1), 2), ((second, first), (2, 0), 1)]:
+        out = jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=proposes(tokens, parent), max_new_tokens=4)
+        np.testing.assert_array_equal(out.tokens, plain.tokens)
+        assert out.stats.accepted.tolist() == [accepted]
+
+
+def test_parents_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="proposed parent of dtype float32: expected integers"):
+        jaxspec.generate(TARGET, prompt(), drafter=proposes((1, 2), (0, 1), jnp.float32), max_new_tokens=4)
 
 
 def test_coupled_text_is_plain_samplings_whatever_the_tree():

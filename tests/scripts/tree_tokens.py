@@ -17,7 +17,7 @@ import jaxspec
 from jaxspec import accept, drafters
 from jaxspec.analysis.measure import replay
 from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
-from jaxspec.analysis.tree import best_of_size
+from jaxspec.analysis.theory.tree import best_of_size
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.shape import branching, by_rank

@@ -24,6 +24,21 @@ MOST = 16  # the largest gamma that a plan considers
 AT_A_TIME = 3  # timings of each pass between two timed runs
 
 
+class NoPlanError(ValueError):
+    """A setting whose gamma cannot be planned.
+
+    Attributes:
+        setting: the one.
+    """
+
+    def __init__(self, setting: Setting):
+        super().__init__(
+            f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name} with the rule "
+            f"{setting.rule.name}: give a number of draft tokens"
+        )
+        self.setting = setting
+
+
 class Expected:
     """Measures what is expected of a group's settings; texts, rates and costs are found once, and serve all of them.
 
@@ -79,11 +94,11 @@ class Expected:
             part: one batch of it.
 
         Raises:
-            ValueError: no acceptance rate is known of its drafter.
+            NoPlanError: no acceptance rate is known of its drafter with its rule.
         """
         alpha = self.alpha(setting, job)
         if alpha is None:
-            raise ValueError(f"gamma is {PLANNED!r}, but no acceptance rate is known of {setting.drafter_name}")
+            raise NoPlanError(setting)
         trace, value = self.trace(setting, job), min(alpha.value, 1.0)
         if trace is not None and setting.rule.name == "rejection":
             tokens = planning.tokens_by_gamma(trace, MOST)

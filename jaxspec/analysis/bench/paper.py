@@ -34,11 +34,12 @@ SHAPES = ("t5-v1_1-xxl", "t5-v1_1-small")
 SOURCE = 64  # tokens of a prompt
 CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
 COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
-OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for, of a pair of one's own
+OPTIONS: dict[int, dict[str, str]] = {  # what `jaxspec measure --table` asks for where one has not said otherwise
     2: {"temperature": "0,1", "gamma": PLANNED},
-    3: {"temperature": "0,1", "gamma": "3", "draft": "debian-t5-draft,bigram,unigram"},
+    3: {"temperature": "0,1", "gamma": "3"},
     5: {"temperature": "0,1", "gamma": PLANNED, "rule": "rejection,lenient=0.5,lenient=0.3,lenient=0.1"},
 }
+BESIDE = {3: "bigram,unigram"}  # drafters that a table has beside those of one's own
 UNTIMED = (3,)
 
 

@@ -39,6 +39,7 @@ from jaxspec.analysis.bench.setting import (
     JAXSPEC,
     PLANNED,
     TRANSFORMERS,
+    Digests,
     Setting,
     describe,
     dtype_of,
@@ -103,7 +104,7 @@ def run(
 
     What the store has is not measured again; what it lacks is added to it, group by group, and is interleaved with
     plain decoding anew. A group that fails (logits that are not finite, memory that does not suffice) has rows with an
-    error, which are not stored, and takes no other with it.
+    error, which are not stored, and takes no other with it; nor does a setting whose gamma cannot be planned.
 
     Args:
         target: the model to decode from.
@@ -133,11 +134,12 @@ def run(
     if store and any(not (one.is_plain or one.is_named) for one in settings):
         raise ValueError("a drafter has no name, by which a store would know it: give its Setting one, as name=")
     about, programs, every = environment.current(), 0, groups(settings)
+    digests: Digests = {}
     shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(about, name) for name in MACHINE}
     for number, group in enumerate(every):
         plain = list({(id(one.target), one.backend): one.plain() for one in group}.values())
         some = plain + [one for one in group if not one.is_plain]
-        keys = [shared | describe(one, target) if store else {} for one in some]
+        keys = [shared | describe(one, target, digests) if store else {} for one in some]
         rows = [_stored(store, key) for key in keys]
         measured = next((row.group for row in rows[len(plain) :] if row), "")  # whose plain decoding is beside them
         rows[: len(plain)] = [_stored(store, key, measured) for key in keys[: len(plain)]]
@@ -207,9 +209,17 @@ class Variant(NamedTuple):
 def _measure_or_fail(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[Row]:
     try:
         return _measure(target, settings, config, step)
+    except expected.NoPlanError as error:  # of this setting alone
+        unfit = error.setting
+        found = iter(_measure_or_fail(target, [one for one in settings if one is not unfit], config, step))
+        return [_failed(one, target, error) if one is unfit else next(found) for one in settings]
     except (FloatingPointError, MemoryError, jax.errors.JaxRuntimeError) as error:
-        about, why = environment.current(), f"{type(error).__name__}: {error}"
-        return [_about(one, one.target or target)._replace(environment=about, error=why) for one in settings]
+        return [_failed(one, target, error) for one in settings]
+
+
+def _failed(setting: Setting, target: Model, error: Exception) -> Row:
+    about, why = environment.current(), f"{type(error).__name__}: {error}"
+    return _about(setting, setting.target or target)._replace(environment=about, error=why)
 
 
 def _measure(target: Model, settings: Sequence[Setting], config: Config, step: Step) -> list[Row]:

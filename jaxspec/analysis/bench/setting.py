@@ -152,13 +152,18 @@ def setting_of(job: Job, name: str, batch: int) -> Setting:
     return Setting(task, drafter, gamma, rule or accept.rejection(), policy, given, batch)
 
 
-def describe(setting: Setting, target: Model) -> dict[str, Any]:
+Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids, and the arrays: ids stay theirs
+
+
+def describe(setting: Setting, target: Model, digests: Digests | None = None) -> dict[str, Any]:
     """A setting as JSON, such that two with the same description find the same: models by digests of their parameters.
 
     Args:
         setting: what to describe.
         target: the one that `bench.run` was given.
+        digests: those that are known; what is new is added, so that settings of one model read its parameters once.
     """
+    known: Digests = {} if digests is None else digests
     task, mesh = setting.task, mesh_name(setting.target or target)
     prompts = task.prompts if not isinstance(task.prompts, Prompt) else buffers.to_lists(*task.prompts)
     sampling = {name: np.asarray(value).tolist() for name, value in setting.sampling.items()}
@@ -167,7 +172,7 @@ def describe(setting: Setting, target: Model) -> dict[str, Any]:
         "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16],
         "new_tokens": task.new_tokens,
         "ends": task.ends,
-        "target": identity((setting.target or target).name, (setting.target or target).params),
+        "target": identity((setting.target or target).name, (setting.target or target).params, known),
         "sampling": sampling,
         "batch": setting.batch,
         "mesh": mesh,
@@ -176,17 +181,26 @@ def describe(setting: Setting, target: Model) -> dict[str, Any]:
     if not setting.is_plain:
         policy = setting.policy
         made = () if policy is None or isinstance(policy, str) else policy.params
-        found |= {"drafter": identity(setting.drafter_name, _values(setting.drafter)), "gamma": setting.gamma}
-        found |= {"rule": setting.rule.name, "policy": identity(setting.policy_label, made)}
+        found |= {"drafter": identity(setting.drafter_name, _values(setting.drafter), known), "gamma": setting.gamma}
+        found |= {"rule": setting.rule.name, "policy": identity(setting.policy_label, made, known)}
     return found
 
 
-def identity(name: str, values: Any) -> str:
+def identity(name: str, values: Any, known: Digests) -> str:
     """A name, and a digest of arrays: two models of one name are not the same."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(values):
-        digest.update(np.ascontiguousarray(leaf).view(np.uint8).tobytes())
-    return f"{name} {digest.hexdigest()[:12]}"
+    leaves = jax.tree.leaves(values)
+    ids = tuple(map(id, leaves))
+    if ids not in known:
+        known[ids] = leaves, digest(leaves)
+    return f"{name} {known[ids][1]}"
+
+
+def digest(leaves: Sequence[Any]) -> str:
+    """The beginning of a hash of arrays, which reads them whole."""
+    found = hashlib.sha256()
+    for leaf in leaves:
+        found.update(np.ascontiguousarray(leaf).view(np.uint8).tobytes())
+    return found.hexdigest()[:12]
 
 
 def mesh_name(model: Model) -> str:

@@ -189,7 +189,7 @@ def tables(rows: Sequence[Row], columns: Sequence[Column], width: int | None = N
         parts = [
             title,
             task,
-            "" if task == EVERYTHING else f"T = {heat:g}",
+            f"T = {heat:g}",
             f"batch {batch}" if batch > 1 else "",
             *_shared(some),
         ]
@@ -250,7 +250,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[tuple[Any, 
 
 
 def together(rows: Sequence[Row]) -> list[Row]:
-    """All tasks as one workload: every setting generates, of each task, as much text as plain decoding does.
+    """All tasks at one temperature as one workload: as much text of each as plain decoding generates.
 
     >>> plain = Row("big", "a", texts=1, tokens=10, passes=10, seconds=(4.0,), group="1")
     >>> fast = plain._replace(drafter="small", gamma=2, tokens=20, seconds=(2.0,), same_text=1)
@@ -260,10 +260,11 @@ def together(rows: Sequence[Row]) -> list[Row]:
     """
     timed = [row for row in rows if row.seconds]
     names = ("drafter", "policy", "rule", "gamma", "planned", "dtype", "mesh", "backend", "batch", "sampling")
+    names += ("temperature",)
     by_setting = _grouped(timed, lambda row: tuple(getattr(row, name) for name in names))
-    tasks = {(row.task, row.temperature) for row in timed}
     found: list[Row] = []
     for _, some in by_setting:
+        tasks = {row.task for row in timed if row.temperature == some[0].temperature}
         plains = [_plain_of(row, timed) for row in some]
         if len(tasks) < 2 or len(some) < len(tasks) or None in plains:
             continue
@@ -367,11 +368,10 @@ def plan_shares(rows: Sequence[Row]) -> list[float]:
     """
     found = []
     for _, sweep in _grouped(rows, lambda row: (row.group, row.drafter, row.policy, row.rule, row.dtype)):
-        speeds = {row.planned: [] for row in sweep if not row.is_plain}
+        speeds: dict[bool, list[float]] = {}
         for row in sweep:
-            if not row.is_plain:
-                best = row.best_speed()
-                speeds[row.planned].append(1.0 if not row.pays else best.median if best else 0.0)
+            if not row.is_plain and (best := row.best_speed()):
+                speeds.setdefault(row.planned, []).append(best.median if row.pays else 1.0)
         if len(speeds) == 2:
             found.append(speeds[True][0] / max(1.0, *speeds[True], *speeds[False]))
     return found

@@ -1,7 +1,8 @@
 """The other library as a backend: our models as PyTorch modules, decoded by transformers' `generate` on the CPU.
 
 Greedily, in float32, eagerly, as is its default: nothing is compiled. It drafts as many tokens in every round as we do
-(schedule "constant", no confidence threshold), and refuses to speculate on batches. PyTorch has as many threads as
+(schedule "constant", no confidence threshold), and refuses to speculate on batches. It has no heads over frequent
+tokens only: a model whose head is trimmed drafts with the whole one there. PyTorch has as many threads as
 OMP_NUM_THREADS says, else as many as JAX has CPUs.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec import drafters
-from jaxspec.analysis.bench.setting import Setting, dtype_of
+from jaxspec import drafters, trim
+from jaxspec.analysis.bench.setting import JAXSPEC, TRANSFORMERS, Setting, dtype_of
 from jaxspec.analysis.measure import environment, jobs
 from jaxspec.base import Bound, Model, Prompt
 from jaxspec.decode.request import Job
@@ -79,6 +80,13 @@ def decode(
     return list(calls), texts, passes[0]
 
 
+def about(settings: Sequence[Setting]) -> list[str]:
+    """What the other library does otherwise at some settings, in sentences."""
+    models = {one.drafter_name: one.drafter for one in settings if one.backend == TRANSFORMERS}
+    trimmed = [name for name, one in models.items() if isinstance(one, Model) and trim.draft_tokens(one) is not None]
+    return [f"{name}: {TRANSFORMERS} drafts with the whole head, {JAXSPEC} with the trimmed one." for name in trimmed]
+
+
 def refuse(setting: Setting, job: Job) -> None:
     """Raises ValueError for what the two libraries cannot both do."""
     if jax.default_backend() != "cpu":
@@ -120,14 +128,14 @@ def _load(folder: Path, kind: str) -> Any:
 
 
 def _exported(model: Model, folder: Path) -> Any:
-    """Our model as transformers loads it."""
+    """Our model as transformers loads it, with its whole head."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     path = folder / str(id(model.params))
     if not path.exists():
-        huggingface.save(model, path)
+        huggingface.save(trim.untrimmed(model), path)
     return _load(path, "AutoModelForSeq2SeqLM" if isinstance(model.config, T5Config) else "AutoModelForCausalLM")
 
 

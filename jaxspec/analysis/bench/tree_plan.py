@@ -16,7 +16,7 @@ from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.bench.setting import Setting, setting_of
 from jaxspec.analysis.measure import cost, jobs, replay
 from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
-from jaxspec.analysis.tree import DEEPEST, best_of_size
+from jaxspec.analysis.theory.tree import DEEPEST, best_of_size
 from jaxspec.decode.request import Job, prepare
 from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Choices, shape_of

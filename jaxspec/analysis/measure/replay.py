@@ -89,10 +89,6 @@ class Evaluation(NamedTuple):
     accepted: Ratio
     tokens_per_round: Ratio
 
-    def improvement(self, c: float, v: float = 1.0) -> float:
-        """Predicted speed over plain decoding, as in Theorem 3.8: tokens per round / (gamma c + v)."""
-        return self.tokens_per_round.value / (self.gamma * c + v)
-
 
 def collect(
     job: Job, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None

@@ -1,7 +1,4 @@
-"""What each acceptance rule costs: one verdict, compiled and called by itself.
-
-Axis letters as in `jaxspec.base`; K independent candidates for one token.
-"""
+"""What each acceptance rule costs: one verdict, compiled and called by itself. Axis letters as in `jaxspec.base`."""
 
 from __future__ import annotations
 
@@ -14,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import accept, noise
+from jaxspec import noise
 from jaxspec import warp as warps
 from jaxspec.accept import catalogue
 from jaxspec.analysis.measure import cost, synthetic
 from jaxspec.analysis.measure.statistics import Spread
 from jaxspec.analysis.measure.timing import interleave
-from jaxspec.base import Distribution, Draft, Draw, Keys, Rule
+from jaxspec.base import Draft, Keys, Rule
 from jaxspec.decode.request import prepare
 
 SOURCE = 64  # tokens per prompt of the model whose pass is timed
-CANDIDATES = (1, 2, 4)  # for one token, which the rejection rule tries one after the other
 LARGE = 256_000  # a vocabulary, as of Gemma
 
 
@@ -65,9 +61,7 @@ class RuleCosts(NamedTuple):
     verify_ms: float
 
 
-def costs(
-    rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False, candidates: Sequence[int] = ()
-) -> dict[str, np.ndarray]:
+def costs(rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False) -> dict[str, np.ndarray]:
     """Seconds of one verdict of each rule, compiled and called by itself, by name; "distributions": a softmax.
 
     Args:
@@ -76,10 +70,9 @@ def costs(
         repeats: of each.
         alike: whether draft and target are one, so that the rule may accept all; otherwise their
             logits differ by noise.
-        candidates: numbers K of independent candidates for one token: a row each for the rejection rule on such a tree,
-            of one position, where a rule judges gamma draft tokens at gamma positions.
 
     Example:
+        >>> from jaxspec import accept
         >>> taken = costs([accept.rejection()], Sizes(vocab=9, batch=2, gamma=3), repeats=4)
         >>> {name: seconds.shape for name, seconds in taken.items()}
         {'distributions': (4,), 'rejection': (4,)}
@@ -89,14 +82,11 @@ def costs(
     sampling_params = warps.SamplingParams(jnp.ones(sizes.batch))
     to_distribution = jax.jit(warps.sampling())
     target, q = to_distribution(sampling_params, logits), to_distribution(sampling_params, draft_logits).log_probs
-    assert q is not None and target.log_probs is not None
+    assert q is not None
     calls: dict[str, Callable[[], object]] = {"distributions": _call(to_distribution, sampling_params, logits)}
     for rule in rules:
         draft = _draft(keys, position, q, rule.shares_noise)
         calls[rule.name] = _call(jax.jit(rule.verify), keys, position, draft, target)
-    for count in candidates:
-        draft = _star(keys, position, q[:, :1], count)
-        calls[candidates_name(count)] = _call(_judge_star, keys, position, draft, target.log_probs[:, :1])
     return dict(zip(calls, interleave(list(calls.values()), repeats), strict=True))
 
 
@@ -130,9 +120,7 @@ def beside_passes(
         for vocab in sorted({model.lm.vocab_size, max(model.lm.vocab_size, LARGE)}):
             doing(f"rules, batch {batch}, vocabulary {vocab}")
             sizes = Sizes(vocab, batch, gamma)
-            usual, alike = (
-                costs(every, sizes, repeats=repeats, alike=same, candidates=CANDIDATES) for same in (False, True)
-            )
+            usual, alike = (costs(every, sizes, repeats=repeats, alike=same) for same in (False, True))
             lines = {}
             for name in usual:
                 some, every_one = (Spread.of(1e6 * seconds[name]) for seconds in (usual, alike))
@@ -140,15 +128,6 @@ def beside_passes(
                 lines[name] = RuleCost(some, every_one, share if vocab == model.lm.vocab_size else None)
             found.append(RuleCosts(batch, vocab, lines, taken.target_ms, taken.verify_ms))
     return found
-
-
-def candidates_name(count: int) -> str:
-    """What a row of the rejection rule on K candidates is called.
-
-    >>> candidates_name(1), candidates_name(4)
-    ('rejection, 1 candidate', 'rejection, 4 candidates')
-    """
-    return f"rejection, {count} candidate{'s' if count > 1 else ''}"
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> Callable[[], object]:
@@ -184,21 +163,3 @@ def _draft(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B G 
     if shares_noise:
         return Draft(tokens, length, aux={"gumbel": gumbel})
     return Draft(tokens, length, log_probs=log_probs)
-
-
-@functools.partial(jax.jit, static_argnames=("count",))
-def _star(keys: Keys, position: Int[Array, " B"], log_probs: Float[Array, "B 1 V"], count: int) -> Draft:
-    """K independent draws from one distribution, as the children of the last committed token."""
-    at = noise.at(keys, position, noise.Purpose.DRAFT)
-    each = [jax.vmap(lambda key, k=k: jax.random.fold_in(key, k))(at) for k in range(count)]
-    tokens = jnp.stack([noise.categorical(key, log_probs[:, 0]) for key in each], axis=1)
-    parent, length = jnp.zeros_like(tokens), jnp.full_like(position, count)
-    return Draft(tokens, length, parent, log_probs, jnp.full_like(tokens, int(Draw.WITH_REPLACEMENT)))
-
-
-@jax.jit
-def _judge_star(keys: Keys, position: Int[Array, " B"], draft: Draft, log_p: Float[Array, "B 1 V"]):
-    """The distributions after the candidates are never asked for."""
-    rows, nodes = draft.tokens.shape
-    target = jnp.broadcast_to(log_p, (rows, nodes + 1, log_p.shape[-1]))
-    return accept.rejection().verify(keys, position, draft, Distribution(target))

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, drafters, policies
-from jaxspec.analysis.bench import Config, Setting, Store, Task, expected, product, run, runner
+from jaxspec.analysis.bench import Config, Setting, Store, Task, expected, product, run, runner, setting
 from jaxspec.analysis.bench.row import Costs, Spread, from_json, to_json
 from jaxspec.analysis.measure import acceptance, cost, replay, timing
 from jaxspec.base import Prompt, Stats
@@ -161,6 +161,15 @@ def test_a_run_that_was_ended_goes_on(tmp_path, monkeypatch):
     assert len(measured) == 3
 
 
+def test_a_run_reads_the_parameters_of_a_model_once_to_tell_it_from_others(tmp_path, monkeypatch):
+    read, really = [], setting.digest
+    monkeypatch.setattr(setting, "digest", lambda leaves: read.append([id(leaf) for leaf in leaves]) or really(leaves))
+    monkeypatch.setattr(runner, "_measure", lambda target, some, *_: [runner._about(one, target) for one in some])
+    settings = product(task=TASK, drafter=DRAFT, gamma=[1, 2, 3], sampling=[{}, {"temperature": 1.0}])
+    list(run(TARGET, settings, Store(tmp_path / "rows.jsonl")))
+    assert sorted(ids for ids in read if ids) == sorted([[id(TARGET.params)], [id(DRAFT.params)]])
+
+
 def test_a_cascade_costs_what_its_whole_draft_does():
     """Not nothing, as a look-up, nor what its innermost drafter does."""
     made = {"cascade": drafters.cascade(DRAFT, drafters.prompt_lookup(2), gamma=1)}
@@ -206,8 +215,15 @@ def test_the_plan_chooses_gamma(monkeypatch):
     for pays in (True, False):
         _, row = run(TARGET, product(task=TASK, drafter=DRAFT, gamma="plan"), config=config)
         assert row.planned and row.gamma > 0 and row.pays == pays and row.speed and row.alpha.value > 0
-    with pytest.raises(ValueError, match="no acceptance rate is known of prompt_lookup"):
-        list(run(TARGET, product(task=TASK, drafter=drafters.prompt_lookup(), gamma="plan"), config=config))
+
+
+def test_a_gamma_that_cannot_be_planned_takes_no_other_setting_with_it():
+    both = {"copy": drafters.prompt_lookup(), "small": DRAFT}
+    settings = product(task=TASK, drafter=both, gamma="plan")[:1] + product(task=TASK, drafter=both, gamma=2)
+    plain, unfit, *found = run(TARGET, settings, config=Config(rows=1, repeats=1))
+    assert "no acceptance rate is known of copy with the rule rejection: give a number" in unfit.error
+    assert [(row.drafter, row.gamma, row.error) for row in found] == [("copy", 2, None), ("small", 2, None)]
+    assert plain.group == found[0].group and found[1].speed
 
 
 def test_the_front_door_is_a_backend_and_another_target_a_setting():

@@ -48,8 +48,8 @@ def test_what_a_result_depends_on_tells_settings_apart():
 
 
 def test_two_models_of_one_name_are_not_the_same():
-    assert identity("a", TARGET.params) == identity("a", TARGET.params + 0)
-    assert identity("a", TARGET.params) != identity("a", TARGET.params * 2)
+    assert identity("a", TARGET.params, {}) == identity("a", TARGET.params + 0, {})
+    assert identity("a", TARGET.params, {}) != identity("a", TARGET.params * 2, {})
 
 
 def test_a_job_is_a_setting():

@@ -75,6 +75,26 @@ def test_a_plan_is_marked_and_compared_with_the_sweep():
     )
 
 
+def test_there_is_no_best_speed_where_none_was_measured():
+    untimed = SMALL._replace(speed=None, speed_after_prefill=None, speed_on_average=None, predicted=None)
+    assert table.plan_shares([untimed, untimed._replace(planned=True)]) == []
+    assert not any("best speed" in line for line in table.notes([untimed, untimed._replace(planned=True)]))
+
+
+def test_tasks_are_put_together_at_one_temperature():
+    """Greedy and sampled text of one task are no two tasks."""
+    one = [PLAIN._replace(seconds=(4.0,)), SMALL._replace(seconds=(2.0,))]
+    both = [row._replace(temperature=heat) for heat in (0.0, 1.0) for row in one]
+    assert table.together(both) == []
+    every = table.together([row._replace(task=task) for task in ("text", "edit") for row in both])
+    assert sorted((row.temperature, row.drafter, row.passes) for row in every) == [
+        (heat, row.drafter, 2 * row.passes) for heat in (0.0, 1.0) for row in one
+    ]
+    assert [made.title.split(", ")[:2] for made in table.tables(every, table.SPEED)] == [
+        ["all together", f"T = {heat}"] for heat in (0, 1)
+    ]
+
+
 def test_notes_name_broken_promises_failures_and_a_busy_machine():
     failed = SMALL._replace(error="MemoryError: all of it")
     busy = environment.current()._replace(load=3.1, cpus=2)

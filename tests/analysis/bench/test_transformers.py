@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters
+from jaxspec import accept, drafters, trim
 from jaxspec.analysis.bench import Config, Setting, Task, product, run, transformers
 from jaxspec.analysis.bench.table import of_libraries
 from jaxspec.decode.request import prepare
@@ -57,6 +57,22 @@ def test_both_libraries_generate_the_same(net, configs):
     assert [line.partition(":")[0] for line in of_libraries(rows)] == [
         f"{TASK.name}, batch 1, {name}" for name in ("plain", *ways)
     ]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_trimmed_draft_drafts_with_its_whole_head_there(tmp_path):
+    import torch
+
+    draft = random(t5, SHALLOW, 1)
+    trimmed = trim.trim_vocabulary(draft, size=8)
+    module = transformers._exported(trimmed, tmp_path)
+    given = transformers.inputs(PROMPT, left=False)
+    with torch.no_grad():
+        theirs = module(**given, decoder_input_ids=torch.zeros((2, 1), dtype=torch.long)).logits[:, -1]
+    assert theirs.shape == (2, 64)
+    settings = product(task=TASK, drafter={"trimmed": trimmed, "whole": draft}, backend=BOTH)
+    (said,) = transformers.about(settings)
+    assert said == "trimmed: transformers drafts with the whole head, jaxspec with the trimmed one."
 
 
 def test_padding_is_on_the_side_that_a_model_wants():
