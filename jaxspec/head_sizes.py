@@ -72,7 +72,9 @@ class EagleSizes(Layers):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MTPSizes(Layers):
-    """A module for multi-token prediction, as Qwen's."""
+    """A module for multi-token prediction, as Qwen 3's: what vLLM's `speculators` takes has head_norms."""
+
+    head_norms: bool = True
 
     def config(self, target: Model) -> MTPConfig:
         """The module's configuration, for a target."""

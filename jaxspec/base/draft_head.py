@@ -185,8 +185,11 @@ class AppendContext(Protocol):
 class Block(Protocol):
     def __call__(
         self, params: Params, shared: Shared, cache: Cache, last: Int[Array, " batch"], count: int
-    ) -> Float[Array, "batch count dim"]:
-        """The features of the `count` tokens after the last committed one, all in one pass."""
+    ) -> Float[Array, "batch positions dim"]:
+        """The features of the `count` tokens after the last committed one, all in one pass.
+
+        Positions that come before theirs and predict nothing may be returned in front, if `correct` is to read them.
+        """
         ...
 
 

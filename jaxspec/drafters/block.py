@@ -89,9 +89,13 @@ def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
         last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
         count = min(context.gamma, head.count)
 
-        def features_and_logits() -> tuple[Array, Array]:
+        def begin() -> tuple[Array, Array, Array]:
             features = head.block(weights.draft, shared, state.cache, last, count)
-            return features, head.logits(weights.draft, shared, features)
+            lead, memory = features.shape[1] - count, jnp.zeros((last.shape[0], head.memory), features.dtype)
+            for i in range(lead):  # positions that predict no token, which a sequential head reads all the same
+                assert head.correct is not None
+                _, memory = head.correct(weights.draft, last, features[:, i], memory)
+            return features[:, lead:], head.logits(weights.draft, shared, features[:, lead:]), memory
 
         def logits_at(
             i: int | Int[Array, ""], previous: Int[Array, " B"], carry: Any
@@ -105,11 +109,9 @@ def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
             return here, (features, logits, memory)
 
         def first(carry: Any) -> tuple[Float[Array, "B V"], Any]:
-            return logits_at(0, last, (*features_and_logits(), carry[2]))
+            return logits_at(0, last, begin())
 
-        shapes = jax.eval_shape(features_and_logits)
-        memory = jnp.zeros((last.shape[0], head.memory))
-        carry = (*(jnp.zeros(x.shape, x.dtype) for x in shapes), memory.astype(shapes[0].dtype))
+        carry = tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(begin))
         draft, _ = draw_in_a_row(first, logits_at, carry, context, head.count)
         return draft, caches
 

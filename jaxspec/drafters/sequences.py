@@ -7,8 +7,10 @@ from jaxspec.drafters.shape import branching
 from jaxspec.drafters.tree import tree
 from jaxspec.integers import integers
 
+LENGTH = 5
 
-def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bound[Drafter]:
+
+def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int | None = None) -> Bound[Drafter]:
     """Drafts k continuations of `length` tokens, drawn independently of each other: a tree of k chains.
 
     Where two of them begin alike, what follows the second follows the first, too, so that nothing is lost: with x y and
@@ -18,10 +20,12 @@ def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bou
     Args:
         draft: the model.
         k: how many.
-        length: tokens of each; gamma is not read.
+        length: tokens of each; gamma is not read. By default 5, or as many as the drafter drafts ahead, if these are
+            fewer (heads).
 
     Raises:
-        ValueError: k or length below 1, k above the vocabulary, or a model without trees.
+        ValueError: k or length below 1, k above the vocabulary, a length that the drafter does not reach, or a model
+            without trees.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
@@ -32,7 +36,14 @@ def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int = 5) -> Bou
         >>> jaxspec.generate(target, prompt, drafter=sequences(draft, k=3, length=2), **options).lengths.tolist()
         [9]
     """
-    k, length = integers(k=k, length=length)
+    reader = None if isinstance(draft, Model) else getattr(draft.functions, "reader", None)
+    most = None if reader is None else reader.depth
+    k, length = integers(k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
     if k < 1 or length < 1:
         raise ValueError(f"k is {k} and length {length}: expected at least 1 of each")
+    if most is not None and length > most:
+        raise ValueError(
+            f"length is {length}, the tokens of a sequence, and the drafter drafts {most} tokens ahead: expected at "
+            f"most {most}"
+        )
     return tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")

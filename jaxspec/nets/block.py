@@ -3,10 +3,12 @@
 DFlash (Chen et al., arXiv 2602.06036): the outputs of several of the target's layers, at every committed position, are
 fused into one vector, of which each layer of the drafter makes keys and values. The block is the last committed token
 and mask tokens; within it every position attends to every other one. DSpark adds to the logits of a token what a
-low-rank matrix says of the token before it, so that the tokens of a block depend on each other.
+low-rank matrix says of the token before it, so that the tokens of a block depend on each other. One of its forms has a
+memory, which begins at the last committed token's position, whether that predicts a token or not: as `speculators` has
+it.
 
-Shapes: B batch, T step, S cache capacity, C tokens of a block, M the layers' width, F what is read of the target,
-V vocabulary, R rank.
+Shapes: B batch, T step, S cache capacity, C draft tokens of a block, L positions before theirs that a memory has read
+(`BlockConfig.lead`), M the layers' width, F what is read of the target, V vocabulary, R rank.
 """
 
 from __future__ import annotations
@@ -90,6 +92,11 @@ class BlockConfig:
         """Most draft tokens: 15 of a block of 16 without an anchor's."""
         return self.block - (not self.from_anchor)
 
+    @property
+    def lead(self) -> int:
+        """How many positions a memory has read before the first draft token's: the last committed token's, or none."""
+        return int(self.markov == "rnn" and self.markov_rank > 0 and not self.from_anchor)
+
 
 class Markov(nn.Module):
     """DSpark's sequential head: what the token before says of the logits of one."""
@@ -147,7 +154,7 @@ class BlockDrafter(nn.Module):
         capacity = taps.shape[1] + self.config.block
         cache = kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
         features = self.block(shared, self.append(cache, self.fused(taps)), last, self.config.count)
-        logits = self.logits(shared, features)
+        logits = self.logits(shared, features[:, self.config.lead :])
         if self.config.markov_rank:
             memory = jnp.zeros((batch, self.config.markov_rank))
             logits = logits + self.correct(last, features[:, 0], memory)[0][:, None]
@@ -165,7 +172,7 @@ class BlockDrafter(nn.Module):
         values = tuple(kv.write(old, new, length) for old, (_, new) in zip(cache.values, made, strict=True))
         return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype))
 
-    def block(self, shared: Shared, cache: kv.KVCache, last: Int[Array, " B"], count: int) -> Float[Array, "B C M"]:
+    def block(self, shared: Shared, cache: kv.KVCache, last: Int[Array, " B"], count: int) -> Float[Array, "B L+C M"]:
         """The last committed token is at position `cache.length`; the block's keys and values are dropped."""
         config, c, length = self.config, self.config.layer, cache.length
         slot = jnp.arange(cache.keys[0].shape[2], dtype=length.dtype)
@@ -174,11 +181,11 @@ class BlockDrafter(nn.Module):
         layers = [functools.partial(layer, inputs=inputs) for layer in self.layers]
         x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache)
         first = config.block - config.count
-        return self.norm(x[:, first : first + count])
+        return self.norm(x[:, first - config.lead : first + count])
 
     def blocks(
         self, shared: Shared, context: Float[Array, "B T M"], last: Int[Array, "B A"], place: Int[Array, " A"]
-    ) -> Float[Array, "B A C M"]:
+    ) -> Float[Array, "B A L+C M"]:
         """Many blocks of each row, in training: block a follows the token at `place[a]` and reads what is before it.
 
         Args:
@@ -199,7 +206,7 @@ class BlockDrafter(nn.Module):
         rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
         past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
         x, _ = unroll.with_past([functools.partial(layer, inputs=inputs) for layer in self.layers], x, past)
-        return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count :])
+        return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
 
     def _embedded(self, shared: Shared, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
         """A block's tokens: the last one of what is before it, and mask tokens."""
@@ -271,10 +278,10 @@ def blocks(
     forward: Forward,
     last: Int[Array, "B A"],
     place: Int[Array, " A"],
-) -> Float[Array, "B A C M"]:
+) -> Float[Array, "B A L+C M"]:
     """Features of many blocks of each row, for training; see `BlockDrafter.blocks`. `forward` is of whole rows."""
 
-    def run(net: BlockDrafter) -> Float[Array, "B A C M"]:
+    def run(net: BlockDrafter) -> Float[Array, "B A L+C M"]:
         assert forward.taps is not None
         return net.blocks(shared, net.fused(forward.taps), last, place)
 

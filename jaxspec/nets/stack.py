@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -95,6 +96,22 @@ def with_cache(
     return x, tapped, kv.KVCache(tuple(keys), tuple(values), length + jnp.asarray(x.shape[1], length.dtype))
 
 
+def check_numbers(taps: Sequence[int]) -> None:
+    """Whether taps are numbers, of whatever layers.
+
+    Raises:
+        ValueError: they are a string, or other things.
+
+    >>> check_numbers("02")
+    Traceback (most recent call last):
+    ValueError: taps is the string '02': expected numbers of layers, such as (0, 2)
+    """
+    if isinstance(taps, str):
+        raise ValueError(f"taps is the string {taps!r}: expected numbers of layers, such as (0, 2)")
+    if odd := [layer for layer in taps if not isinstance(layer, int | np.integer) or isinstance(layer, bool)]:
+        raise ValueError(f"taps has {odd[0]!r}: expected numbers of layers, such as (0, 2)")
+
+
 def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
     """The layers to tap: 0 is the residual stream after the first layer, layers - 1 that after the last.
 
@@ -102,11 +119,12 @@ def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
     after the final norm, which is `Forward.features` here.
 
     Raises:
-        ValueError: there is no such layer, or one is named twice.
+        ValueError: these are no numbers, there is no such layer, or one is named twice.
 
     >>> check_taps([2, 0], layers=4)
     (2, 0)
     """
+    check_numbers(taps)
     taps = tuple(taps)
     if odd := [layer for layer in taps if not 0 <= layer < layers]:
         raise ValueError(f"taps has layer {odd[0]}: expected numbers from 0 to {layers - 1} (l is after layer l)")

@@ -161,7 +161,7 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
         architecture: of the drafter.
         layer: the shape of its layers.
         table: what this kind has of its own.
-        verifier: the target's name and architectures.
+        verifier: the target's name and architectures, and what else is known of it.
         tokens: draft tokens a round.
     """
     _, layers = describe(dataclasses.replace(layer, tied_head=False))
@@ -173,7 +173,7 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
             "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-            "verifier": verifier,
+            "verifier": {name: verifier[name] for name in ("name_or_path", "architectures")},
         },
         "transformer_layer_config": layers,
         "tie_word_embeddings": False,

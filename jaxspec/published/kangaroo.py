@@ -1,6 +1,7 @@
 """Kangaroo's adapters: attention and norms, named as Llama's.
 
-Their authors' config.json does not say after which of the target's layers they come; what is written here does.
+Their authors' config.json does not say after which of the target's layers they come, nor whose; what is written here
+does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jaxspec.published.common import (
 )
 
 EXIT = "early_exit_layer"  # of ours: after how many of the target's layers
+TARGET, LAYERS = "base_model_name_or_path", "num_target_layers"  # of ours, too: whose layers these are
 QUERIES = "layers.0.self_attn.q_proj.weight"
 
 
@@ -42,6 +44,9 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
             f"its config.json has no {EXIT}: pass taps=[1] to load_drafter if it reads the output of the second layer, "
             "as Kangaroo's for 7B models do"
         )
+    made_for = table.get(LAYERS)
+    if made_for is not None and made_for != target.layers:
+        raise FamilyError(f"it was made for a target of {made_for} layers, and the target has {target.layers}")
     tap, *more = taps_of([table.get(EXIT, 0)], -1, target)
     if more:
         raise FamilyError(f"taps is {[tap, *more]}: an adapter reads the output of one layer")
@@ -58,7 +63,7 @@ def names(config: ExitAdapterConfig) -> dict[str, str]:
 def write(config: ExitAdapterConfig, verifier: dict, tokens: int) -> dict:
     """The config.json, as its authors have it, with the layer that it reads."""
     _, table = describe(dataclasses.replace(config.layer, tied_head=False))
-    return table | {EXIT: config.exit}
+    return table | {EXIT: config.exit, TARGET: verifier["name_or_path"], LAYERS: verifier["layers"]}
 
 
 KANGAROO = Format("Kangaroo", plain, matches, read, names, write)

@@ -142,6 +142,11 @@ def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
         )
     if config.own_embedding or config.own_head:
         raise FamilyError("in the format of speculators a module uses its target's embedding and head")
+    if not config.layer.head_norms:
+        raise FamilyError(
+            "speculators takes modules with Qwen 3's layer only, whose queries and keys are normalised, and this one "
+            "has head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
+        )
     own: dict[str, Any] = {"num_nextn_predict_layers": 1}
     return speculators("mtp", "MTPDraftModel", config.layer, own, verifier, tokens)
 

@@ -49,7 +49,7 @@ def distillation(config, teacher: Model, weight: float, divergence: Divergence =
     return loss
 
 
-class Asked(Protocol):
+class AnswerOptions(Protocol):
     """How many of each task's inputs a model answers, at which temperatures, and how often the texts count beside.
 
     A language model continues the first `prompt` tokens of a text.
@@ -66,33 +66,39 @@ class Asked(Protocol):
 
 
 def own_texts(
-    teacher: Model, tasks: Mapping[str, Sequence[Example]], asked: Asked, longest: int, path: Path, progress: bool
+    teacher: Model,
+    tasks: Mapping[str, Sequence[Example]],
+    options: AnswerOptions,
+    longest: int,
+    path: Path,
+    progress: bool,
 ) -> dict[str, list[Example]]:
     """The examples of each task with what a model makes of their sources, and the examples themselves `texts` times.
 
     Args:
         teacher: the model.
         tasks: examples with sources.
-        asked: a recipe's numbers.
+        options: a recipe's numbers.
         longest: most tokens of an answer; of a language model, of a text after its first token.
         path: where answers are stored, less what differs from task to task.
         progress: whether to show it.
 
     Raises:
-        ValueError: another number of tasks than `asked` has, or as `answers`.
+        ValueError: another number of tasks than `options` has, or as `answers`.
     """
-    if len(asked.answers) != len(tasks):
-        raise ValueError(f"answers is {list(asked.answers)}: expected a number for each of {list(tasks)}")
+    if len(options.answers) != len(tasks):
+        raise ValueError(f"answers is {list(options.answers)}: expected a number for each of {list(tasks)}")
     if teacher.lm.start_token is None:
-        longest += 1 - asked.prompt
+        longest += 1 - options.prompt
         tasks = {
-            task: [_cut(e, asked.prompt) for e in some if len(e.target) > asked.prompt] for task, some in tasks.items()
+            task: [_cut(e, options.prompt) for e in some if len(e.target) > options.prompt]
+            for task, some in tasks.items()
         }
     learnt: dict[str, list[Example]] = {}
-    for (task, known), count in zip(tasks.items(), asked.answers, strict=True):
+    for (task, known), count in zip(tasks.items(), options.answers, strict=True):
         some = known[:: max(1, len(known) // max(1, count))][:count]
-        learnt[task] = list(known) * asked.texts
-        for temperature in asked.temperatures:
+        learnt[task] = list(known) * options.texts
+        for temperature in options.temperatures:
             end = f".{task}.{temperature}.jsonl" if temperature else f".{task}.jsonl"
             learnt[task] += answers(teacher, some, path.with_name(path.name + end), longest, progress, temperature)
     if teacher.lm.start_token is None:

@@ -56,7 +56,8 @@ def hidden_states(
     if isinstance(config, HeadsConfig):
         return forward.features[:, place][:, :, None]
     if isinstance(config, BlockConfig):
-        return block.blocks(config, params, shared, forward, tokens[:, place], place + 1)[:, :, :depths]
+        made = block.blocks(config, params, shared, forward, tokens[:, place], place + 1)
+        return made[:, :, : config.lead + depths]
     if isinstance(config, LookAheadConfig):
         size = forward.features.shape[1]
         return lookahead_embeddings.features(config, params, read, tokens[:, :size], place, depths)
@@ -84,10 +85,13 @@ def logits(
     head = published.net_of(config).head(config)
     if isinstance(head, ParallelHeads):
         return head.logits(params, shared, depth, hidden[:, 0], ahead[:, : depth + 1]), None
-    own = head.logits(params, shared, hidden[:, depth : depth + 1])[:, 0]
+    lead = config.lead if isinstance(config, BlockConfig) else 0
+    own = head.logits(params, shared, hidden[:, lead + depth : lead + depth + 1])[:, 0]
     if not isinstance(head, BlockHead) or head.correct is None:
         return own, None
     if memory is None:
         memory = jnp.zeros((hidden.shape[0], head.memory), hidden.dtype)
-    added, memory = head.correct(params, ahead[:, depth], hidden[:, depth], memory)
+        for i in range(lead):
+            _, memory = head.correct(params, ahead[:, 0], hidden[:, i], memory)
+    added, memory = head.correct(params, ahead[:, depth], hidden[:, lead + depth], memory)
     return own + added, memory

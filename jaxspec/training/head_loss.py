@@ -87,7 +87,7 @@ class Task(NamedTuple):
         return asked if most is None else min(asked, most)
 
 
-class Foretold(NamedTuple):
+class HeldOutAcceptance(NamedTuple):
     """What one pass over texts promises of decoding, for each number of draft tokens.
 
     Attributes:
@@ -109,7 +109,7 @@ class Foretold(NamedTuple):
         """Expected at temperatures 0 and 1, with as many draft tokens a round.
 
         >>> each = np.array([0.5, 0.25])
-        >>> Foretold(each, each, each, each).tokens_per_round
+        >>> HeldOutAcceptance(each, each, each, each).tokens_per_round
         (1.75, 1.75)
         """
         return 1 + float(self.all_agree.sum()), 1 + float(self.accepted.sum())
@@ -297,7 +297,7 @@ def losses(task: Task) -> tuple[LossFunction, LossFunction]:
     return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
 
 
-def foretell(task: Task) -> Callable[[Params, Iterable[Lesson]], Foretold]:
+def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], HeldOutAcceptance]:
     """(params, lessons) -> what the drafter promises on these texts."""
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
@@ -319,9 +319,9 @@ def foretell(task: Task) -> Callable[[Params, Iterable[Lesson]], Foretold]:
 
         return jax.lax.scan(add, jnp.zeros((4, task.depths)), (made.hidden, made.parts))[0], made.count
 
-    def over(params: Params, lessons: Iterable[Lesson]) -> Foretold:
+    def over(params: Params, lessons: Iterable[Lesson]) -> HeldOutAcceptance:
         sums, counts = zip(*(of_batch(params, lesson) for lesson in lessons), strict=True)
-        return Foretold(*np.asarray(sum(sums)) / np.maximum(np.asarray(sum(counts)), 1.0))
+        return HeldOutAcceptance(*np.asarray(sum(sums)) / np.maximum(np.asarray(sum(counts)), 1.0))
 
     return over
 

@@ -19,7 +19,7 @@ from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.recipes import HeadRecipe
 from jaxspec.training.distil import own_texts
-from jaxspec.training.head_loss import Foretold, Lessons, Task, foretell, losses
+from jaxspec.training.head_loss import HeldOutAcceptance, Lessons, Task, held_out_acceptance, losses
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import draft_heads, huggingface
@@ -45,7 +45,7 @@ class Head(NamedTuple):
 
 def train(
     recipe: HeadRecipe, folder: Path, work: Path, log: Callable[[str], None] = print, progress: bool = True
-) -> tuple[Head, Foretold]:
+) -> tuple[Head, HeldOutAcceptance]:
     """Trains a recipe's drafter on the data in `folder`, keeping its state in `work`.
 
     Returns:
@@ -58,7 +58,7 @@ def train(
         Lessons(batches(recipe, some, repeat), target.params)
         for some, repeat in ((tasks, recipe.data.repeat), (held, ()))
     )
-    report = foretell(head.task)
+    report = held_out_acceptance(head.task)
     log(f"{recipe.name}: {count(head.params):,} parameters; {training.batches.per_epoch} steps an epoch")
     log(f"untrained: {report(head.params, heldout.once())}")
     first, rest = losses(head.task)

@@ -51,7 +51,7 @@ class OnlineState(NamedTuple):
     """All that learning needs to go on: a pytree of arrays, for Orbax or any other store.
 
     Attributes:
-        params: the draft model's, in float32.
+        params: the draft model's floating-point ones, in float32; None in place of each array of integers.
         optimizer: of optax.
         buffer: see `Buffer`; the oldest row is overwritten first.
         rows: how many rows were ever put there.
@@ -110,8 +110,9 @@ def online(
 
     Args:
         drafter: a draft model, or a drafter made of one, such as `drafters.tree(model, ...)`, that has no parameters
-            but that model's. They are to be floating-point numbers, and are learnt in float32; the encoder of a model
-            that reads its target's (`drafters.share_encoder`) stays as it is.
+            but that model's. Its weights are to be floating-point numbers, and are learnt in float32. What is made of
+            integers (which ids a trimmed head has) stays as it is, and so does the encoder of a model that reads its
+            target's (`drafters.share_encoder`).
         optimizer: such as `optax.adam(1e-3)`; the paper has constant rates of 1e-4 and 2e-5.
         max_prompt, max_new_tokens: tokens that a row of the buffer has room for.
         divergence: which is lessened: a name of `training.divergences.DIVERGENCES`.
@@ -123,7 +124,7 @@ def online(
         seed: of the draws of rows.
 
     Raises:
-        ValueError: a drafter that is not one draft model, or whose parameters are integers; a number or name that is
+        ValueError: a drafter that is not one draft model, or whose weights are integers; a number or name that is
             not among those expected. By `update`: rows that are too long, or too many.
         FloatingPointError: by `update`: the loss or a parameter is no longer finite; the state that was given is as it
             was.
@@ -155,13 +156,18 @@ def online(
     draft, lessened = _model_of(drafter), DIVERGENCES[divergence]
     _check_room(draft.lm, "the draft model", max_prompt, max_new_tokens)
     top_k = min(top_k, draft.lm.vocab_size)
-    fixed = draft.lm.encoder.params(draft.params) if draft.lm.encoder is not None and draft.lm.shared_encoder else {}
+    encoder = draft.lm.encoder if draft.lm.shared_encoder else None  # one that is the target's, and stays so
 
-    def in_its_dtypes(params: Params) -> Params:
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), params, draft.params)
+    def whole(params: Params) -> Params:
+        """The draft model's parameters in its own dtypes, integers among them, of those that are learnt."""
+
+        def one(new: Array | None, old: Array) -> Array:
+            return old if new is None else new.astype(old.dtype)
+
+        return jax.tree.map(one, params, draft.params, is_leaf=lambda x: x is None)
 
     def fresh() -> OnlineState:
-        params, zero = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), draft.params), jnp.zeros((), jnp.int32)
+        params, zero = _learnt(draft.params), jnp.zeros((), jnp.int32)
         tokens, wide = jnp.zeros((size, max_new_tokens), jnp.int32), (size, max_new_tokens, top_k)
         prompt = Prompt(jnp.zeros((size, max_prompt), jnp.int32), jnp.ones(size, jnp.int32))
         buffer = Buffer(prompt, tokens, jnp.zeros(tokens.shape), jnp.zeros(wide, jnp.int32), jnp.zeros(wide))
@@ -172,7 +178,7 @@ def online(
     places = jax.tree.map(lambda x: x.sharding, fresh())
 
     def current(state: OnlineState) -> Model | Bound[Drafter]:
-        params = in_its_dtypes(state.params)
+        params = whole(state.params)
         if isinstance(drafter, Model):
             return drafter._replace(params=params)
         return drafter._replace(params=params, models=(draft._replace(params=params),))
@@ -210,13 +216,14 @@ def online(
         with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        params = params | jax.tree.map(lambda x: x.astype(jnp.float32), fixed) if fixed else params
+        if encoder is not None:
+            params = encoder.with_params(params, _learnt(encoder.params(draft.params)))
         finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(params)]))
         state = state._replace(params=params, optimizer=optimizer_state, step=state.step + 1)
         return state, jnp.where(finite, value, jnp.nan)
 
     def mean_divergence(params: Params, some: Buffer) -> Float[Array, ""]:
-        log_q = log_probs_of(draft.lm, in_its_dtypes(params), some.prompt, some.tokens, some.top)
+        log_q = log_probs_of(draft.lm, whole(params), some.prompt, some.tokens, some.top)
         each = lessened(with_the_rest(some.log_p), with_the_rest(log_q), some.learn)
         return jnp.sum(each * some.learn) / jnp.maximum(jnp.sum(some.learn), 1.0)
 
@@ -267,11 +274,27 @@ def _model_of(drafter: Model | Bound[Drafter]) -> Model:
         drafter = drafter.models[0]
     if not isinstance(drafter, Model):
         raise ValueError("the drafter is not one draft model: expected a jaxspec.Model, or a drafter made of one alone")
-    kinds = {str(x.dtype) for x in jax.tree.leaves(drafter.params) if not jnp.issubdtype(x.dtype, jnp.floating)}
-    if kinds:
-        names = ", ".join(sorted(kinds))
+    kinds = {x.dtype for x in jax.tree.leaves(drafter.params)}
+    # Integers of a byte are quantised weights; wider ones are ids, unless there is nothing else.
+    integers = {x for x in kinds if not jnp.issubdtype(x, jnp.floating)}
+    weights = (
+        integers if integers == kinds else {x for x in integers if jnp.issubdtype(x, jnp.integer) and x.itemsize < 2}
+    )
+    if weights:
+        names = ", ".join(sorted(map(str, weights)))
         raise ValueError(f"the draft model has parameters of {names}, which cannot be learnt: load it as float32")
     return drafter
+
+
+def _learnt(params: Params) -> Params:
+    """Floating-point parameters in float32; None in place of the others.
+
+    >>> _learnt({"weight": jnp.ones(1, jnp.bfloat16), "ids": jnp.arange(2)})
+    {'ids': None, 'weight': Array([1.], dtype=float32)}
+    """
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else None, params
+    )
 
 
 def _check_room(lm: LanguageModel, who: str, prompt: int, new: int) -> None:

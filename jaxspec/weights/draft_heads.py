@@ -171,8 +171,8 @@ def save(
         if jax.process_index() > 0:
             collections.deque(named, maxlen=0)
             return folder
-        said = json.dumps(table | {"torch_dtype": dtype}, indent=2)
-        (beside / CONFIG).write_text(said + "\n", encoding="utf-8")
+        text = json.dumps(table | {"torch_dtype": dtype}, indent=2)
+        (beside / CONFIG).write_text(text + "\n", encoding="utf-8")
         huggingface.write_weights(beside, named)
     return folder
 
@@ -181,8 +181,9 @@ def _verifier(target: Model) -> dict[str, Any]:
     try:
         _, table = describe(target.config)
     except FamilyError:
-        return {"name_or_path": target.name, "architectures": []}
-    return {"name_or_path": target.name, "architectures": table["architectures"]}
+        table = {"architectures": []}
+    layers = _shape_of(target, None).layers
+    return {"name_or_path": target.name, "architectures": table["architectures"], "layers": layers}
 
 
 def _theirs(config: Any, params: Params, form: Format, dtype: str) -> Iterator[tuple[str, np.ndarray]]:

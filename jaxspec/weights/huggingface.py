@@ -239,8 +239,8 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
             return folder
         (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         if ends := getattr(model.config, "end_tokens", ()):
-            said = json.dumps({"eos_token_id": list(ends)}, indent=2)
-            (beside / GENERATION).write_text(said + "\n", encoding="utf-8")
+            text = json.dumps({"eos_token_id": list(ends)}, indent=2)
+            (beside / GENERATION).write_text(text + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
         write_weights(beside, named)

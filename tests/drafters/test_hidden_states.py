@@ -65,6 +65,7 @@ CONFIGS = {
     "hydra": (heads, heads.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2)),
     "dflash": (block, DFLASH),
     "dspark": (block, dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn")),
+    "dspark, memory": (block, dataclasses.replace(DFLASH, markov_rank=2, markov="rnn")),  # not from the anchor
     "kangaroo": (exit_adapter, exit_adapter.ExitAdapterConfig(LAYER, exit=2)),
     "pass": (lookahead_embeddings, lookahead_embeddings.LookAheadConfig(V, D, vectors=2)),
 }
@@ -91,7 +92,7 @@ def drafter_of(name, target):
 
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = ("blockwise", "dflash")  # others have the same loop
+SELDOM = ("blockwise", "dflash", "dspark, memory")  # others have the same loop
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in NAMES])
@@ -387,6 +388,16 @@ def test_shapes_that_make_no_drafter(make, complaint):
         make()
 
 
+def test_independent_sequences_are_as_long_as_there_are_heads():
+    """By default; the error of a length that was asked for is about lengths, not about trees."""
+    made = drafters.sequences(drafter_of("medusa", "decoder"), k=2)
+    assert made.functions.tree.depth == 3
+    with pytest.raises(
+        ValueError, match=r"length is 4, the tokens of a sequence, .* 3 tokens ahead: expected at most 3"
+    ):
+        drafters.sequences(drafter_of("medusa", "decoder"), k=2, length=4)
+
+
 # --- in training
 
 
@@ -395,6 +406,7 @@ def test_shapes_that_make_no_drafter(make, complaint):
     [
         ("eagle 3", "decoder"),
         ("dspark", "t5"),
+        ("dspark, memory", "decoder"),
         ("hydra", "gpt"),
         ("kangaroo", "gpt"),
         ("pass", "t5"),

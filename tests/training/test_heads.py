@@ -2,6 +2,12 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +15,16 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import published, recipes
+from jaxspec import drafters, published, recipes
 from jaxspec.families import gemma
+from jaxspec.heads import TOO_LOW, check_acceptance
 from jaxspec.nets import decoder, exit_adapter
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, head_loss, heads, run
 from jaxspec.weights import draft_heads
 from jaxspec.weights.orbax import CheckpointError
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 V = 12
 SHAPE = decoder.DecoderConfig(V, dim=16, ff_dim=24, layers=4, heads=2, kv_heads=1, head_dim=8, max_positions=64)
 WORDS = ["</s>", "<unk>", *"abcdefghij"]
@@ -160,6 +168,28 @@ def test_a_killed_run_resumes_exactly(target, folder, load_target, promotion):
     assert str(found) == str(again)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_process_that_was_killed_goes_on_bit_for_bit(devices, tmp_path):
+    """By SIGKILL, in a process of its own: nothing of it is left but what lies on disk."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    if cache := jax.config.jax_compilation_cache_dir:
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    command = [sys.executable, SCRIPTS / "killed_head.py", tmp_path]
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "resumed.npz").exists()
+    done = subprocess.run([*command, "--go-on"], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["devices"] == devices and any(line.startswith("resumed at step 4") for line in said["lines"])
+    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "resumed.npz") as resumed:
+        assert set(whole) == set(resumed) and len(whole) > 2
+        for name in whole:
+            np.testing.assert_array_equal(whole[name], resumed[name])
+
+
 def test_the_gradient_in_parts_is_that_of_the_sum():
     def function(fixed, params, hidden, part):
         return jnp.sum(jnp.sin(fixed * params["a"] * hidden) * part)
@@ -183,7 +213,7 @@ def test_the_gradient_in_parts_is_that_of_the_sum():
     assert float(in_parts(params, hidden)) == pytest.approx(float(plain(params, hidden)))
 
 
-def test_a_head_of_another_target_is_noticed(target, folder, load_target):
+def test_a_head_of_another_target_is_noticed(target, folder, load_target, promotion):
     """Measured on texts of the target's; a random head is warned of, one that drafts what the target draws is not."""
     recipe = recipe_of("medusa")
     head = heads.start(recipe, target, np.ones(V, int))
@@ -192,6 +222,14 @@ def test_a_head_of_another_target_is_noticed(target, folder, load_target):
     draft_heads.save(config, bad, folder / "bad", target=target)
     with pytest.warns(UserWarning, match="bad has .*% of its first draft tokens accepted"):
         jaxspec.load_drafter(folder / "bad", target=target, check=["a b c", "d"])
+    good, _ = heads.train(recipe, folder, folder / "run", lambda _: None, progress=False)
+    draft_heads.save(config, good.params, folder / "good", target=target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drafter = jaxspec.load_drafter(folder / "good", target=target, check=["a b c", "d"])
+        alone = check_acceptance(drafter, ["a b c", "d"])
+        assert alone <= check_acceptance(drafters.tree(drafter, (2, 1)), ["a b c", "d"])
+    assert TOO_LOW < alone < 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Learning between the batches of a job: the text stays the target's, nothing is compiled, and a job can be resumed."""
 
+import dataclasses
 import types
 
 import jax
@@ -19,6 +20,7 @@ from jaxspec.training import online, top_tokens
 from jaxspec.training.data import Batch
 from jaxspec.training.losses import logits_and_labels
 from jaxspec.training.online_distillation import to_learn
+from jaxspec.weights import int8
 
 VOCAB, NEW = 3, 16
 TARGET, DRAFT = (table_model(jax.random.key(seed), VOCAB, order=1, sharpness=2.0) for seed in (1, 2))
@@ -88,6 +90,51 @@ def test_a_resumed_job_goes_on_alike(tmp_path):
     resumed, again = run(restored, another, range(2, 4))
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
     assert again == texts
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_trimmed_head_learns_and_its_ids_stay(shared, tmp_path):
+    """As the default drafter has one: the ids that it drafts are integers. Resumed, it goes on alike, bit for bit."""
+    two = dataclasses.replace(ENCDEC, decoder_layers=2)
+    target = Model(t5.language_model(two), t5.init(two, jax.random.key(0)), config=two)
+    own = t5.init(ENCDEC, jax.random.key(1)) | (t5.encoder_params(target.params) if shared else {})
+    draft = jaxspec.trim_vocabulary(Model(t5.language_model(ENCDEC), own, config=ENCDEC), ids=[1, 2, 5, 9])
+    draft = drafters.share_encoder(draft, target) if shared else draft
+    prompts = Prompt(np.array([[3, 5], [4, 0]], np.int32), np.array([2, 1], np.int32))
+    options = dict(max_new_tokens=8, positions="all", size=2, rows=2, steps=2)
+
+    def step(learner, state):
+        out = jaxspec.generate(target, prompts, drafter=learner.drafter(state), gamma=2, max_new_tokens=8)
+        return learner.update(state, target, prompts, out)
+
+    learner = learner_of(draft, **options)
+    first, _ = step(learner, learner.init())
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", first)
+    last, loss = step(learner, first)
+
+    made = learner.drafter(last)
+    assert made.params.to_target.tolist() == [1, 2, 5, 9] and made.params.to_target.dtype == jnp.int32
+    moved = {name: float(jnp.abs(x - draft.params.head[name]["weight"]).max()) for name, x in heads_of(made)}
+    assert min(moved.values()) > 1e-3 and float(loss) > 0
+    still = [np.array_equal(a, b) for a, b in zip(*map(encoder_leaves, (made, draft)), strict=True)]
+    assert all(still) if shared else not any(still)
+
+    another = learner_of(draft, **options)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "state", another.init())
+    resumed, again = step(another, restored)
+    assert again == loss
+    jax.tree.map(np.testing.assert_array_equal, last, resumed)
+
+
+def heads_of(model):
+    """The matrices of a trimmed head, by name."""
+    return [(name, part["weight"]) for name, part in model.params.head.items()]
+
+
+def encoder_leaves(model):
+    return jax.tree.leaves(model.lm.encoder.params(model.params))
 
 
 def test_what_is_gathered_is_what_the_target_finds_most_probable():
@@ -178,6 +225,11 @@ def test_a_drafter_keeps_its_functions_and_its_dtypes():
         (dict(drafter=drafters.prompt_lookup()), "not one draft model: expected a jaxspec.Model"),
         (dict(drafter=drafters.cascade(DRAFT, DRAFT)), "not one draft model"),
         (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int8))), "parameters of int8, .*: load it as float32"),
+        (
+            dict(drafter=Model(gpt.language_model(GPT), int8.quantise(gpt.init(GPT, jax.random.key(0))))),
+            "of int8, .*32",
+        ),
+        (dict(drafter=DRAFT._replace(params=jnp.zeros(2, jnp.int32))), "parameters of int32, .*: load it as float32"),
         (dict(drafter=Model(gpt.language_model(GPT), {})), "18 tokens: expected at most the 16 positions of the draft"),
     ],
 )

@@ -19,8 +19,9 @@ import pytest
 import jaxspec
 from jaxspec import Model, heads, published, trim
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
-from jaxspec.nets import decoder, gpt, lookahead_embeddings
+from jaxspec.nets import decoder, exit_adapter, gpt, lookahead_embeddings
 from jaxspec.nets import heads as heads_net
+from jaxspec.nets import mtp as mtp_net
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.testing import table_model, word_tokenizer
@@ -229,23 +230,25 @@ def dflash(t, table, hidden, draft, ids, slots, mask):
         y = norm(x, t[f"{name}.input_layernorm.weight"])
         x = x + attention(t, f"{name}.self_attn", y, context, causal=False)
         x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
-    features = norm(x, t["norm.weight"])[slots:][:GAMMA]
+    normed = norm(x, t["norm.weight"])
+    features = normed[slots:][:GAMMA]
     logits = features @ t["lm_head.weight"].T if "lm_head.weight" in t else hidden.head(features)
     if "markov_head.markov_w1.weight" not in t:
         return logits
     memory, found = torch.zeros(5), []
-    for k, previous in enumerate([FIRST, *draft[:-1]]):
+    # All of the block, in order: that of the last committed token, too, where it predicts none (`slots` is 1).
+    for feature, previous in zip(normed, [FIRST] * slots + [FIRST, *draft[:-1]], strict=False):
         z = t["markov_head.markov_w1.weight"][previous]
         if "markov_head.gate_proj.weight" in t:
-            read = torch.cat([features[k], z]) @ t["markov_head.gate_proj.weight"].T + t["markov_head.gate_proj.bias"]
+            read = torch.cat([feature, z]) @ t["markov_head.gate_proj.weight"].T + t["markov_head.gate_proj.bias"]
             z = torch.sigmoid(read) * z
         if "markov_head.joint_proj.weight" in t:
-            read = torch.cat([memory, z, features[k]]) @ t["markov_head.joint_proj.weight"].T
+            read = torch.cat([memory, z, feature]) @ t["markov_head.joint_proj.weight"].T
             gate, new, out = (read + t["markov_head.joint_proj.bias"]).chunk(3)
             memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
             z = torch.tanh(out)
-        found.append(logits[k] + z @ t["markov_head.markov_w2.weight"].T)
-    return torch.stack(found)
+        found.append(z @ t["markov_head.markov_w2.weight"].T)
+    return logits + torch.stack(found[slots:])
 
 
 # --- files
@@ -284,14 +287,15 @@ def dflash_shapes(qk_norms=True, taps=2):
     return layer_shapes("layers.0", qk_norms=qk_norms) | layer_shapes("layers.1", qk_norms=qk_norms) | top
 
 
-def mtp_shapes(layout):
+def mtp_shapes(layout, **options):
     fc, *norms, layer, style = layout
-    shapes = layer_shapes(layer) | {f"{fc}.weight": (D, 2 * D)} | {f"{name}.weight": (D,) for name in norms}
+    shapes = layer_shapes(layer, **options) | {f"{fc}.weight": (D, 2 * D)} | {f"{name}.weight": (D,) for name in norms}
     return shapes | ({"model.layers.7.shared_head.head.weight": (V, D)} if style == "nextn" else {})
 
 
 OFFSETS = torch.tensor([0, 0, 1, 1, 2, 4])  # of ids 0, 1, 3, 4, 6 and 9
 MARKOV = {"markov_head.markov_w1.weight": (V, 5), "markov_head.markov_w2.weight": (V, 5)}
+JOINT = {"markov_head.joint_proj.weight": (15, 10 + D), "markov_head.joint_proj.bias": (15,)}
 QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.layers.0", "qwen")
 MIMO = (*(f"model.mtp_layers.0.{x}" for x in ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")),)
 MIMO = (*MIMO, "model.mtp_layers.0", "mimo")
@@ -401,7 +405,9 @@ CASES = {
         {"num_nextn_predict_layers": 1}, mtp_shapes(NEXTN), functools.partial(mtp, layout=NEXTN), beside_target=True
     ),
     "MTP, speculators": Published(
-        unified("mtp", num_nextn_predict_layers=1), mtp_shapes(UNIFIED), functools.partial(mtp, layout=UNIFIED)
+        unified("mtp", QWEN3, num_nextn_predict_layers=1),
+        mtp_shapes(UNIFIED, qk_norms=True),
+        functools.partial(mtp, layout=UNIFIED),
     ),
     "DFlash": Published(
         QWEN3
@@ -429,7 +435,7 @@ CASES = {
         },
         dflash_shapes()
         | MARKOV
-        | {"markov_head.joint_proj.weight": (15, 10 + D), "markov_head.joint_proj.bias": (15,)}
+        | JOINT
         | {"confidence_head.proj.weight": (1, D + 5), "confidence_head.proj.bias": (1,)}
         | {"embed_tokens.weight": (V, D), "lm_head.weight": (V, D)},
         functools.partial(dflash, ids=(2, 5), slots=0, mask=12),
@@ -447,6 +453,21 @@ CASES = {
             draft_vocab_size=V,
         ),
         dflash_shapes() | MARKOV | {"markov_head.gate_proj.weight": (5, D + 5), "markov_head.gate_proj.bias": (5,)},
+        functools.partial(dflash, ids=(2, 5), slots=1, mask=12),
+    ),
+    "DSpark, a memory": Published(
+        unified(
+            "dspark",
+            QWEN3 | {"num_hidden_layers": 2},
+            aux_hidden_state_layer_ids=[2, 5],
+            block_size=4,
+            mask_token_id=12,
+            sample_from_anchor=False,
+            markov_rank=5,
+            markov_head_type="rnn",
+            draft_vocab_size=V,
+        ),
+        dflash_shapes() | MARKOV | JOINT,
         functools.partial(dflash, ids=(2, 5), slots=1, mask=12),
     ),
 }
@@ -531,6 +552,9 @@ def test_a_format_without_such_a_drafter(target, folder, tmp_path):
     config, params = heads.read_head(CASES["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
     with pytest.raises(CheckpointError, match="hidden_first"):
         draft_heads.save(config, params, tmp_path / "out", target=target)
+    plain = mtp_net.MTPConfig(dataclasses.replace(LLAMA, layers=1))
+    with pytest.raises(CheckpointError, match=r"Qwen 3's layer only.* head_norms=False: train it with head_norms"):
+        draft_heads.save(plain, mtp_net.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
 
 
@@ -623,8 +647,43 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
             jaxspec.load_drafter(where, target=unloaded(other))
 
 
+def test_a_drafter_that_names_another_model(target, tmp_path):
+    """Of the same width and vocabulary: refused where the layers of the other are known to be more or fewer."""
+    config = exit_adapter.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=2)
+    params = exit_adapter.init(config, jax.random.key(0))
+    folder = draft_heads.save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))
+    table = json.loads((folder / "config.json").read_text())
+    assert table["base_model_name_or_path"] == "org/tiny-7b"
+    with pytest.warns(UserWarning, match="made for org/tiny-7b, and the target is org/other: the text stays exact"):
+        jaxspec.load_drafter(folder, target=target._replace(name="org/other"))
+    for name in ("org/tiny-7b", "other/Tiny-7B-int8", "a-folder", ""):  # a copy, or nobody knows
+        jaxspec.load_drafter(folder, target=target._replace(name=name))
+
+    say(folder, base_model_name_or_path="debian-t5-large", num_target_layers=None)
+    with pytest.raises(
+        CheckpointError, match=r"debian-t5-large, a model of 9 layers, .* has 7: .*load\('debian-t5-large"
+    ):
+        jaxspec.load_drafter(folder, target=target._replace(name="debian-gpt-base"))
+    say(folder, num_target_layers=LAYERS + 1)
+    with pytest.raises(CheckpointError, match=f"made for a target of {LAYERS + 1} layers, and the target has {LAYERS}"):
+        jaxspec.load_drafter(folder, target=target)
+
+
+@pytest.mark.slow
+def test_shipped_drafters_and_other_shipped_models():
+    with pytest.raises(
+        CheckpointError, match="made for debian-t5-base, a model of 5 layers, and debian-t5-large has 9"
+    ):
+        jaxspec.load_drafter("debian-t5-base-lookahead", target=jaxspec.load("debian-t5-large"))
+
+
 def test_options_that_a_drafter_has_no_use_for(folder, target, tmp_path):
     medusa, eagle = (CASES[name].write(tmp_path / name, folder) for name in ("Medusa", "EAGLE"))
+    for wrong in ("024", ("0", "2")):
+        with pytest.raises(ValueError, match=r"taps (is the string|has) '0.*: expected numbers of layers"):
+            jaxspec.load_drafter(eagle, target=target, taps=wrong)
+        with pytest.raises(ValueError, match=r"taps (is the string|has) '0.*: expected numbers of layers"):
+            jaxspec.with_taps(target, wrong)
     with pytest.raises(ValueError, match=r"taps is \[1\], and .* reads the last layer's output only"):
         jaxspec.load_drafter(medusa, target=target, taps=[1])
     few = jaxspec.trim_vocabulary(target, size=4)
