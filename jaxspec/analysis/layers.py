@@ -14,6 +14,7 @@ from jaxspec.base import Model
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job, Prompts, prepare
 from jaxspec.drafters import own_layers, skip_layers
+from jaxspec.integers import integers
 
 Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them
 
@@ -76,10 +77,11 @@ def search_layers(
         repeats: timed runs of each set, interleaved with as many of the best one before it.
         seed: of the changes.
         progress: whether a bar on standard error shows the trials, with the best speed so far.
-        **options: of `jaxspec.generate`: max_new_tokens, temperature, key, ...
+        **options: of `jaxspec.generate`: max_new_tokens, temperature, key, ...; not drafter.
 
     Raises:
-        ValueError: trials or repeats < 1, a target whose layers cannot be run in part, or as `jaxspec.generate`.
+        ValueError: trials, repeats or gamma < 1 or no integer, a drafter, a target whose layers cannot be run in part,
+            or as `jaxspec.generate`.
 
     Example:
         >>> import jax.numpy as jnp, jaxspec
@@ -93,6 +95,11 @@ def search_layers(
 
     Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168, who search by Bayesian optimisation.
     """
+    if options.get("drafter") is not None:
+        raise ValueError("got a drafter: expected none, as the target's own layers draft here; leave it out")
+    trials, repeats, gamma = integers(trials=trials, repeats=repeats, gamma=gamma)
+    if gamma < 1:
+        raise ValueError(f"gamma is {gamma}: expected at least 1 draft token a round")
     if trials < 1 or repeats < 1:
         raise ValueError(f"trials is {trials} and repeats {repeats}: expected at least 1 of each")
     plain, count = prepare(target, prompts, **options), own_layers.layers_of(target).count

@@ -31,7 +31,7 @@ class DraftContext(NamedTuple):
         to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
-        finished: rows that have ended; None where a round is part of another decoder's draft.
+        finished: rows of the call that have ended, in the rounds inside of a draft, too; None: not known.
     """
 
     keys: Keys

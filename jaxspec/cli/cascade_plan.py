@@ -32,6 +32,11 @@ def show(
         pairs += [(big, model), (model, inner)]
         gammas.append((*written.numbers, 3)[0])
     levels = [names.pair_job(big, small, dtype, prompts, count, of_models=False, **asked) for big, small in pairs]
+    if any(job.decoder.trees for job in levels[1:]):  # before anything is measured
+        raise ValueError(
+            f"--draft is {draft!r}: the inner drafter drafts trees, and the theory is of chains; `jaxspec bench` "
+            "measures any cascade"
+        )
     with console.counting("plan", len(levels)) as advance:
         found = cascade_plan.of_levels(levels, gammas, most=most, repeats=repeats, advance=advance)
     lower = zip(pairs[1:], gammas, strict=True)

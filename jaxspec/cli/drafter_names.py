@@ -15,7 +15,7 @@ def drafter(
     name: str,
     load: Callable[[str], Model],
     target: Model | None = None,
-    references: Callable[[], Sequence[str]] = tuple,
+    references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | Bound:
     """A drafter by its name, as `drafter_syntax` has them; several with + between: the first that has a draft.
 
@@ -23,10 +23,11 @@ def drafter(
         name: a model's, or one of a drafter. A + in a path that exists belongs to the path.
         load: of the models among them.
         target: the model to draft for; if given, a datastore must have been built with its vocabulary.
-        references: texts that n-grams are counted on, and a datastore without a folder is built of.
+        references: texts that n-grams are counted on, and a datastore without a folder is built of; None: both
+            are refused.
 
     Raises:
-        ValueError: no such drafter, or a datastore that was built with another vocabulary.
+        ValueError: no such drafter, a datastore that was built with another vocabulary, or no texts to count.
     """
     from jaxspec import drafters, shared_vocabulary, trim
     from jaxspec.base import Model
@@ -38,7 +39,7 @@ def drafter(
     if len(several := parts(name)) > 1:
         return drafters.fallback(*[drafter(part, load, target, references) for part in several])
     if name in (*COUNTED, "retrieval") and target is not None:
-        return _counted(name, target, references())
+        return _counted(name, target, references)
     written = parse(name)
     if written is None:
         return model(name)
@@ -53,8 +54,8 @@ def drafter(
         return drafters.prompt_lookup(max(3, *numbers), *numbers) if numbers else drafters.prompt_lookup()
     if kind == "cascade":
         middle = model(inner[0])  # for which the inner one drafts
-        return drafters.cascade(middle, drafter(inner[1], load, middle), gamma=(*numbers, 3)[0])
-    made = [drafter(part, load, target) for part in inner]
+        return drafters.cascade(middle, drafter(inner[1], load, middle, references), gamma=(*numbers, 3)[0])
+    made = [drafter(part, load, target, references) for part in inner]
     if kind == "tree":
         options: dict[str, Any] = {"draw": draw} if draw else {}
         return drafters.tree(made[0], numbers or None, **options)
@@ -87,11 +88,21 @@ def _of_target(name: str, written: Written, target: Model | None, head_size: int
     return drafters.skip_layers(target, *written.layers, head=head)
 
 
-def _counted(name: str, target: Model, texts: Sequence[str]) -> Bound | Model:
+def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> Bound | Model:
     """N-gram tables, or a datastore, of texts."""
     from jaxspec import corpus, datastore, drafters
 
-    if not texts:
+    if references is None:
+        if name in COUNTED:
+            raise ValueError(
+                f"the drafter is {name!r}: n-gram tables are counted from held-out texts in bench and measure; "
+                "expected the folder of a counted table here, such as `jaxspec train debian-t5-bigram` writes"
+            )
+        raise ValueError(
+            f"the drafter is {name!r}: a datastore is built from held-out texts in bench and measure; expected "
+            "retrieval:FOLDER here, a folder that `jaxspec datastore` wrote"
+        )
+    if not (texts := references()):
         raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
     if name in COUNTED:
         return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)

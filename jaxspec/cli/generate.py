@@ -55,6 +55,8 @@ def generate(
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
     if search.beams:
         searching.check(search, settings, sampling, {"--trace": trace, "--compare": compare})
+    else:
+        searching.refuse_without_beams(search)
     texts = given_prompts.given(prompt, prompts)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):

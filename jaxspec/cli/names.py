@@ -106,21 +106,24 @@ def pair_job(
     """A pair on the first prompts of a file, or on held-out ones.
 
     Args:
-        target, draft, dtype: of the models; the drafter may be any but one that is made of texts.
+        target, draft, dtype: of the models; what is made of texts is made of held-out ones after the first `count`.
         prompts, count: a file or None, and how many of its prompts.
         widen: the target's feed-forward blocks, as `model` has it.
         of_models: whether the drafter must be a model.
         seed, **more: as `jaxspec.generate` takes them.
     """
+    import functools
+
     import jax
 
     from jaxspec.cli import drafter_names, drafter_syntax
-    from jaxspec.cli.prompts import from_file, heldout_for
+    from jaxspec.cli.prompts import from_file, heldout_for, references
     from jaxspec.decode.request import prepare
 
     if of_models and not drafter_syntax.is_model(draft):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big = model(target, dtype, widen=widen)
-    small = drafter_names.drafter(draft, lambda name: model(name, dtype), big)
+    left = functools.partial(references, big, count)
+    small = drafter_names.drafter(draft, lambda name: model(name, dtype), big, left)
     texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
     return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)

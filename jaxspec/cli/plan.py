@@ -82,8 +82,10 @@ def plan(
     mode = known or ("--tree" if tree else "a plan for a pair")
     options.refuse([name for name in given if name in IGNORED[mode]], mode)
     if draft.startswith(("cascade:", "cascade=")):
-        if alpha is not None or device or tree or widen or list(batches) != [1]:
-            raise ValueError("--draft cascade is measured, at batch 1: leave out --alpha, --device, --tree and --widen")
+        others = {"alpha": alpha is not None, "device": device, "tree": tree, "widen": widen, "batch": batches != (1,)}
+        if any(others.values()):
+            named = ", ".join(f"--{name}" for name, value in others.items() if value)
+            raise ValueError(f"--draft cascade is measured, at batch 1: leave out {named}")
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         return cascade_plan.show(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
     if device:

@@ -31,7 +31,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import after, as_drafter, put, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, number, put, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 from jaxspec.integers import integer
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
@@ -90,6 +90,7 @@ def cascade(
         inner_temperature: the temperature of the inner drafter's distributions over that of `draft`'s.
 
     Raises:
+        TypeError: draft is no model, inner no drafter or rule none of `jaxspec.accept`.
         ValueError: levels with different vocabularies or of different kinds, a drafter that reads hidden states of
             another model or whose state cannot go back, trees where `draft` or the rule takes chains only, gamma < 1 or
             inner_temperature <= 0.
@@ -113,9 +114,13 @@ def cascade(
         raise ValueError(f"gamma is {gamma}: expected at least 1 draft token for each inner round")
     if not isinstance(draft, Model):
         raise TypeError(f"draft is of type {type(draft).__name__}: expected a jaxspec.Model, for which inner drafts")
+    expected = "a finite number of more than 0; drafters.greedy drafts at 0"
+    inner_temperature = number(inner_temperature, "inner_temperature", expected)
     if not inner_temperature > 0:
-        raise ValueError(f"inner_temperature is {inner_temperature}: expected more than 0; drafters.greedy drafts at 0")
-    made, rule = as_drafter(inner), accept.rejection() if rule is None else rule
+        raise ValueError(f"inner_temperature is {inner_temperature}: expected {expected}")
+    made, rule = as_drafter(inner, "inner"), accept.rejection() if rule is None else rule
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.accept.rejection()")
     for model in made.models:
         _check_levels(draft, model)
     if made.functions.rollback is None:
@@ -126,7 +131,7 @@ def cascade(
     if made.target is not None:
         draft = with_taps_of(draft, made.target)
     check_trees(draft.lm, made.functions, rule)
-    functions = _cascade(draft.lm, made.functions, rule, gamma, float(inner_temperature))
+    functions = _cascade(draft.lm, made.functions, rule, gamma, inner_temperature)
     return Bound(functions, (draft.params, made.params), (draft, *made.models))
 
 

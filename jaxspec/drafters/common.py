@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import (
@@ -26,11 +30,56 @@ from jaxspec.base import (
 from jaxspec.drafters.model import model
 
 
-def as_drafter(drafter: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
-    """A model as the drafter that samples from it; functions alone with no values; a drafter as it is."""
+def as_drafter(drafter: Drafter | Bound[Drafter] | Model, name: str = "a drafter") -> Bound[Drafter]:
+    """A model as the drafter that samples from it; functions alone with no values; a drafter as it is.
+
+    Raises:
+        TypeError: none of these; `name` is what the caller calls it.
+    """
     if isinstance(drafter, Model):
         return model(drafter)
-    return Bound(drafter) if isinstance(drafter, Drafter) else drafter
+    if isinstance(drafter, Drafter):
+        return Bound(drafter)
+    if isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter):
+        return drafter
+    raise TypeError(f"{name} is {shown(drafter)}: expected a jaxspec.Model, or one of jaxspec.drafters")
+
+
+def check_model(given: Any, name: str) -> None:
+    """Refuses what is no model.
+
+    Raises:
+        TypeError: what was given is no model.
+    """
+    if not isinstance(given, Model):
+        raise TypeError(f"{name} is {shown(given)}: expected a jaxspec.Model, as jaxspec.load gives")
+
+
+def shown(given: Any) -> str:
+    """What was given in place of something else, for an error; short.
+
+    >>> shown("x"), shown(None), shown(shown), shown(Bound(None))
+    ("'x'", 'None', 'shown, which was not called', 'of type Bound')
+    """
+    if given is None or isinstance(given, str | int | float):
+        return repr(given)
+    if callable(given) and hasattr(given, "__name__"):
+        return f"{given.__name__}, which was not called"
+    return f"of type {type(given).__name__}"
+
+
+def number(value: Any, name: str, expected: str) -> float:
+    """A finite real number of any kind as Python's; True and False are none.
+
+    >>> number(np.float32(0.5), "factor", "a finite number")
+    0.5
+    """
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0:
+        real = np.issubdtype(value.dtype, np.integer) or jnp.issubdtype(value.dtype, jnp.floating)
+    if real and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
 def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
@@ -61,11 +110,29 @@ def with_taps_of(target: Model, made_for: Model) -> Model:
         return target
     if target.config is None or target.config != made_for.config:
         names = [model.name or "a model without a name" for model in (made_for, target)]
+        if names[0] == names[1]:
+            names = [name + how for name, how in zip(names, _differing(made_for.config, target.config), strict=True)]
         raise ValueError(
-            f"the drafter reads the hidden states of {names[0]} ({made_for.config}), and drafts for {names[1]} "
-            f"({target.config}): make it for that one"
+            f"the drafter reads the hidden states of {names[0]} or uses its layers, and drafts for {names[1]}: make it "
+            "for that one"
         )
     return target._replace(lm=made_for.lm)
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """What tells two models of one name from each other: the first field of their configs that differs.
+
+    >>> from jaxspec.nets.gpt import GPTConfig
+    >>> _differing(*(GPTConfig(32, dim=16, ff_dim=32, layers=n, heads=2, max_positions=48) for n in (2, 3)))
+    (' (layers=2)', ' (layers=3)')
+    """
+    if type(one) is not type(other):
+        return f" ({type(one).__name__})", f" ({type(other).__name__})"
+    for field in dataclasses.fields(one) if dataclasses.is_dataclass(one) else ():
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if mine != theirs:
+            return f" ({field.name}={mine})", f" ({field.name}={theirs})"
+    return "", " (another one)"
 
 
 def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:

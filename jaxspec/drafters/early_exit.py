@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Parts
 from jaxspec.drafters import own_layers
+from jaxspec.drafters.common import shown
 from jaxspec.integers import integer
 
 
@@ -30,6 +31,7 @@ def early_exit(
             `jaxspec.load_drafter` reads trained ones. By default the target's final norm takes its place.
 
     Raises:
+        TypeError: the target or the head is no model, or the adapter none.
         ValueError: not 1 <= layers < the target's, a target whose layers cannot be run in part, or a head or an adapter
             of another model or after other layers.
 
@@ -48,11 +50,15 @@ def early_exit(
     2404.18911.
     """
     layers, count = integer(layers, "layers", "an integer"), own_layers.layers_of(target).count
+    if count == 1:
+        raise ValueError(f"{target.name or 'the target'} has one layer, and so no exit before the last: expected more")
     if not 1 <= layers < count:
         raise ValueError(
             f"layers is {layers} and {target.name or 'the target'} has {count}: expected an exit after at least 1 and "
             f"at most {count - 1}"
         )
+    if adapter is not None and not (isinstance(adapter, Bound) and isinstance(adapter.functions, ExitAdapter)):
+        raise TypeError(f"adapter is {shown(adapter)}: expected a jaxspec.Bound of nets.exit_adapter.head(config)")
     if adapter is not None and adapter.functions.needs.taps != (layers - 1,):
         tap, *_ = adapter.functions.needs.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")

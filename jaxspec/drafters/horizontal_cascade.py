@@ -46,6 +46,7 @@ def horizontal_cascade(
         tokens: that `first` drafts; with a gamma up to that there are no others.
 
     Raises:
+        TypeError: first or then is no drafter.
         ValueError: drafters of trees, `then` on hidden states or the target's own layers, or tokens < 1.
 
     Example:
@@ -64,7 +65,7 @@ def horizontal_cascade(
     tokens = integer(tokens, "tokens", "an integer, the draft tokens of the first drafter")
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}: expected at least 1 for the first drafter")
-    both = as_drafter(first), as_drafter(then)
+    both = as_drafter(first, "first"), as_drafter(then, "then")
     for name, made in zip(("first", "then"), both, strict=True):
         if made.functions.tree is not None:
             raise ValueError(f"{name} drafts trees: expected a drafter of chains")

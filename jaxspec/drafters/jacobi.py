@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec import noise
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.integers import integer
+
+
+class JacobiState(NamedTuple):
+    """The last iterate.
+
+    Attributes:
+        tokens: for the positions from `start` on.
+        start: the row's length when they were made; -1: of no positions, the prompt's tokens.
+    """
+
+    tokens: Int[Array, "B G"]
+    start: Int[Array, " B"]
 
 
 def jacobi(longest: int = 16) -> Bound[Drafter]:
@@ -20,14 +34,15 @@ def jacobi(longest: int = 16) -> Bound[Drafter]:
     right after every pass, more where the target corrects itself in the same way whatever precedes. Networks that were
     not trained for it gain next to nothing (`lookahead` remembers what iterations have seen, and gains more).
 
-    Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. A draft
-    begins with the first tokens of the prompt.
+    Exact at every temperature: a draft token is a function of earlier rounds. State: `longest` tokens a row. The first
+    draft is the first tokens of the prompt. As `then` of a `horizontal_cascade` it drafts what was found for the
+    positions after those that are drafted already.
 
     Args:
         longest: the most draft tokens of a round, whatever gamma.
 
     Raises:
-        ValueError: longest below 1.
+        ValueError: longest is no integer, or below 1.
 
     Example:
         >>> import jax, jaxspec
@@ -40,6 +55,7 @@ def jacobi(longest: int = 16) -> Bound[Drafter]:
 
     Reference: Santilli et al., ACL 2023, arXiv 2305.10427.
     """
+    longest = integer(longest, "longest", "an integer, the most draft tokens of a round")
     if longest < 1:
         raise ValueError(f"longest is {longest}: expected at least 1 draft token")
     return Bound(_jacobi(longest))
@@ -47,22 +63,25 @@ def jacobi(longest: int = 16) -> Bound[Drafter]:
 
 @functools.cache
 def _jacobi(longest: int) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Int[Array, "B G"]:
-        return prompt_tokens(prompt, longest)
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> JacobiState:
+        return JacobiState(prompt_tokens(prompt, longest), jnp.full_like(prompt.length, -1))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        tokens = caches.draft[:, : context.gamma]
-        tokens = jnp.pad(
-            tokens, ((0, 0), (0, context.gamma - tokens.shape[1]))
-        )  # another drafter's rounds may be longer
-        return Draft(tokens, jnp.minimum(context.limit, longest)), caches
+        state = caches.draft
+        # In a horizontal cascade the row has draft tokens, which stand at the first positions of the iterate.
+        drafted = jnp.where(state.start < 0, 0, jnp.maximum(context.row.length - state.start, 0))
+        index = drafted[:, None] + jnp.arange(context.gamma, dtype=drafted.dtype)[None, :]
+        tokens = jnp.take_along_axis(state.tokens, jnp.minimum(index, longest - 1), axis=1)
+        # Another drafter's rounds may be longer.
+        return Draft(tokens, jnp.minimum(context.limit, jnp.maximum(longest - drafted, 0))), caches
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.
         best = noise.first_largest(forward.logits)
         following = verdict.num_accepted[:, None] + jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
         last = jnp.asarray(best.shape[1] - 1, following.dtype)
-        return caches._replace(draft=jnp.take_along_axis(best, jnp.minimum(following, last), axis=1))
+        tokens = jnp.take_along_axis(best, jnp.minimum(following, last), axis=1)
+        return caches._replace(draft=JacobiState(tokens, row.length))
 
     return Drafter(init, propose, commit, longest=longest)
 

@@ -37,6 +37,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
+from jaxspec.drafters.common import check_model
 from jaxspec.drafters.hidden_states import check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.drafters.tree_cache import NodeReader
@@ -97,10 +98,13 @@ def bound(
         adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
 
     Raises:
+        TypeError: the target or the head is no model.
         ValueError: the target's layers cannot be run in part, or the head or the adapter is for another model.
     """
-    lm, name = target.lm, target.name or "the target"
     layers_of(target)
+    lm, name = target.lm, target.name or "the target"
+    if head is not None:
+        check_model(head, "head")
     network = None if adapter is None else adapter.functions
     if network is not None:
         check_target(network.needs, target, "an adapter")
@@ -119,8 +123,10 @@ def layers_of(target: Model) -> Layers:
     """The target's layers.
 
     Raises:
+        TypeError: the target is no model.
         ValueError: they cannot be run in part.
     """
+    check_model(target, "target")
     if target.lm.layers is None or target.lm.head is None:
         raise ValueError(
             f"the layers of {target.name or 'the target'} cannot be run in part (LanguageModel.layers is None): "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxspec.base import Bound, Drafter, Model, Parts
 from jaxspec.drafters import own_layers
+from jaxspec.integers import integer
 
 
 def skip_layers(
@@ -25,8 +26,9 @@ def skip_layers(
         head: as in `drafters.early_exit`.
 
     Raises:
-        ValueError: nothing is skipped, or everything; no such layer, or one that is named twice; a target whose layers
-            cannot be run in part.
+        TypeError: the target or the head is no model.
+        ValueError: nothing is skipped, or everything; no such layer, or one that is named twice; other things than
+            integers; a target whose layers cannot be run in part.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxspec
@@ -44,7 +46,7 @@ def skip_layers(
     count, name = own_layers.layers_of(target).count, target.name or "the target"
     chosen = []
     for what, layers in (("attention", attention), ("mlp", mlp)):
-        skipped = [int(layer) for layer in layers]
+        skipped = _integers(what, layers)
         if odd := [layer for layer in skipped if not 0 <= layer < count]:
             raise ValueError(f"{what} skips layer {odd[0]}: {name} has layers 0 to {count - 1}")
         if len(set(skipped)) < len(skipped):
@@ -55,3 +57,14 @@ def skip_layers(
     if all(len(run) == count for run in chosen):
         raise ValueError("attention and mlp skip nothing: the drafter would be the target; expected some layers")
     return own_layers.bound(target, Parts(*chosen), head)
+
+
+def _integers(what: str, layers: Sequence[int]) -> list[int]:
+    expected = f"the layers, from 0, whose {what} is skipped, such as [5, 7]"
+    try:
+        found = list(layers)
+    except TypeError:
+        raise ValueError(f"{what} is {layers!r}: expected {expected}") from None
+    if isinstance(layers, str | bytes):
+        raise ValueError(f"{what} is {layers!r}: expected {expected}")
+    return [integer(layer, f"a layer of {what}", f"an integer, of {expected}") for layer in found]

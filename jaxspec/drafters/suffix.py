@@ -15,8 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.drafters import continuations
-from jaxspec.drafters.common import no_commit, same_state, searched
+from jaxspec.drafters.common import no_commit, number, same_state, searched
 from jaxspec.drafters.prompt_lookup import NO_TOKEN, match_lengths, text_of
+from jaxspec.integers import integers
 
 
 class SuffixOptions(NamedTuple):
@@ -84,7 +85,7 @@ def suffix(
         length: of each, in such a tree.
 
     Raises:
-        ValueError: a number below 1; factor <= 0; a probability outside [0, 1]; a score below 0.
+        ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0.
 
     Example:
         >>> drafter = suffix().functions
@@ -97,6 +98,10 @@ def suffix(
 
     Reference: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
     """
+    longest, places = integers(longest=longest, places=places)
+    factor = number(factor, "factor", "a finite number, the draft tokens for each token that matched")
+    least_probability = number(least_probability, "least_probability", "a number from 0 to 1")
+    least_score = number(least_score, "least_score", "a finite number, 0 or more")
     if longest < 1 or places < 1:
         raise ValueError(f"longest is {longest} and places {places}: expected at least 1 of each")
     if not factor > 0:

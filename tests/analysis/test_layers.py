@@ -47,3 +47,19 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
 def test_what_cannot_be_searched(model, options, message):
     with pytest.raises(ValueError, match=message):
         layers.search_layers(model, PROMPT, progress=False, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": table_model(jax.random.key(0), 32)}, "got a drafter: expected none"),
+        ({"gamma": 0}, "gamma is 0: expected at least 1 draft token a round"),
+        ({"gamma": -1}, "gamma is -1: expected at least 1 draft token a round"),
+        ({"trials": 1.5}, "trials is 1.5: expected an integer"),
+        ({"repeats": 2.0}, "repeats is 2.0: expected an integer"),
+    ],
+)
+def test_what_is_no_search_is_refused_before_the_prompts_are_read(options, message, monkeypatch):
+    monkeypatch.setattr(layers, "prepare", lambda *_, **__: pytest.fail("prepared"))
+    with pytest.raises(ValueError, match=message):
+        layers.search_layers(target(2), PROMPT, progress=False, max_new_tokens=4, **options)

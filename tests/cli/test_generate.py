@@ -176,6 +176,18 @@ def test_beams_are_the_librarys(zoo, report, run):
     assert f"{out.scores[0, 0]:.4f} {out.texts[0][0]}" in shown and f"in {out.passes[0]} passes" in shown
 
 
+def test_what_only_a_search_reads_is_refused_without_one(refused):
+    said = refused(PROMPT, "--early-stopping", "sometimes", "--length-penalty", "2")
+    assert "generate without --beams does not read --length-penalty, --early-stopping: leave them out" in said
+    assert "does not read --length-penalty: leave it out" in refused(PROMPT, "--length-penalty", "0.5")
+
+
+def test_ngram_tables_by_name_are_of_other_commands(refused):
+    said = refused(PROMPT, "--draft", "bigram")
+    assert "the drafter is 'bigram': n-gram tables are counted from held-out texts in bench and measure" in said
+    assert "take fewer prompts" not in said
+
+
 def test_beams_refuse_what_samples(refused):
     assert "drop --trace, --temperature" in refused(PROMPT, "--beams", "2", "--temperature", "1", "--trace")
     assert "takes a model that drafts, not prompt_lookup" in refused(PROMPT, "--beams", "2", "--draft", "prompt_lookup")

@@ -75,6 +75,37 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
         drafter_names.drafter("early_exit=1", names.model)
 
 
+def test_ngram_tables_inside_other_drafters_are_counted_on_the_references():
+    target = names.model("debian-gpt-base")
+    for name in (
+        *("cascade=3:debian-gpt-small:bigram", "cascade:debian-gpt-small:cascade=1:debian-gpt-small:retrieval"),
+        *(
+            "horizontal_cascade=1:debian-gpt-small:bigram",
+            "greedy:bigram",
+            "tree=2x1:trigram",
+            "without_backoff:bigram+trigram",
+        ),
+    ):
+        asked = []
+        drafter_names.drafter(name, names.model, target, lambda asked=asked: asked.append(1) or ["A fast editor."])
+        assert asked, name
+        with pytest.raises(ValueError, match=r"no held-out texts are left to make a .*: take fewer prompts"):
+            drafter_names.drafter(name, names.model, target, list)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bigram", "n-gram tables are counted from held-out texts in bench and measure; expected the folder of a"),
+        ("cascade:debian-gpt-small:4-gram", "the drafter is '4-gram': n-gram tables are counted from held-out texts"),
+        ("retrieval", "a datastore is built from held-out texts in bench and measure; expected retrieval:FOLDER"),
+    ],
+)
+def test_what_is_counted_is_refused_where_no_texts_are(name, message):
+    with pytest.raises(ValueError, match=message):
+        drafter_names.drafter(name, names.model, names.model("debian-gpt-base"))
+
+
 def test_drafters_of_trees_by_name():
     """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
     assert drafter_names.drafter("token_recycling", names.model).functions.tree == (32, 4)

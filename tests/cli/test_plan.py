@@ -107,6 +107,22 @@ def test_a_cascade_of_three_levels_with_a_look_up_inside_is_planned(report):
     assert found["alpha"][1] == 1 and 0 <= found["alpha"][2] < 1 and found["c"][2] == 0
 
 
+def test_a_cascade_over_ngram_tables_is_planned(report):
+    asked = ("--draft", "cascade=2:debian-t5-draft:bigram", "--gamma", "2", "--count", "2", "--repeats", "1")
+    found = report(*asked, "--max-new-tokens", "12")
+    assert len(found["alpha"]) == 2 and 0 <= found["alpha"][1] < 1
+
+
+def test_a_tree_inside_a_cascade_is_refused_before_anything_is_measured(run, monkeypatch):
+    measured = []
+    monkeypatch.setattr("jaxspec.analysis.bench.cascade_plan.of_levels", lambda *_, **__: measured.append(1))
+    result = run(
+        "--draft", "cascade:debian-t5-draft:cascade=1:debian-t5-draft:tree=2x1:debian-t5-draft", "--count", "2"
+    )
+    assert result.exit_code == 2 and not measured
+    assert "the inner drafter drafts trees" in result.stderr.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,7 +135,8 @@ def test_a_cascade_of_three_levels_with_a_look_up_inside_is_planned(report):
         (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
         (["--draft", "cascade:debian-t5-draft:tree:debian-t5-draft"], "the inner drafter drafts trees"),
         (["--draft", "cascade=2:debian-t5-draft"], "expected cascade:NAME:INNER"),
-        (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1"),
+        (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1: leave out --batch"),
+        (["--draft", "cascade:a:b", "--tree", "--widen", "8"], "is measured, at batch 1: leave out --tree, --widen"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),
         (["--nodes", "4", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --nodes: leave it out"),

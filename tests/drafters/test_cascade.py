@@ -57,6 +57,20 @@ def test_horizontal_drafts_are_one_after_the_other():
     assert _counts(jaxspec.generate(TARGET, ROWS, drafter=split, **OPTIONS)) == _counts(alone)
 
 
+def test_inner_rounds_are_told_which_rows_have_ended():
+    """So `suffix(share=True)` has the same rows to search inside of a cascade as by itself."""
+    inner, told = drafters.prompt_lookup(), []
+
+    def propose(weights, caches, context):
+        jax.debug.callback(lambda finished: told.append(finished.tolist()), context.finished)
+        return inner.functions.propose(weights, caches, context)
+
+    spy = Bound(inner.functions._replace(propose=propose))
+    jaxspec.generate(TARGET, ROWS, drafter=drafters.cascade(LARGE, spy), **OPTIONS)
+    jax.effects_barrier()
+    assert [False] * 3 in told and [False, True, False] in told
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -73,6 +87,8 @@ def test_horizontal_drafts_are_one_after_the_other():
         (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=accept.block()), "judges chains only"),
         (lambda: drafters.cascade(LARGE, SMALL, gamma=0), "gamma is 0"),
         (lambda: drafters.cascade(LARGE, SMALL, inner_temperature=0), "drafters.greedy"),
+        (lambda: drafters.cascade(LARGE, SMALL, inner_temperature="a"), "inner_temperature is 'a': expected a finite"),
+        (lambda: drafters.cascade(LARGE, SMALL, inner_temperature=float("nan")), "inner_temperature is nan"),
         (lambda: drafters.horizontal_cascade(LARGE, drafters.tree(SMALL, (2,))), "then drafts trees"),
         (lambda: drafters.horizontal_cascade(LARGE, drafters.early_exit(NET, 1)), "has not read the first"),
         (lambda: drafters.horizontal_cascade(LARGE, SMALL, tokens=0), "tokens is 0"),
@@ -80,6 +96,28 @@ def test_horizontal_drafts_are_one_after_the_other():
 )
 def test_what_is_no_cascade_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: drafters.cascade(LARGE, None), "inner is None: expected a jaxspec.Model, or one of jaxspec.drafters"),
+        (lambda: drafters.cascade(LARGE, "x"), "inner is 'x': expected a jaxspec.Model"),
+        (lambda: drafters.cascade(LARGE, drafters.suffix), "inner is suffix, which was not called: expected"),
+        (lambda: drafters.cascade(LARGE, policies.constant(1)), "inner is of type Bound: expected a jaxspec.Model"),
+        (lambda: drafters.cascade(LARGE, SMALL, rule="block"), "rule is 'block': expected a rule, such as jaxspec.acc"),
+        (
+            lambda: drafters.cascade(LARGE, SMALL, rule=accept.block),
+            "rule is block, which was not called: expected a rule",
+        ),
+        (lambda: drafters.horizontal_cascade(None, LARGE), "first is None: expected a jaxspec.Model"),
+        (lambda: drafters.horizontal_cascade(LARGE, 3), "then is 3: expected a jaxspec.Model"),
+        (lambda: drafters.fallback(None), "a drafter is None: expected a jaxspec.Model"),
+    ],
+)
+def test_what_is_no_drafter_or_rule_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
         make()
 
 

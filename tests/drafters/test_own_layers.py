@@ -170,6 +170,8 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 # --- bad input
 
+ONE = gpt.GPTConfig(6, 8, 8, layers=1, heads=1, max_positions=64)
+ONE_LAYER = Model(gpt.language_model(ONE), gpt.init(ONE, jax.random.key(0)), config=ONE)
 FIRST, ADAPTER = (Bound(exit_adapter.head(exit_adapter.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
 
 
@@ -192,6 +194,11 @@ FIRST, ADAPTER = (Bound(exit_adapter.head(exit_adapter.ExitAdapterConfig(LLAMA, 
         (lambda: drafters.skip_layers(target_of("gpt")), "skip nothing"),
         (lambda: drafters.skip_layers(target_of("gpt"), [2]), "skips layer 2: gpt has layers 0 to 1"),
         (lambda: drafters.skip_layers(target_of("gpt"), [], [1, 1]), "expected each layer once"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [1.7]), "a layer of attention is 1.7: expected an integer"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [True]), "a layer of attention is True: expected an integer"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [], "1"), "mlp is '1': expected the layers, from 0"),
+        (lambda: drafters.skip_layers(target_of("gpt"), 1), "attention is 1: expected the layers, from 0"),
+        (lambda: drafters.early_exit(ONE_LAYER, 1), "the target has one layer, and so no exit before the last"),
         (lambda: drafters.dynamic_tree(early("gpt"), nodes=3, depth=3, width=2), "feed 4 tokens .* room for 3"),
     ],
 )
@@ -200,6 +207,27 @@ def test_what_cannot_draft_is_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: drafters.early_exit("name", 2), "target is 'name': expected a jaxspec.Model"),
+        (lambda: drafters.early_exit(drafters.suffix(), 2), "target is of type Bound: expected a jaxspec.Model"),
+        (lambda: drafters.skip_layers(None, [1]), "target is None: expected a jaxspec.Model"),
+        (lambda: drafters.early_exit(target_of("gpt"), 1, head="x"), "head is 'x': expected a jaxspec.Model"),
+        (lambda: drafters.skip_layers(target_of("gpt"), [1], head=FIRST), "head is of type Bound: expected a jaxspec"),
+        (lambda: drafters.early_exit(target_of("gpt"), 1, adapter="x"), "adapter is 'x': expected a jaxspec.Bound of"),
+        (lambda: drafters.early_exit(target_of("gpt"), 1, adapter=drafters.suffix()), "adapter is of type Bound: exp"),
+    ],
+)
+def test_what_is_no_model_or_adapter_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
 def test_a_drafter_is_of_its_own_target():
-    with pytest.raises(ValueError, match="reads the hidden states of gpt"):
+    with pytest.raises(ValueError, match="the hidden states of gpt or uses its layers, and drafts for decoder: make"):
         jaxspec.generate(target_of("decoder"), buffers.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
+    config = dataclasses.replace(ONE, layers=2)
+    two = Model(gpt.language_model(config), None, config=config)
+    with pytest.raises(ValueError, match=r"\(layers=2\) or uses .* a name \(layers=1\): make"):
+        jaxspec.generate(ONE_LAYER, buffers.pad([[1]]), drafter=drafters.early_exit(two, 1), max_new_tokens=2)

@@ -100,6 +100,13 @@ def test_text_is_exact_whatever_the_other_rows_have_generated():
         ({"factor": 0}, "factor is 0"),
         ({"least_probability": 1.5}, "least_probability is 1.5"),
         ({"candidates": 0}, "candidates is 0"),
+        ({"longest": 1.5}, "longest is 1.5: expected an integer"),
+        ({"places": 2.5}, "places is 2.5: expected an integer"),
+        ({"factor": "1"}, "factor is '1': expected a finite number"),
+        ({"factor": float("inf")}, "factor is inf: expected a finite number"),
+        ({"least_probability": None}, "least_probability is None: expected a number from 0 to 1"),
+        ({"least_score": float("nan")}, "least_score is nan: expected a finite number"),
+        ({"least_score": True}, "least_score is True: expected a finite number"),
     ],
 )
 def test_bad_input_is_refused(options, message):

@@ -250,7 +250,20 @@ def test_jacobi_drafts_what_the_target_found_further_ahead():
     assert draft.tokens.tolist() == [[5, 3, 5]] and draft.length.tolist() == [2]
     forward, one = Forward(jax.nn.one_hot(jnp.array([[1, 2, 4, 6]]), VOCAB), None), jnp.array([1])
     caches = functions.commit(None, caches, row, Verdict(one, 2 * one, one), forward)
-    assert caches.draft.tolist() == [[4, 6, 6, 6]]  # after the accepted 5 and the 2 that came instead of 3
+    assert caches.draft.tokens.tolist() == [[4, 6, 6, 6]]  # after the accepted 5 and the 2 that came instead of 3
+
+
+def test_jacobi_after_draft_tokens_goes_on_at_their_end():
+    """In a horizontal cascade: the iterate 4 6 1 2 is of the positions after the row, and the first one is drafted."""
+    functions = drafters.jacobi(longest=4).functions
+    row, one = Prompt(jnp.array([[5, 3, 0, 0, 0, 0, 0]]), jnp.array([2])), jnp.array([1])
+    caches = Caches(None, functions.init(None, row, 9, None))
+    forward = Forward(jax.nn.one_hot(jnp.array([[1, 4, 6, 1, 2]]), VOCAB), None)
+    caches = functions.commit(None, caches, row, Verdict(0 * one, 2 * one, one), forward)
+    for drafted, expected in ((0, [4, 6, 1]), (1, [6, 1, 2]), (2, [1, 2]), (4, []), (5, [])):
+        context = context_of(row._replace(length=row.length + drafted), [3])._replace(gamma=3)
+        draft, _ = functions.propose(None, caches, context)
+        assert draft.tokens[0, : draft.length[0]].tolist() == expected
 
 
 def test_lookups_of_several_continuations():
@@ -334,6 +347,8 @@ def test_a_dynamic_tree_of_fewer_nodes_than_levels():
         (lambda: drafters.lookahead(ngram=1), "ngram 1"),
         (lambda: drafters.lookahead(9, 4, 5, pool=8), "pool is 8: expected at least 9"),
         (lambda: drafters.jacobi(0), "longest is 0"),
+        (lambda: drafters.jacobi(2.5), "longest is 2.5: expected an integer"),
+        (lambda: drafters.jacobi(True), "longest is True: expected an integer"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.analysis.theory import formulas
+from jaxspec.integers import integer
 
 
 class Level(NamedTuple):
@@ -43,7 +44,7 @@ def draft_cost(count: int, levels: Sequence[Level]) -> float:
         levels: of the drafting model, from its own drafter down; empty: it drafts alone.
 
     Raises:
-        ValueError: count < 0, or a number of a level out of range.
+        ValueError: count < 0, a number of a level out of range, or a v with fewer than gamma + 1 entries.
 
     Example, a drafter of its own that is nearly free and right three times in four, and one that is never right:
         >>> round(draft_cost(8, [Level(0.75, gamma=3, c=0.02)]), 2), draft_cost(8, [])
@@ -51,12 +52,14 @@ def draft_cost(count: int, levels: Sequence[Level]) -> float:
         >>> round(draft_cost(8, [Level(0.0, gamma=3, c=0.02)]), 2)
         8.36
     """
+    count = integer(count, "count", "an integer, 0 draft tokens or more")
     if count < 0:
         raise ValueError(f"count is {count}: expected 0 draft tokens or more")
+    for level in levels:
+        _check(level)
     if not levels:
         return float(count)
     (alpha, gamma, c, v), below = levels[0], levels[1:]
-    formulas.expected_tokens(alpha, gamma)  # checks both
     made = [draft_cost(drafted, below) for drafted in range(min(gamma, max(count - 1, 0)) + 1)]
     expected = [0.0]
     for left in range(1, count + 1):
@@ -69,11 +72,32 @@ def draft_cost(count: int, levels: Sequence[Level]) -> float:
 
 
 def verify_cost(v: formulas.Verify, gamma: int) -> float:
-    """v at a gamma above 0."""
-    if callable(v):
-        return float(v(gamma))
-    costs = np.asarray(v, np.float64)
-    return float(costs if costs.ndim == 0 else costs[gamma])
+    """v at a gamma above 0.
+
+    Raises:
+        ValueError: it is negative, or an array without it.
+    """
+    costs = np.asarray(v(gamma) if callable(v) else v, np.float64)
+    if costs.ndim > 1 or (costs.ndim and costs.size <= gamma):
+        raise ValueError(f"v has shape {costs.shape}: expected a number, or {gamma + 1} entries: gamma is {gamma}")
+    cost = float(costs[gamma] if costs.ndim else costs)
+    if not 0 <= cost < np.inf:
+        raise ValueError(f"v is {cost:g} at gamma {gamma}: expected 0 or more")
+    return cost
+
+
+def _check(level: Level) -> None:
+    """Refuses a level with a number out of range.
+
+    Raises:
+        ValueError: there is one.
+    """
+    gamma = integer(level.gamma, "gamma", "an integer, 0 or more")
+    formulas.expected_tokens(level.alpha, gamma)  # checks both
+    if not 0 <= level.c < np.inf:
+        raise ValueError(f"c is {level.c}: expected 0 or more passes of the model")
+    for drafted in range(gamma, 0, -1):
+        verify_cost(level.v, drafted)
 
 
 def improvement(levels: Sequence[Level]) -> float:
@@ -95,11 +119,13 @@ def improvement(levels: Sequence[Level]) -> float:
     """
     if not levels:
         raise ValueError("got no levels: expected at least the target's")
+    for level in levels:
+        _check(level)
     (alpha, gamma, c, v), below = levels[0], levels[1:]
     if gamma == 0:
         return 1.0
     cost = c * draft_cost(gamma, below) + verify_cost(v, gamma)
-    return float(formulas.expected_tokens(alpha, gamma)) / cost
+    return float(formulas.expected_tokens(alpha, gamma)) / cost if cost else float(np.inf)
 
 
 def pays(levels: Sequence[Level]) -> bool:
@@ -120,6 +146,7 @@ def pays(levels: Sequence[Level]) -> bool:
     """
     if len(levels) < 2:
         raise ValueError(f"got {len(levels)} levels: expected at least 2, of which the second is to pay")
+    _check(levels[0])
     return draft_cost(levels[0].gamma, levels[1:]) < levels[0].gamma
 
 
@@ -130,8 +157,14 @@ def effective_c(levels: Sequence[Level]) -> float:
     Args:
         levels: from the target down, gamma of the first at least 1.
 
+    Raises:
+        ValueError: no levels, or a number out of range.
+
     >>> round(effective_c([Level(0.85, gamma=6, c=0.2), Level(0.5, gamma=4, c=0.0)]), 3)
     0.118
     """
+    if not levels:
+        raise ValueError("got no levels: expected at least the target's")
     first, *below = levels
+    _check(first)
     return first.c * draft_cost(first.gamma, below) / max(first.gamma, 1)
