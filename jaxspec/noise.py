@@ -136,15 +136,31 @@ def without_replacement(
     return largest(log_probs + gumbel(keys, log_probs.shape[-1]), count)
 
 
-def first_largest(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
+def first_largest(
+    values: Float[Array, "*shape vocab"], free: Bool[Array, "*shape vocab"] | None = None
+) -> Int[Array, "*shape"]:
     """argmax in two reductions: one over pairs, into which XLA fuses what goes before, is not vectorised on CPU.
+
+    With `free`, of the tokens that are.
 
     >>> first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0]])).tolist()
     [1, 2]
     """
     vocab = values.shape[-1]
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    return jnp.min(jnp.where(values == jnp.max(values, axis=-1, keepdims=True), index, vocab - 1), axis=-1)
+
+    def first(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
+        rest = values if free is None else jnp.where(free, values, -jnp.inf)
+        here = rest == jnp.max(rest, axis=-1, keepdims=True)
+        if free is not None:
+            here = jnp.logical_and(free, here)
+        return jnp.min(jnp.where(here, index, vocab), axis=-1)
+
+    # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest. What
+    # goes into a cond is computed once. NaN equals nothing; the last index stands for it.
+    found = first(values)
+    found = jax.lax.cond(jnp.any(found == vocab), first, lambda _: found, values)
+    return jnp.minimum(found, vocab - 1)
 
 
 def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*shape count"]:
@@ -159,11 +175,9 @@ def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*sh
     if count > FEW:
         return jax.lax.top_k(values, count)[1].astype(jnp.int32)
     index, found = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
-    taken = jnp.zeros(values.shape, bool)
+    free = jnp.ones(values.shape, bool)
     for _ in range(count):
         # Of tokens that are all -inf the lowest that is left: as with a sort, none comes twice.
-        best = jnp.max(jnp.where(taken, -jnp.inf, values), axis=-1, keepdims=True)
-        here = jnp.logical_and(jnp.logical_not(taken), jnp.where(taken, -jnp.inf, values) == best)
-        found.append(jnp.min(jnp.where(here, index, values.shape[-1] - 1), axis=-1))
-        taken = jnp.logical_or(taken, index == found[-1][..., None])
+        found.append(first_largest(values, free))
+        free = jnp.logical_and(free, index != found[-1][..., None])
     return jnp.stack(found, axis=-1)

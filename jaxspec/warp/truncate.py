@@ -13,13 +13,18 @@ from jaxspec import noise
 
 
 def apply_temperature(logits: Float[Array, "B T V"], temperature: Float[Array, " B"]) -> Float[Array, "B T V"]:
-    """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf)."""
+    """Divides by the temperature; at 0, leaves only the largest logit (the lowest id among equals; -inf stays -inf).
+
+    The largest one is made 0 before, so that no temperature is too small for what comes after.
+    """
     temperature = temperature[:, None, None]
     positive = temperature > 0
     best = noise.first_largest(logits)[..., None]
     allowed = jnp.logical_and(jnp.arange(logits.shape[-1])[None, None, :] == best, logits > -jnp.inf)
     point = jnp.where(allowed, 0.0, -jnp.inf)
-    return jnp.where(positive, logits / jnp.where(positive, temperature, 1.0), point)
+    most = jnp.max(logits, axis=-1, keepdims=True)
+    below = logits - jnp.where(jnp.isfinite(most), most, 0.0)
+    return jnp.where(positive, below / jnp.where(positive, temperature, 1.0), point)
 
 
 def keep_top_k(

@@ -1,6 +1,10 @@
 """The decoders over models that are cheap to run: greedy equality, batches, ends, statistics, compilation."""
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -483,3 +487,22 @@ def test_speculative_is_plain_at_gamma_zero():
     assert decoder is jaxspec.autoregressive(TARGET.lm, warp.greedy())
     with pytest.raises(ValueError, match="gamma is -1"):
         jaxspec.speculative(TARGET.lm, drafter, accept.rejection(), warp.greedy(), -1)
+
+
+# --- draws of whole programs, which the certificate replaces by its own
+
+
+@pytest.mark.slow
+def test_optimised_programs_draw_nothing_that_is_next_to_impossible():
+    script = Path(__file__).parents[1] / "scripts" / "compiled_draws.py"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("temperature", [1e-37, 1e-20, 1e-6])
+def test_a_temperature_next_to_nothing_gives_greedy_text(temperature):
+    model = table_model(jax.random.key(1), vocab=5)
+    options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=6)
+    out = jaxspec.generate(model, [[1, 3]], **options)
+    np.testing.assert_array_equal(out.tokens, jaxspec.generate(model, [[1, 3]], max_new_tokens=6).tokens)
