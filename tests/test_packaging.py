@@ -174,6 +174,10 @@ def test_every_module_can_be_imported_first():
     assert run.returncode == 0, run.stderr
 
 
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
 def test_weights_stay_small():
     size = sum(file.stat().st_size for file in (ROOT / "checkpoints").rglob("*") if file.is_file())
     assert size <= CHECKPOINT_LIMIT

@@ -80,6 +80,11 @@ def conclusion(ours: Row, cached: bool) -> str:
     """
     assert ours.speed is not None
     promised = None if ours.predicted is None else ours.predicted.rounds
+    if ours.speed.min < 1 <= ours.speed.median:
+        return (
+            f"Speculative decoding had {ours.speed.min:.2f} to {ours.speed.max:.2f} times the speed of plain decoding "
+            "in these runs: that shows no difference."
+        )
     if ours.speed.median >= 1:
         return f"Speculative decoding is {ours.speed.median:.2f} times as fast here."
     if ours.costs is None or ours.tokens_per_round is None or promised is None or ours.policy:

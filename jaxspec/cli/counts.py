@@ -87,6 +87,7 @@ def report(
     made: dict[str, Any] = {
         "prompts": session.texts,
         "texts": [row.text for row in decoded],
+        "exact": session.job.decoder.exact,
         "tokens": [row.tokens for row in decoded],
         "stats": {
             **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},

@@ -21,12 +21,12 @@ def headline(session: Session) -> Text:
     """Models, draft and device; and what a mesh cannot split as it should."""
     import jax
 
-    from jaxspec import sharding
+    from jaxspec import sharding, trim
     from jaxspec.base import Bound, Model
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:
-        return f"{model.name} ({console.count(int8.count(model.params))})"
+        return f"{model.name} ({console.count(int8.count(trim.untrimmed(model).params))})"
 
     s, target, drafter, drafted = session.settings, session.job.target, session.job.options["drafter"], "plain decoding"
     if drafter is not None:
@@ -46,6 +46,8 @@ def headline(session: Session) -> Text:
             continue
         if axes := sharding.kept_whole(model.config, mesh):
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
+    if not session.job.decoder.exact:
+        lines.append(Text(f"The rule {s.rule} is inexact: the text need not have the target's distribution.", "yellow"))
     return Text("\n").join([*lines, Text()])
 
 

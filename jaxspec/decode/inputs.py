@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import numbers
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,8 @@ THEIR_NAMES = {  # of other libraries: ours
     "stop_strings": "stop",
 }
 MOST = 2**29  # new tokens: what a row holds is counted in int32
-LONG = 2**16  # new tokens, or draft tokens, from which on it is asked whether memory can hold them
+MANY = 2**12  # rows, and
+LONG = 2**16  # new tokens, or draft tokens: above either it is asked whether memory can hold them
 
 
 def check_untraced(*trees: Any) -> None:
@@ -130,6 +131,11 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
         return [prompts]
     if isinstance(prompts, bytes | bytearray):
         raise TypeError("the prompts are bytes: expected text, such as prompt.decode()")
+    if isinstance(prompts, Mapping):
+        raise TypeError(
+            f"the prompts are a {type(prompts).__name__} with {', '.join(map(repr, prompts))}: expected the texts "
+            'themselves, or their ids, which a tokenizer returns as ["input_ids"]'
+        )
     if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__"):
         raise TypeError(
             f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"

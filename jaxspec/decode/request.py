@@ -124,6 +124,8 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     if samples < 1:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
     batch = prompt.tokens.shape[0] * samples
+    if samples > 1:  # the least that they take
+        inputs.check_memory(4 * batch * (target.lm.vocab_size + 64), f"num_samples={samples}", "num_samples")
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
@@ -161,12 +163,14 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
     size = buffers.bucket(int(limit.max()))
-    if max(size, decoder.nodes) > inputs.LONG:
+    if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY:
         headroom = buffers.headroom(size, decoder.nodes)
         state = jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
         history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
         logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
         which, value = ("max_new_tokens", max_new_tokens) if size > decoder.nodes else ("gamma", gamma)
+        if samples > 1 and max(size, decoder.nodes) <= inputs.LONG:
+            which, value = "num_samples", samples
         inputs.check_memory(inputs.size_of(state) + history + logits, f"{which}={value!r} for {batch} prompts", which)
     return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Key
 
 from jaxspec import buffers, noise
 from jaxspec.base import Keys, Prompt, Request, Weights
-from jaxspec.decode import loop
+from jaxspec.decode import inputs, loop
 from jaxspec.decode.request import Job
 
 
@@ -52,6 +52,7 @@ def rollout(
         Tokens [rows, max_new_tokens' bucket], how many of each row are real, counts and rounds.
 
     Raises:
+        TypeError: the job, the weights, the prompt or the key is something else.
         ValueError: while tracing: the prompt has another number of rows, or more positions than the model with the
             job's limit.
 
@@ -79,6 +80,12 @@ def arguments(
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
     """What `job.decoder.init` takes, for a loop of your own over `job.decoder.step`; see `rollout`."""
+    if not isinstance(job, Job):
+        raise TypeError(f"the job is of type {type(job).__name__}: expected what jaxspec.prepare returned")
+    if not isinstance(weights, Weights | None):
+        raise TypeError(f"weights is of type {type(weights).__name__}: expected job.weights._replace(target=params)")
+    if not isinstance(prompt, Prompt | None):
+        raise TypeError(f"prompt is of type {type(prompt).__name__}: expected a jaxspec.Prompt of token ids")
     weights = job.weights if weights is None else weights
     prompt = job.prompt if prompt is None else Prompt(*map(jnp.asarray, prompt))
     rows, width = prompt.tokens.shape
@@ -95,5 +102,5 @@ def arguments(
         )
     request = job.request
     if key is not None:
-        request = request._replace(keys=noise.row_keys(key, len(request.limit)))
+        request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.limit)))
     return Arguments(weights, prompt, request, buffers.headroom(job.max_new_tokens, job.decoder.nodes))

@@ -88,7 +88,12 @@ NUMBERS = {  # positive and finite
 TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
 LARGEST = 2**31 - 1  # of a count: sizes are int32
 LAYERS = {"num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"}
-MOST_LAYERS = 10_000  # lists are made with an entry for each
+MOST = dict.fromkeys(LAYERS, 10_000) | {  # lists and tables are made with an entry for each
+    "relative_attention_max_distance": 2**17,
+    "relative_attention_num_buckets": 2**16,
+    "head_dim": 2**16,
+    "d_kv": 2**16,
+}
 
 
 def check(table: dict) -> None:
@@ -104,8 +109,8 @@ def check(table: dict) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
             raise FamilyError(f"{key} is {value!r}: expected a positive integer")
-        if key in LAYERS and value > MOST_LAYERS:
-            raise FamilyError(f"{key} is {value}: expected at most {MOST_LAYERS:,}")
+        if key in MOST and value > MOST[key]:
+            raise FamilyError(f"{key} is {value}: expected at most {MOST[key]:,}")
         if key in NUMBERS and not (number and 0 < value < float("inf")):
             raise FamilyError(f"{key} is {value!r}: expected a positive number")
         if key in TABLES:

@@ -50,6 +50,8 @@ def test_a_comparison_is_printed(run, monkeypatch):
 
 def test_a_speed_up_is_stated():
     assert "1.80 times as fast" in compare.conclusion(ours(speed=spread(1.8)), cached=True)
+    said = compare.conclusion(ours(speed=spread(1.1)._replace(min=0.7, max=1.4)), cached=True)
+    assert "0.70 to 1.40" in said and "no difference" in said
 
 
 def test_a_slow_down_is_owned_up_to_with_its_cost():

@@ -180,6 +180,11 @@ TOLD = [  # what people pass, and what they are told
     (dict(prompts="the \ud800"), "half of a character"),
     (dict(prompts=[[1, 2], [1.5]]), "prompt 1 is a list of more than integers"),
     (dict(prompts=[[1, 2], []]), "prompt 1 is empty"),
+    (
+        dict(prompts={"input_ids": [[1]], "attention_mask": [[1]]}),
+        "a dict with 'input_ids', 'attention_mask': expected",
+    ),
+    (dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)), "num_samples=1000000000 take .* GB of memory"),
     (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
     (
         dict(accept=Rule(lambda *_: None, "mine", True)),

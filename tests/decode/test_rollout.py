@@ -43,3 +43,26 @@ def test_other_prompts_must_fit_the_job():
     wide = jaxspec.Prompt(jnp.zeros((1, 47), jnp.int32), jnp.array([3]))
     with pytest.raises(ValueError, match=r"prompts of 47 tokens and \d+ new ones .* than the target's 48"):
         jax.eval_shape(lambda: jaxspec.rollout(job, prompt=wide))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(key=0), "key is 0: expected a key"),
+        (dict(prompt="hi"), "prompt is of type str: expected a jaxspec.Prompt"),
+        (dict(weights={"a": 1}), "weights is of type dict: expected job.weights._replace"),
+        (dict(job="job"), "the job is of type str: expected what jaxspec.prepare returned"),
+    ],
+)
+def test_what_is_no_argument_is_refused(given, message):
+    model = table_model(jax.random.key(1), vocab=5)
+    job = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4)
+    with pytest.raises((TypeError, ValueError), match=message):
+        jaxspec.rollout(**({"job": job} | given))
+
+
+def test_a_legacy_key_is_taken():
+    model = table_model(jax.random.key(1), vocab=5)
+    job = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4, temperature=1.0, key=jax.random.key(0))
+    new, old = (jaxspec.rollout(job, key=key) for key in (jax.random.key(7), jax.random.PRNGKey(7)))
+    assert new.tokens.tolist() == old.tokens.tolist()

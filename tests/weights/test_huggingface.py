@@ -463,6 +463,8 @@ WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
     ({"rope_theta": float("nan")}, "rope_theta is nan: expected a positive number"),
     ({"rope_scaling": "linear"}, "rope_scaling is of type str: expected an object"),
     ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1: expected a positive number"),
+    ({"head_dim": 10**9}, "head_dim is 1000000000: expected at most 65,536"),
+    ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance is 1000000000: expected at most"),
     ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
     ({"hidden_act": ["silu"]}, "describes no model that can be loaded: TypeError"),
     ({"num_hidden_layers": 5000}, "says 5000 layers, but there are only 21 tensors"),
