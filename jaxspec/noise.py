@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.base import Keys
 
 FEW = 16  # largest values that are sought one by one
+CLOSE = (1e-6, 1e-4, 1e-2)  # how far below the largest value its own may be when computed once more, in parts of it
 
 
 class Purpose(enum.IntEnum):
@@ -148,19 +149,18 @@ def first_largest(
     """
     vocab = values.shape[-1]
     index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-
-    def first(values: Float[Array, "*shape vocab"]) -> Int[Array, "*shape"]:
-        rest = values if free is None else jnp.where(free, values, -jnp.inf)
-        here = rest == jnp.max(rest, axis=-1, keepdims=True)
-        if free is not None:
-            here = jnp.logical_and(free, here)
-        return jnp.min(jnp.where(here, index, vocab), axis=-1)
-
-    # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest. What
-    # goes into a cond is computed once. NaN equals nothing; the last index stands for it.
-    found = first(values)
-    found = jax.lax.cond(jnp.any(found == vocab), first, lambda _: found, values)
-    return jnp.minimum(found, vocab - 1)
+    rest = values if free is None else jnp.where(free, values, -jnp.inf)
+    best = jnp.max(rest, axis=-1, keepdims=True)
+    # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest, and
+    # the first of the closest group takes its place. The groups share one reduction: index + vocab * group.
+    group, scale = jnp.where(rest == best, 0, len(CLOSE) + 1), jnp.maximum(1.0, jnp.abs(best))
+    for number, gap in reversed(list(enumerate(CLOSE, 1))):
+        group = jnp.where(jnp.logical_and(group > 0, rest >= best - gap * scale), number, group)
+    if free is not None:
+        group = jnp.where(free, group, len(CLOSE) + 1)
+    found = jnp.min(index + vocab * group, axis=-1)
+    # NaN is close to nothing; the last index stands for it.
+    return jnp.where(found < vocab * (len(CLOSE) + 1), found % vocab, vocab - 1)
 
 
 def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*shape count"]:
