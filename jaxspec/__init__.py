@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from jaxspec.shared_vocabulary import share_vocabulary
     from jaxspec.trim import trim_vocabulary
     from jaxspec.vocabulary_map import map_vocabulary
+    from jaxspec.weights.tensors import CheckpointError
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BeamSearch",
     "Bound",
+    "CheckpointError",
     "Drafter",
     "Generation",
     "LanguageModel",
@@ -66,6 +68,7 @@ __all__ = [
 _HOMES = {
     "BeamSearch": "jaxspec.decode",
     "Bound": "jaxspec.base",
+    "CheckpointError": "jaxspec.weights.tensors",
     "Drafter": "jaxspec.base",
     "Generation": "jaxspec.decode",
     "LanguageModel": "jaxspec.base",

@@ -79,7 +79,9 @@ def load(
     """
     dtype = _dtype_name(dtype)
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
+        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(dtype)
+        meant = f". Did you mean {short!r}?" if short else ""
+        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}{meant}")
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder, drafted = find(source, revision), None
@@ -181,7 +183,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         ValueError: a revision is given of something that is not of the hub.
     """
     if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"source is {source!r}: expected a folder, a file, or the name of a model")
+        raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
     path = Path(source).expanduser()
     folders.recover(path)  # a checkpoint whose replacement was killed
     names = shipped()

@@ -202,7 +202,7 @@ def test_a_drafter_is_no_model_and_a_model_no_drafter(shipping):
         load_drafter("tiny-t5", target=target)
     with pytest.raises(TypeError, match=r"target is .tiny-gpt.: expected a jaxspec.Model"):
         load_drafter("tiny-eagle", target="tiny-gpt")
-    with pytest.raises(TypeError, match=r"source is 5: expected a folder, a file, or the name of a model"):
+    with pytest.raises(TypeError, match=r"source is of type int: expected a folder, a file, or the name of a model"):
         load(5)
     with pytest.raises(TypeError, match=r"draft is None: expected a jaxspec.Model"):
         drafters.tree(None)

@@ -35,7 +35,7 @@ def datastore(
     from jaxspec import datastore as stores
 
     if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
-        raise ValueError(complaint.replace("pass overwrite=True", "--overwrite"))
+        raise ValueError(complaint)
     target = vocabulary.load(tokenizer)
     found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     with console.progress() as bar:

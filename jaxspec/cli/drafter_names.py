@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, parts
+from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, parts, refuse_misspelt
 
 if TYPE_CHECKING:
     from jaxspec.base import Bound, Model
@@ -42,6 +42,7 @@ def drafter(
         return _counted(name, target, references)
     written = parse(name)
     if written is None:
+        refuse_misspelt(name)
         return model(name)
     kind, numbers, inner, draw, _ = written
     if kind in ("head", *OWN_LAYERS):
@@ -65,7 +66,10 @@ def drafter(
     if not isinstance(small, Model):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
     if kind == "trim":
-        return trim.trim_vocabulary(small, size=numbers[0])
+        try:
+            return trim.trim_vocabulary(small, size=numbers[0])
+        except ValueError as error:
+            raise ValueError(f"the drafter is {name!r}: {error}") from None
     if kind == "share":
         return small if target is None else shared_vocabulary.share_vocabulary(small, target)
     return drafters.without_backoff(small, *numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,9 +78,24 @@ def parse(name: str) -> Written | None:
     names = usage.partition(" or ")[0].count(":")
     inner = tuple(rest.split(":", names - 1)) if colon else ()
     most = (9 if kind == "tree" else 1) if "=" in usage else 0
-    if 0 in numbers or not (kind == "trim") <= len(numbers) <= most or len(inner) != names:
+    if 0 in numbers or not (kind == "trim") <= len(numbers) <= most or len(inner) != names or "" in inner:
         raise wrong
     return Written(kind, numbers, inner, draw)
+
+
+def refuse_misspelt(name: str) -> None:
+    """Refuses what is nearly the name of a kind of drafter, and no path.
+
+    >>> refuse_misspelt("prompt_lookp=2")
+    Traceback (most recent call last):
+    ValueError: there is no drafter 'prompt_lookp=2': did you mean prompt_lookup=NUMBER, the fewest tokens to match?
+    """
+    if not name:
+        raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
+    kind, usages = name.partition(":")[0].partition("=")[0], MADE | OWN_LAYERS | {name: name for name in COUNTED}
+    near = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
+    if near and not Path(name).expanduser().exists():
+        raise ValueError(f"there is no drafter {name!r}: did you mean {usages[near[0]]}?")
 
 
 def is_model(name: str) -> bool:

@@ -48,7 +48,9 @@ def generate(
         jaxspec generate --draft prompt_lookup --batch 8 --compare
     """
     unasked = "none" if search.beams else None  # a pass over the drafted beams pays on accelerators only
-    settings = settings._replace(draft=_draft_name(settings.target, settings.draft or unasked))
+    settings = settings._replace(
+        draft=_draft_name(settings.target, unasked if settings.draft is None else settings.draft)
+    )
     if compare and (settings.draft is None or settings.gamma == 0):
         raise ValueError("--compare is of speculative with plain decoding: it needs a --draft and a --gamma")
     if compare and settings.stop:

@@ -117,5 +117,6 @@ def _message(error: Exception, command: Any) -> str:
         return f"{error.filename}: {error.strerror}"
     flags = {p.name: next((one for one in p.opts if one.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
-    text = str(error) or type(error).__name__
+    text = (str(error) or type(error).__name__).replace("pass overwrite=True", "pass --overwrite")
+    text = re.sub(r", or None( to .*)?$", "", text)  # an option is left out instead
     return re.sub(r"^\w+(?= (?:is|are|has) )", lambda found: flags.get(found[0], found[0]), text)

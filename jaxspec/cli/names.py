@@ -68,7 +68,10 @@ def policy(text: str, **costs: Any) -> Bound:
         value = {POLICIES[name]: int(number) if name == "constant" else float(number)} if number else {}
     except ValueError:
         raise ValueError(f"--policy is {text!r}: {number!r} is not a number of the right kind") from None
-    return getattr(policies, name)(**(costs if name == "adaptive" else {}) | value)
+    try:
+        return getattr(policies, name)(**(costs if name == "adaptive" else {}) | value)
+    except ValueError as error:
+        raise ValueError(f"--policy is {text!r}: {error}") from None
 
 
 def rule(text: str) -> Rule:
@@ -89,7 +92,10 @@ def rule(text: str) -> Rule:
         raise ValueError(f"--rule has {text!r}: expected one of {', '.join(catalogue.RULES)}, or NAME=NUMBER")
     if (name, value) == ("lenient", [1.0]):
         return accept.rejection()
-    return getattr(accept, name)(*value) if value else catalogue.RULES[name].rule
+    try:
+        return getattr(accept, name)(*value) if value else catalogue.RULES[name].rule
+    except ValueError as error:
+        raise ValueError(f"--rule is {text!r}: {error}") from None
 
 
 def pair_job(
@@ -120,7 +126,7 @@ def pair_job(
     from jaxspec.cli.prompts import from_file, heldout_for, references
     from jaxspec.decode.request import prepare
 
-    if of_models and not drafter_syntax.is_model(draft):
+    if of_models and (draft == "none" or not drafter_syntax.is_model(draft)):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
     big = model(target, dtype, widen=widen)
     left = functools.partial(references, big, count)

@@ -73,7 +73,7 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
     job = prepare(
         target,
         as_chat(target, texts) if chat else texts,
-        drafter=drafter_names.drafter(settings.draft, draft, target) if settings.draft else None,
+        drafter=drafter_names.drafter(settings.draft, draft, target) if settings.draft is not None else None,
         gamma=settings.gamma,
         accept=names.rule(settings.rule) if settings.rule else None,
         policy=names.policy(settings.policy) if settings.policy else None,

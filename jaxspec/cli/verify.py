@@ -14,6 +14,8 @@ from jaxspec.cli.options import Json, NewTokens, Seed
 if TYPE_CHECKING:
     from jaxspec.decode.request import Job
 
+MOST = 5  # draft tokens; with one more a rule takes minutes
+
 
 def verify(
     gamma: options.Gamma = 2,
@@ -39,6 +41,8 @@ def verify(
         jaxspec verify
         jaxspec verify --target debian-t5-large --draft debian-t5-draft
     """
+    if gamma > MOST:
+        raise ValueError(f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated")
     if bool(target) != bool(draft):
         raise ValueError("a pair has two models: give --target and --draft, or neither")
     from jaxspec.accept import catalogue

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import typer
+
 from jaxspec.cli import drafter_names, lists, names, options
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import by_task, heldout, references
@@ -42,7 +44,9 @@ class Workload(NamedTuple):
     widen: Annotated[int, number("Widen the target's MLPs: same text, more cost.", least=0)] = 0
     widen_draft: Annotated[int, number("The same for a model that drafts.", least=0)] = 0
     resume: Annotated[Path | None, text("FILE", "Rows that are there are not measured again.")] = None
-    minutes: Annotated[float | None, text("M", "Begin nothing after so many; --resume goes on.")] = None
+    minutes: Annotated[
+        float | None, typer.Option(metavar="M", help="Begin nothing after so many; --resume goes on.", min=0)
+    ] = None
     csv: Annotated[Path | None, text("FILE", "Also write all rows there.")] = None
     markdown: Markdown = False
     as_json: Json = False

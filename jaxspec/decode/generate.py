@@ -260,8 +260,8 @@ def _failure(failed: np.ndarray, job: Job) -> Exception:
     )
 
 
-def _stop_strings(stop: Sequence[str], target: Model) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else stop
+def _stop_strings(stop: Sequence[str] | None, target: Model) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
         raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
     strings = tuple(strings)

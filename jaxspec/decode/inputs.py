@@ -15,13 +15,17 @@ from jax.core import Tracer
 
 from jaxspec import buffers
 from jaxspec.base import Prompt
+from jaxspec.warp.options import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
     "assistant_model": "drafter",
+    "attention_mask": "length, of jaxspec.Prompt(tokens, length); a list of lists of ids has its lengths",
     "bad_words_ids": "banned, which takes ids",
     "do_sample": "temperature: 0 is greedy, 1 samples",
     "eos_token_id": "eos_ids",
+    "forced_eos_token_id": "eos_ids",
     "generator": "key",
+    "input_ids": "prompts, the second argument",
     "max_length": "max_new_tokens, which does not count the prompt",
     "max_tokens": "max_new_tokens",
     "n": "num_samples",
@@ -33,6 +37,22 @@ THEIR_NAMES = {  # of other libraries: ours
     "rng": "key",
     "seed": "key=jax.random.key(seed)",
     "stop_strings": "stop",
+    "stop_token_ids": "eos_ids",
+    "streamer": "jaxspec.stream, which yields pieces of text",
+    "suppress_tokens": "banned",
+}
+NOT_HERE = {  # what other libraries have and this one does in another way, or not at all
+    "best_of": "take num_samples, and choose among the texts",
+    "early_stopping": "only jaxspec.beam_search has it",
+    "generation_config": "give its values as options",
+    "length_penalty": "only jaxspec.beam_search has it",
+    "logits_processor": "see logit_bias and banned, or give `speculative` a Sampler with a processor of your own",
+    "min_new_tokens": "with eos_ids=() a text ends at max_new_tokens only",
+    "no_repeat_ngram_size": "see repetition_penalty, presence_penalty and frequency_penalty",
+    "pad_token_id": "rows are padded with 0, and `lengths` says what is text",
+    "return_dict_in_generate": "a Generation has texts, tokens, lengths and counts",
+    "stopping_criteria": "see stop and eos_ids, or break out of jaxspec.stream",
+    "use_cache": "a cache is always used",
 }
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 MANY = 2**12  # rows, and
@@ -48,7 +68,7 @@ def check_untraced(*trees: Any) -> None:
     leaves = [jnp.zeros(()), *jax.tree.leaves(trees)]
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
-            "generate was called inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
+            "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
             "text, on the host. Prepare outside, job = jaxspec.prepare(target, prompts, ...), and inside call "
             'jaxspec.rollout(job, prompt=..., key=...): the page "Inside your own jit" shows both'
         )
@@ -65,15 +85,15 @@ def check_names(given: Iterable[str], known: Sequence[str]) -> None:
         if name in known:
             continue
         near = difflib.get_close_matches(name, known, n=1)
-        meant = (
-            f"it is called {THEIR_NAMES[name]}" if name in THEIR_NAMES else f"did you mean {near[0]}?" if near else ""
-        )
+        meant = NOT_HERE.get(name) or (f"did you mean {near[0]}?" if near else "")
+        if name in THEIR_NAMES:
+            meant = f"it is called {THEIR_NAMES[name]}"
         raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")
 
 
 def uncalled(value: Any, name: str, home: str) -> str:
     """What is wrong with a value that is none of `home`'s: perhaps it is a factory that was not called."""
-    if callable(value) and hasattr(value, "__name__"):
+    if callable(value) and getattr(value, "__module__", "").startswith("jaxspec"):
         made = f"{home}.{value.__name__}"
         return f"{name} is the function {value.__name__}: call it, and pass what it returns, {made}(...)"
     return f"{name} is of type {type(value).__name__}"
@@ -97,9 +117,8 @@ def key_of(key: Any) -> jax.Array:
 
 def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
     """End tokens as ids: one or several, by id or by name."""
-    each = [eos_ids] if isinstance(eos_ids, str | numbers.Integral) or np.ndim(eos_ids) == 0 else list(eos_ids)
     found = []
-    for end in each:
+    for end in as_list(eos_ids):
         if isinstance(end, str):
             if tokenizer is None:
                 raise ValueError(f"eos_ids has {end!r}, and this model has no tokenizer: give its id")

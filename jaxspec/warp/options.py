@@ -53,6 +53,18 @@ def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
     return np.broadcast_to(array.astype(dtype), (batch,))
 
 
+def as_list(values: Any) -> list[Any]:
+    """One value, or several, as a list.
+
+    >>> as_list(3), as_list({3}), as_list("end")
+    ([3], [3], ['end'])
+    """
+    try:
+        return [values] if isinstance(values, str) else list(values)
+    except TypeError:
+        return [values]
+
+
 def check_ids(ids: Iterable[int], name: str, vocab: int) -> None:
     """Refuses what is not the id of a token."""
     for token in ids:
@@ -89,8 +101,8 @@ def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
     return whole
 
 
-def _banned(banned: Sequence[int], name: str, sizes: Sizes) -> np.ndarray:
-    banned = list(banned)
+def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
+    banned = as_list(banned)
     check_ids(banned, name, sizes.vocab)
     whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
     whole[:, banned] = -np.inf

@@ -123,7 +123,7 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "-t", "-1"], "--temperature is -1"),
         (["a", "-t", "nan"], "temperature is nan"),
         (["a", "--top-p", "0", "-t", "1"], "--top-p is 0"),
-        (["a", "--top-p", "1.5", "-t", "1"], "--top-p is 1.5"),
+        (["a", "--top-p", "1.5", "-t", "1"], "--top-p is 1.5: expected a number in (0, 1]\n"),
         (["a", "--top-k", "0", "-t", "1"], "--top-k is 0"),
         (["a", "--min-p", "2", "-t", "1"], "--min-p is 2"),
         (["a", "--repetition-penalty", "0"], "--repetition-penalty is 0"),
@@ -149,6 +149,11 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--policy", "clever"], "--policy is 'clever': expected one of constant, heuristic"),
         (["a", "--policy", "constant"], "constant=3"),
         (["a", "--policy", "confidence=high"], "'high' is not a number"),
+        (["a", "--policy", "confidence=2"], "--policy is 'confidence=2': threshold is 2.0"),
+        (["a", "--rule", "lenient=7"], "--rule is 'lenient=7': lenience is 7.0"),
+        (["a", "--draft", ""], "the drafter is '': expected the name of a model"),
+        (["a", "--draft", "head:"], "the drafter is 'head:': expected head:FOLDER"),
+        (["a", "--draft", "prompt_lookp"], "no drafter 'prompt_lookp': did you mean prompt_lookup=NUMBER"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, said, refused):

@@ -93,6 +93,14 @@ def failing(error):
             FileNotFoundError(2, "No such file or directory", "prompts.txt"),
             "error: prompts.txt: No such file or directory\n",
         ),
+        (
+            ValueError("a exists: pass overwrite=True to replace it"),
+            "error: a exists: pass --overwrite to replace it\n",
+        ),
+        (
+            ValueError("top_k is 0: expected at least 1, or None to keep every token"),
+            "error: top_k is 0: expected at least 1\n",
+        ),
         (FloatingPointError(), "error: FloatingPointError\n"),
         (ValueError("long " * 50), "error: " + "long " * 50 + "\n"),
     ],

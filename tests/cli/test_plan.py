@@ -137,6 +137,7 @@ def test_a_tree_inside_a_cascade_is_refused_before_anything_is_measured(run, mon
         (["--draft", "cascade=2:debian-t5-draft"], "expected cascade:NAME:INNER"),
         (["--draft", "cascade:a:b", "--batch", "8"], "is measured, at batch 1: leave out --batch"),
         (["--draft", "cascade:a:b", "--tree", "--widen", "8"], "is measured, at batch 1: leave out --tree, --widen"),
+        (["--draft", "none"], "--draft is 'none': expected a model here"),
         (["--timed"], "--timed and --figure are of --tree"),
         (["--tree", "--figure", "tree.txt"], "ends with .svg or .png"),
         (["--nodes", "4", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --nodes: leave it out"),

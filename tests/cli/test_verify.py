@@ -149,6 +149,11 @@ def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch
     assert verify(*PAIR, *FEW).exit_code == 1
 
 
+def test_a_round_too_long_to_enumerate_is_refused():
+    result = CliRunner().invoke(app, ["verify", "--gamma", "6"])
+    assert result.exit_code == 2 and "--gamma is 6: expected at most 5" in result.stderr
+
+
 @pytest.mark.parametrize("half", [["--target", "a"], ["--draft", "a"]])
 def test_half_a_pair_is_refused(half):
     result = CliRunner().invoke(app, ["verify", *half])

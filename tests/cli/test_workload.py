@@ -128,6 +128,8 @@ def test_prompts_from_files(tmp_path):
         (["--rule", "kind"], "--rule has 'kind': expected one of rejection"),
         (["--rule", "lenient=low"], "--rule has 'lenient=low'"),
         (["--draft", "a,"], "--draft is 'a,'"),
+        (["--minutes", "-1"], "Invalid value for '--minutes'"),
+        (["--csv", "nowhere/rows.csv"], "--csv is nowhere/rows.csv: there is no folder nowhere"),
         (["--draft", "nobody"], "no checkpoint at nobody"),
         (["--draft", "prompt_lookup=0"], "expected prompt_lookup=NUMBER"),
         (["--draft", "bigram", "--count", "300"], "no held-out texts are left to make a bigram of"),

@@ -20,7 +20,9 @@ def test_generate_says_what_to_use_inside_a_transformation(transform):
         return out.tokens.sum().astype(jnp.float32)
 
     params = MODEL.params[None] if transform is jax.vmap else MODEL.params
-    with pytest.raises(TypeError, match=r"generate was called inside jit, vmap .* jaxspec\.prepare.*jaxspec\.rollout"):
+    with pytest.raises(
+        TypeError, match=r"decoding was prepared inside jit, vmap .* jaxspec\.prepare.*jaxspec\.rollout"
+    ):
         transform(call)(params)
 
 
