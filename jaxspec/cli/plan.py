@@ -16,7 +16,6 @@ from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts
 if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
 
-
 IGNORED = {  # options that would be, by what is asked for
     "a plan for --alpha and --c": (
         *("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype"),
@@ -67,8 +66,9 @@ def plan(
     """
     given = options.changed(plan, locals())
     from jaxspec.analysis.bench import plan as planning
+    from jaxspec.analysis.measure import environment
 
-    batches = lists.integers(batch, "--batch")
+    batches, note = lists.integers(batch, "--batch"), ""
     _check(alpha, c, v, device, batches)
     if not tree and (timed or figure is not None):
         raise ValueError("--timed and --figure are of --tree: add it, or leave them out")
@@ -103,15 +103,18 @@ def plan(
             return tree_plan.show(job, min(batches), nodes, repeats, timed, figure, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
             plans = list(planning.of_pair(job, batches=batches, most=gamma, repeats=repeats, advance=advance))
+        machine = environment.current()
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
+        note = f"{environment.line(machine)}, load {machine.load}\n"
+        note += f"Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
     if as_json:
         return console.print_measured(
             about=about, plans=[found._asdict() | {"advice": planning.sentence(found)} for found in plans]
         )
-    _show(about, plans)
+    _show(about, plans, note)
 
 
-def _show(about: str, plans: Sequence[Plan]) -> None:
+def _show(about: str, plans: Sequence[Plan], note: str) -> None:
     from jaxspec.analysis.bench import plan as planning
 
     heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up", "operations"]
@@ -123,6 +126,8 @@ def _show(about: str, plans: Sequence[Plan]) -> None:
     out.print(Text(about, "bold"), table, sep="\n")
     for found in plans:
         out.print(Text((f"Batch {found.batch}: " if len(plans) > 1 else "") + planning.sentence(found)))
+    if note:
+        out.print(Text(note))
 
 
 def _check(alpha: float | None, c: float | None, v: float, device: str, batches: Sequence[int]) -> None:
