@@ -106,7 +106,7 @@ def plan(
         machine = environment.current()
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
         note = f"{environment.line(machine)}, load {machine.load}\n"
-        note += f"Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
+        note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
     if as_json:
         return console.print_measured(
             about=about, plans=[found._asdict() | {"advice": planning.sentence(found)} for found in plans]

@@ -53,7 +53,7 @@ def main():
     parser.add_argument("draft")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--batch", type=int, default=0, help="prompts decoded at a time; 0: all")
-    parser.add_argument("--only", default="", help="drafters whose names have this in them")
+    parser.add_argument("--only", nargs="*", default=[""], help="drafters whose names have one of these in them")
     parser.add_argument("--heads", nargs="*", default=[], help="what jaxspec.load_drafter takes")
     given = parser.parse_args()
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
@@ -68,7 +68,7 @@ def main():
         drafter = jaxspec.load_drafter(head, target=target)
         compared |= {head: drafter, f"{head}, a tree": drafters.tree(drafter, (3, 2, 1))}
     for name, drafter in compared.items():
-        if given.only not in name:
+        if not any(part in name for part in given.only):
             continue
         began, found, emitted, rounds = time.perf_counter(), [], 0, 0
         for start in range(0, len(texts), size):
