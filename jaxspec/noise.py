@@ -41,7 +41,7 @@ def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
     if key.ndim == 0:
         return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
     if key.shape != (batch,):
-        raise ValueError(f"got keys of shape {key.shape} for {batch} prompts: give one key, or one key per prompt")
+        raise ValueError(f"got keys of shape {key.shape} for {batch} rows: give one key, or one for each row")
     return key
 
 

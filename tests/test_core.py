@@ -22,7 +22,7 @@ def test_adding_rows_keeps_the_earlier_ones():
 def test_callers_keys_are_used_and_checked():
     keys = jax.random.split(jax.random.key(0), 3)
     assert (jax.random.key_data(noise.row_keys(keys, 3)) == jax.random.key_data(keys)).all()
-    with pytest.raises(ValueError, match=r"shape \(3,\) for 2 prompts"):
+    with pytest.raises(ValueError, match=r"shape \(3,\) for 2 rows"):
         noise.row_keys(keys, 2)
 
 

@@ -72,7 +72,7 @@ class Stats(NamedTuple):
     @property
     def tokens_per_round(self) -> Float[Array, " batch"]:
         """(emitted - 1) / rounds, 0 where there was no round: prefill's token costs no round."""
-        return (self.emitted - 1) / jnp.maximum(self.rounds, 1)
+        return jnp.maximum(self.emitted - 1, 0) / jnp.maximum(self.rounds, 1)
 
 
 class Failure(enum.IntEnum):

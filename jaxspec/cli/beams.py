@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, options
+from jaxspec.cli import console
 from jaxspec.cli.exchange import labels
 from jaxspec.cli.options import number, text
 from jaxspec.cli.session import Session, Settings
@@ -26,17 +26,6 @@ class Search(NamedTuple):
     beams: Annotated[int | None, number("Search for the N best texts.")] = None
     length_penalty: Annotated[float, text("P", "Of --beams: score / length ** P.")] = 1.0
     early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes or never.")] = "no"
-
-
-def refuse_without_beams(search: Search) -> None:
-    """Refuses options of a search where there is none.
-
-    Raises:
-        ValueError: there are such options.
-    """
-    usual = Search()
-    given = [name for name in Search._fields if getattr(search, name) != getattr(usual, name)]
-    options.refuse(given, "generate without --beams")
 
 
 def check(search: Search, settings: Settings, sampling: dict[str, Any], refused: dict[str, Any]) -> None:
@@ -62,7 +51,8 @@ def run(session: Session, search: Search, as_json: bool, headline: Text, out: Co
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(f"--beams takes a model that drafts, not {session.settings.draft}: or --draft none")
     found, seconds, rows = [], 0.0, session.settings.batch
-    _search(session, search, 0, rows)  # compiles
+    for start in session.sizes:
+        _search(session, search, start, rows)  # compiles
     if not as_json:
         out.print(headline, "", sep="\n")
     for start in range(0, len(session.texts), rows):

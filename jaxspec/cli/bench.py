@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jaxspec.cli import lists, names, rows, workload
+from jaxspec.cli import lists, names, options, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
@@ -24,11 +24,11 @@ PAPER = {"target", "draft", "dtype", "rows", "max_new_tokens", *PRINTED}
 @group_of("work", Workload, **USUAL._asdict())
 def bench(
     work: Workload,
-    also: Annotated[str, text("NAMES", "Also latency, memory, compile, overlap (of dtypes).")] = "none",
+    also: Annotated[str, text("NAMES", "Also latency, memory, compile; overlap with the first dtype.")] = "none",
     peer: Annotated[str, text("NAME", "Beside us: transformers, on the CPU (PyTorch).")] = "",
     paper: Annotated[bool, flag("Table 2 at the paper's sizes, acceptance simulated.", "--paper")] = False,
     loading: Annotated[Path | None, text("DIR", "Host memory of loading random:SHAPE, from DIR.")] = None,
-    results: Annotated[Path | None, text("FILE", "Fill a page's tables by its own commands.")] = None,
+    results: Annotated[Path | None, text("FILE", "Rerun a Markdown page's commands, update its tables.")] = None,
 ) -> None:
     """Compare the speed of settings, interleaved with plain decoding on the same prompts.
 
@@ -43,16 +43,15 @@ def bench(
     from jaxspec.analysis.measure import memory
 
     extra = tuple(part for part in lists.values(also, "--also") if part != "none")
-    others: dict[str, object] = {"also": extra, "peer": peer}
     if results is not None:
-        workload.refuse_others(work, USUAL, {"resume"}, "--results", paper=paper, loading=loading, **others)
+        options.refuse_others({"resume"}, "--results")
         from jaxspec.cli.results import fill
 
         return fill(results, work.resume)
     if loading is not None:
-        workload.refuse_others(work, USUAL, {"target", "dtype"}, "--loading", paper=paper, **others)
+        options.refuse_others({"target", "dtype"}, "--loading")
     elif paper:
-        workload.refuse_others(work, USUAL, PAPER, "--paper", **others)
+        options.refuse_others(PAPER, "--paper")
     if paper or loading is not None:
         return _paper(work, loading)
     if peer not in ("", PEER):
@@ -86,10 +85,10 @@ def _paper(work: Workload, loading: Path | None) -> None:
     from jaxspec.analysis.measure import loading as fresh
 
     mode, given = "--paper" if loading is None else "--loading", []
-    for option, name, usual in (("--target", work.target, USUAL.target), ("--draft", work.draft, USUAL.draft)):
+    for option, name in (("target", work.target), ("draft", work.draft)):
         given.append(name if name.startswith(names.RANDOM) else "")
-        if not given[-1] and name != usual:
-            raise ValueError(f"{option} is {name!r}: expected {names.RANDOM}SHAPE with {mode}")
+        if not given[-1] and option in options.given.get():
+            raise ValueError(f"--{option} is {name!r}: expected {names.RANDOM}SHAPE with {mode}")
     shapes = [one or names.RANDOM + usual for one, usual in zip(given, paper.SHAPES, strict=True)]
     if loading is not None:
         Console().print(fresh.in_fresh_processes(shapes[0].removeprefix(names.RANDOM), work.dtype, loading))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxspec.cli import beams as searching
 from jaxspec.cli import compare as comparing
-from jaxspec.cli import console, show
+from jaxspec.cli import console, options, show
 from jaxspec.cli import prompts as given_prompts
 from jaxspec.cli import session as sessions
 from jaxspec.cli.beams import Search
@@ -33,7 +33,7 @@ def generate(
     chat: Annotated[bool, flag("Use the model's chat template.", "--chat")] = False,
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
-    check: Annotated[bool, flag("Measure α of a head first.", "--check")] = False,
+    check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
     as_json: Json = False,
     *,
     sampling: dict[str, Any],
@@ -58,7 +58,7 @@ def generate(
     if search.beams:
         searching.check(search, settings, sampling, {"--trace": trace, "--compare": compare})
     else:
-        searching.refuse_without_beams(search)
+        options.refuse([name for name in options.given.get() if name in Search._fields], "generate without --beams")
     texts = given_prompts.given(prompt, prompts)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):

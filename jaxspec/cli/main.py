@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from jaxspec.cli import startup
+from jaxspec.cli import options, startup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -37,6 +37,7 @@ class Command(TyperCommand):
         """Runs the command. Not reached by --help, which therefore needs no jax."""
         try:
             startup.prepare(os.environ)
+            options.given.set([p.name for p in ctx.command.params if p.name and _typed(ctx, p.name)])
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -105,6 +106,11 @@ def common(
     ] = False,
 ) -> None:
     """Options of all commands; their values are read from the context."""
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _debugging(ctx: typer.Context) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import console, lists, names, rows, workload
+from jaxspec.cli import console, lists, names, options, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
@@ -26,8 +26,8 @@ def measure(
     work: Workload,
     table: Annotated[int | None, text("N", "The paper's Table 2, 3 or 5: its options, where you give none.")] = None,
     no_speed: Annotated[bool, flag("Nothing is timed: α and tokens a round.", "--no-speed")] = False,
-    rule_costs: Annotated[bool, flag("What a verdict of each rule takes.", "--rule-costs")] = False,
-    card: Annotated[Path | None, text("DIR", "Held-out loss, quality, α: DIR has train's data.")] = None,
+    rule_costs: Annotated[bool, flag("Time one call of each acceptance rule.", "--rule-costs")] = False,
+    card: Annotated[Path | None, text("DIR", "Model card: loss, quality, α. DIR: data of train.")] = None,
 ) -> None:
     """Measure a pair: α, c, v, and the speed as predicted and as it is, by task, temperature, γ and rule.
 
@@ -43,12 +43,11 @@ def measure(
     from jaxspec.analysis.bench import paper
     from jaxspec.analysis.bench import table as tables
 
-    others: dict[str, object] = {"table": table, "no_speed": no_speed}
     if rule_costs:
-        workload.refuse_others(work, USUAL, RULE_COSTS, "--rule-costs", card=card, **others)
+        options.refuse_others(RULE_COSTS, "--rule-costs")
         return _rule_costs(work)
     if card is not None:
-        workload.refuse_others(work, USUAL, CARD, "--card", **others)
+        options.refuse_others(CARD, "--card")
         return _card(work, card)
     if table is not None:
         if table not in paper.OPTIONS:
@@ -67,7 +66,7 @@ def _preset(work: Workload, table: int) -> Workload:
     from jaxspec.analysis.bench import paper
 
     asked, beside = paper.OPTIONS[table], paper.BESIDE.get(table)
-    unsaid = {name: value for name, value in asked.items() if getattr(work, name) == getattr(USUAL, name)}
+    unsaid = {name: value for name, value in asked.items() if name not in options.given.get()}
     return work._replace(**unsaid, draft=f"{work.draft},{beside}" if beside else work.draft)
 
 
@@ -83,7 +82,7 @@ def _rule_costs(work: Workload) -> None:
     """Every rule's verdict, by batch size and vocabulary, beside a pass of a model of random weights."""
     from jaxspec.analysis.measure import environment, rules
 
-    if not work.target.startswith(names.RANDOM) and work.target != USUAL.target:
+    if not work.target.startswith(names.RANDOM) and "target" in options.given.get():
         raise ValueError(f"--target is {work.target!r}: expected {names.RANDOM}SHAPE with --rule-costs")
     shape = work.target.removeprefix(names.RANDOM) if work.target.startswith(names.RANDOM) else SHAPE
     gamma = 7 if work.gamma == workload.PLANNED else lists.integers(work.gamma, "--gamma")[0]

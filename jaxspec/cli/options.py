@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
+given: ContextVar[Sequence[str]] = ContextVar("given", default=())  # names of the options that a user typed
 
 
 def number(help: str, *names: str, least: int = 1) -> Any:
@@ -55,15 +57,18 @@ def refuse(names: Sequence[str], mode: str) -> None:
         raise ValueError(f"{mode} does not read {spelt}: leave {'it' if len(names) == 1 else 'them'} out")
 
 
-def changed(command: Callable[..., None], values: dict[str, Any]) -> list[str]:
-    """Names of a command's options whose values are not their defaults.
+def refuse_others(read: Collection[str], mode: str) -> None:
+    """Refuses options that were given and that a mode of a command does not read.
 
-    >>> def command(gamma: int = 3, seed: int = 0) -> None: ...
-    >>> changed(command, {"gamma": 4, "seed": 0})
-    ['gamma']
+    Args:
+        read: names of the options that the mode reads.
+        mode: the option that asks for it.
+
+    Raises:
+        ValueError: there are such options.
     """
-    usual = inspect.signature(command).parameters
-    return [name for name, value in values.items() if value != usual[name].default]
+    own = mode.removeprefix("--").replace("-", "_")
+    refuse([name for name in given.get() if name not in (own, *read)], mode)
 
 
 def group(name: str, members: Sequence[inspect.Parameter], made: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:

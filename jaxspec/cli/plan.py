@@ -43,7 +43,7 @@ def plan(
     nodes: Annotated[int, options.number("With --tree: most draft tokens.")] = 32,
     figure: Annotated[Path | None, options.text("FILE", "With --tree: a .svg or .png to draw it in.")] = None,
     timed: Annotated[bool, options.flag("With --tree: time it, and the best chain.", "--timed")] = False,
-    widen: Annotated[int, options.number("Widen the target's MLPs: same text, more cost.", least=0)] = 0,
+    widen: Annotated[int, options.number("Zero-pad the target's MLPs to N units: same text, more cost.", least=0)] = 0,
     alpha: Annotated[float | None, options.text("RATE", "Acceptance rate, if it is known.")] = None,
     c: Annotated[float | None, options.text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None,
     v: Annotated[float, options.text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0,
@@ -64,7 +64,6 @@ def plan(
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
-    given = options.changed(plan, locals())
     from jaxspec.analysis.bench import plan as planning
     from jaxspec.analysis.measure import environment
 
@@ -80,7 +79,7 @@ def plan(
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
     known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
     mode = known or ("--tree" if tree else "a plan for a pair")
-    options.refuse([name for name in given if name in IGNORED[mode]], mode)
+    options.refuse([name for name in options.given.get() if name in IGNORED[mode]], mode)
     if draft.startswith(("cascade:", "cascade=")):
         others = {"alpha": alpha is not None, "device": device, "tree": tree, "widen": widen, "batch": batches != (1,)}
         if any(others.values()):

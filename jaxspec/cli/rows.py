@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -51,13 +51,13 @@ def run(
 
     store = None if work.resume is None else bench.Store(work.resume)
     until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
-    out, rows, group = printer(work.markdown), [], []
+    out, rows = printer(work.markdown), []
 
     def heading(about: environment.Environment) -> None:
         out.print(Text(f"{environment.line(about)}, load {about.load}, {about.date[:10]}", "bold"))
 
     def show(some: list[Row]) -> None:
-        if work.markdown and some and some[0] is rows[0] and some[0].environment:
+        if work.markdown and some[0] is rows[0] and some[0].environment:
             heading(some[0].environment)  # of the day when it was measured
         some = [row for row in some if plain or not row.is_plain]
         for made in table.tables(some, columns, None if work.markdown else out.width):
@@ -70,21 +70,19 @@ def run(
     with console.progress(remaining=True) as bar:
         shown = bar.add_task("starting", total=100)
         advance = lambda what, share: bar.update(shown, description=what, completed=round(100 * share))  # noqa: E731
-        for row in bench.run(target, settings, store, config, doing=advance):
-            if group and _group_of(row) != _group_of(group[-1]):
+        total = len(bench.groups(settings))
+        for i, group in enumerate(bench.run_groups(target, settings, store, config, doing=advance), start=1):
+            rows += group
+            if not work.as_json:
                 with console.paused(bar):
-                    show([] if work.as_json else group)
-                group = []
-                if time.monotonic() > until:
-                    goes_on = (
-                        "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
-                    )
-                    print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
-                    break
-            rows.append(row)
-            group.append(row)
+                    show(group)
+            if time.monotonic() > until and i < total:
+                goes_on = "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
+                print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
+                break
     every = table.together(rows)
-    show([] if work.as_json else group + (every if any(not row.is_plain for row in every) else []))
+    if any(not row.is_plain for row in every) and not work.as_json:
+        show(every)
     if work.csv is not None:
         from jaxspec.files import write_text
 
@@ -97,10 +95,6 @@ def run(
     if any(row.error for row in rows):
         raise typer.Exit(1)
     return rows
-
-
-def _group_of(row: Row) -> tuple[Any, ...]:
-    return row.task, row.temperature, row.sampling, row.batch
 
 
 def printer(markdown: bool) -> Console:

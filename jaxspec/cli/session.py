@@ -48,6 +48,12 @@ class Session(NamedTuple):
     texts: list[str]
     job: Job
 
+    @property
+    def sizes(self) -> list[int]:
+        """Where a batch of each size begins: all are alike, but for a shorter last one."""
+        short = len(self.texts) % self.settings.batch
+        return [0, len(self.texts) - short] if 0 < short < len(self.texts) else [0]
+
     def rows(self, start: int, count: int) -> Job:
         """Some of the prompts."""
         from jaxspec.analysis.measure import jobs
@@ -96,14 +102,16 @@ def with_costs(session: Session) -> Session:
 
 
 def warm_up(session: Session, by_rounds: bool) -> None:
-    """Compiles what decoding will run, by two rounds of the first batch: speeds are of programs that are there."""
+    """Compiles what decoding will run, by two rounds of a batch of each size: speeds are of programs that are there."""
     import jax.numpy as jnp
 
     from jaxspec.decode.generate import complete, pieces
 
-    job, stop = session.rows(0, session.settings.batch), session.settings.stop or ()
-    job = job._replace(request=job.request._replace(limit=jnp.minimum(job.request.limit, 2 + job.decoder.gamma)))
-    if by_rounds:
-        list(pieces(job, stop))
-    else:
-        complete(job, stop)
+    stop = session.settings.stop or ()
+    for start in session.sizes:
+        job = session.rows(start, session.settings.batch)
+        job = job._replace(request=job.request._replace(limit=jnp.minimum(job.request.limit, 2 + job.decoder.gamma)))
+        if by_rounds:
+            list(pieces(job, stop))
+        else:
+            complete(job, stop)

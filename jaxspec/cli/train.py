@@ -53,10 +53,14 @@ def train(
     if not recipe and not prepare_data:
         names = ", ".join(recipes.shipped()) or "a .toml file"
         raise ValueError(f"got nothing to do: expected a RECIPE ({names}), --prepare-data, or both")
+    if not prepare_data:
+        of_data = [name for name in ("lists", "releases", "catalogues") if name in options.given.get()]
+        options.refuse(of_data, "train without --prepare-data")
     found = recipes.load(recipe) if recipe else None
-    if found is not None and steps is not None:
-        if isinstance(found, recipes.TableRecipe):
-            raise ValueError(f"{found.name} is counted, not trained: it has no --steps")
+    if isinstance(found, recipes.TableRecipe):
+        trained = [name for name in ("steps", "minutes", "work") if name in options.given.get()]
+        options.refuse(trained, f"{found.name}, which is counted and not trained,")
+    elif found is not None and steps is not None:
         found = dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
     if prepare_data:
         from jaxspec.training import debian

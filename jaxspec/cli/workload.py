@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from jaxspec.cli import drafter_names, lists, names, options
+from jaxspec.cli import drafter_names, lists, names
 from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import by_task, heldout, references
 
@@ -37,15 +37,15 @@ class Workload(NamedTuple):
     count: Annotated[int, number("Prompts of a task to measure α on.")] = 8
     rows: Annotated[int, number("Prompts that a timed run decodes.")] = 8
     max_new_tokens: NewTokens = 64
-    full_length: Annotated[bool, flag("Exactly so many: nothing ends a text.", "--full-length")] = False
+    full_length: Annotated[bool, flag("Ignore end tokens: all texts have --max-new-tokens.", "--full-length")] = False
     repeats: Annotated[int, number("Timed runs, interleaved.")] = 5
     seed: Seed = 0
     mesh: Annotated[str | None, text("MESH", "Devices, as data=2,model=4.")] = None
-    widen: Annotated[int, number("Widen the target's MLPs: same text, more cost.", least=0)] = 0
+    widen: Annotated[int, number("Zero-pad the target's MLPs to N units: same text, more cost.", least=0)] = 0
     widen_draft: Annotated[int, number("The same for a model that drafts.", least=0)] = 0
-    resume: Annotated[Path | None, text("FILE", "Rows that are there are not measured again.")] = None
+    resume: Annotated[Path | None, text("FILE", "Finished rows (JSONL): not measured again, new ones added.")] = None
     minutes: Annotated[
-        float | None, typer.Option(metavar="M", help="Begin nothing after so many; --resume goes on.", min=0)
+        float | None, typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0)
     ] = None
     csv: Annotated[Path | None, text("FILE", "Also write all rows there.")] = None
     markdown: Markdown = False
@@ -117,7 +117,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
         stops = getattr(getattr(one.policy, "functions", one.policy), "should_continue", None) is not None
         if one.drafter is not None and _drafts_trees(one.drafter) and (stops or not one.rule.trees):
             what = f"the policy {one.policy_label} stops a draft token by token" if stops else (
-                f"the rule {one.rule.name} judges chains only"
+                f"the rule {one.rule.name} takes chains of draft tokens only"
             )  # fmt: skip
             notes[f"{one.drafter_name} drafts trees, and {what}: left out"] = None
         elif one.gamma != PLANNED or isinstance(one.drafter, Model):
@@ -131,19 +131,6 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     for line in notes:
         print(line, file=sys.stderr)
     return left
-
-
-def refuse_others(work: Workload, usual: Workload, read: set[str], mode: str, **more: object) -> None:
-    """Refuses options that a mode of a command would not read.
-
-    Args:
-        work, usual: what was given, and what it is where nothing is.
-        read: fields that the mode reads.
-        mode: the option that asks for it.
-        more: options of the command alone, by name; those that were given are true.
-    """
-    names = [name for name in Workload._fields if name not in read and getattr(work, name) != getattr(usual, name)]
-    options.refuse([*names, *(name for name, value in more.items() if value)], mode)
 
 
 def model(name: str, work: Workload, dtype: str, widen: int = 0, seed: int = 0) -> Model:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import numbers
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jax.core import Tracer
 
 from jaxspec import buffers
@@ -155,7 +155,7 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
             f"the prompts are a {type(prompts).__name__} with {', '.join(map(repr, prompts))}: expected the texts "
             'themselves, or their ids, which a tokenizer returns as ["input_ids"]'
         )
-    if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__"):
+    if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__") or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(
             f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
         )
@@ -203,8 +203,8 @@ def size_of(state: Any) -> int:
     )
 
 
-def check_memory(needed: int, what: str, lower: str) -> None:
-    """Refuses a request for more bytes than the first device has; `lower`: what takes them.
+def check_memory(needed: int, what: str, lower: str, devices: int = 1) -> None:
+    """Refuses a request for more bytes than so many devices like the first have; `lower`: what takes them.
 
     Raises:
         ValueError: with both numbers.
@@ -213,9 +213,8 @@ def check_memory(needed: int, what: str, lower: str) -> None:
     Traceback (most recent call last):
     ValueError: 2**40 new tokens take 1152921504.6 GB of memory, and there are ... GB: lower max_new_tokens
     """
-    device = jax.devices()[0]
-    stats = device.memory_stats() or {}
-    have = stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    stats = jax.devices()[0].memory_stats() or {}
+    have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     if needed > have:
         raise ValueError(
             f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower {lower}"

@@ -125,7 +125,8 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
     batch = prompt.tokens.shape[0] * samples
     if samples > 1:  # the least that they take
-        inputs.check_memory(4 * batch * (target.lm.vocab_size + 64), f"num_samples={samples}", "num_samples")
+        least = 4 * batch * (target.lm.vocab_size + 64)
+        inputs.check_memory(least, f"num_samples={samples}", "num_samples", _devices(target.params))
     limit = per_row(max_new_tokens, batch, "max_new_tokens", np.int32)
     if limit.min() < 1 or limit.max() >= inputs.MOST:
         raise ValueError(f"max_new_tokens is {max_new_tokens!r}: expected at least 1, and fewer than {inputs.MOST}")
@@ -143,14 +144,14 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         target = with_taps_of(target, bound.target)
     if policy is not None and drafter is None:
         raise ValueError("got a policy and no drafter: a policy chooses how many tokens a drafter drafts")
-    _check_positions(target.lm, "the target", prompt, int(limit.max()))
+    _check_positions(target.lm, "the target", prompt, limit)
     weights, decoder = Weights(target.params), autoregressive(target.lm, sampler)
     if bound is not None:
         functions = None if policy is None else policy.functions
         decoder = speculative(target.lm, bound.functions, rule, sampler, gamma, functions)
         weights = Weights(target.params, bound.params)
         for lm in drafter_lms(bound):
-            _check_positions(lm, "the drafter", prompt, int(limit.max()))
+            _check_positions(lm, "the drafter", prompt, limit)
     request = Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
@@ -171,8 +172,14 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         which, value = ("max_new_tokens", max_new_tokens) if size > decoder.nodes else ("gamma", gamma)
         if samples > 1 and max(size, decoder.nodes) <= inputs.LONG:
             which, value = "num_samples", samples
-        inputs.check_memory(inputs.size_of(state) + history + logits, f"{which}={value!r} for {batch} prompts", which)
+        needed = inputs.size_of(state) + history + logits
+        inputs.check_memory(needed, f"{which}={value!r} for {batch} prompts", which, _devices(weights))
     return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
+
+
+def _devices(weights: Any) -> int:
+    mesh = sharding.mesh_of(weights)
+    return 1 if mesh is None else mesh.size
 
 
 def encode(target: Model, prompts: Prompts) -> Prompt:
@@ -287,15 +294,18 @@ def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
     return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
-def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, new: int) -> None:
-    longest = int(np.max(np.asarray(prompt.length)))
+def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
+    length = np.asarray(prompt.length)
     if lm.start_token is not None:
-        if lm.max_prompt is not None and longest > lm.max_prompt:
-            raise ValueError(f"a prompt has {longest} tokens, but {who} reads at most {lm.max_prompt}")
-        longest = 1
-    if lm.max_positions is not None and longest + new > lm.max_positions:
+        if lm.max_prompt is not None and length.max() > lm.max_prompt:
+            raise ValueError(f"a prompt has {length.max()} tokens, but {who} reads at most {lm.max_prompt}")
+        length = np.ones_like(length)
+    length = np.repeat(length, len(limit) // len(length))  # a row for each sample
+    row = int(np.argmax(length + limit))
+    old, new = int(length[row]), int(limit[row])
+    if lm.max_positions is not None and old + new > lm.max_positions:
         raise ValueError(
-            f"a prompt of {longest} tokens and {new} new ones need {longest + new} positions, but {who} has "
+            f"a prompt of {old} tokens and {new} new ones need {old + new} positions, but {who} has "
             f"{lm.max_positions}: shorten the prompt or lower max_new_tokens"
         )
 

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from jaxspec import buffers, noise
 from jaxspec.base import Keys, Prompt, Request, Weights
 from jaxspec.decode import inputs, loop
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Job, drafter_lms
 
 
 class Arguments(NamedTuple):
@@ -94,13 +95,16 @@ def arguments(
             f"got prompt tokens of shape {prompt.tokens.shape} and lengths of shape {prompt.length.shape}: expected "
             f"{len(job.prompt.length)} rows, as the job was prepared with"
         )
-    lm = job.target.lm
-    if lm.start_token is None and lm.max_positions is not None and width + job.max_new_tokens > lm.max_positions:
-        raise ValueError(
-            f"prompts of {width} tokens and {job.max_new_tokens} new ones (a bucket) need more positions than the "
-            f"target's {lm.max_positions}: cut the prompts' padding, or lower max_new_tokens"
-        )
     request = job.request
+    if prompt is not job.prompt:  # whose lengths may not be known; those of the job's own were checked
+        new = int(np.max(np.asarray(request.limit)))
+        drafting = [("drafter", lm) for lm in (drafter_lms(job.drafter) if job.drafter is not None else ())]
+        for who, lm in (("target", job.target.lm), *drafting):
+            if lm.start_token is None and lm.max_positions is not None and width + new > lm.max_positions:
+                raise ValueError(
+                    f"prompts of {width} tokens, padding included, and {new} new ones need more positions than the "
+                    f"{who}'s {lm.max_positions}: cut the prompts' padding, or lower max_new_tokens"
+                )
     if key is not None:
         request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.limit)))
     return Arguments(weights, prompt, request, buffers.headroom(job.max_new_tokens, job.decoder.nodes))

@@ -46,7 +46,7 @@ def retrieval(
     bisection in its suffix array. Of the places where the longest match occurs at most `occurrences`, evenly spread
     over their order, vote for the next token, those with that token for the one after, and so on; a tie goes to the
     lowest id. The draft ends where none goes on, and is empty where nothing matches. Everything happens on the device:
-    the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 - 1 ids or more) for the token.
+    the datastore lies there, 4 bytes for each token and 2 (4, if there are 2^16 ids or more) for the token.
 
     Args:
         store: what `datastore.load` gives, or the folder.

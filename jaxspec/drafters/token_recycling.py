@@ -46,7 +46,7 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Draft
     in which no row knows what follows its last token feeds the target one token.
 
     Args:
-        shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default 32 nodes, up to 6
+        shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default 32 nodes, 4
             deep, 8 children at most.
 
     Raises:

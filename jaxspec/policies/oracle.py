@@ -23,7 +23,8 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
 
     Args:
         accepted: how many draft tokens of a round that begins after token t of row b's new text (t = 0: after the first
-            one) are accepted, as many as they are. `analysis.policies.runs` computes it for greedy text.
+            one) are accepted, as many as they are; of greedy text, what `analysis.measure.acceptance.accepted_after`
+            returns.
 
     Raises:
         ValueError: an array that is not of two dimensions, or holds a negative number.

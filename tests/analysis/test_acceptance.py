@@ -306,3 +306,11 @@ def test_bad_arguments_are_refused():
 def test_a_model_is_known_however_it_drafts():
     coupled = jaxspec.drafters.model(DRAFT, coupled=True)
     assert measure(TARGET, coupled, PROMPT).alpha == measure(TARGET, DRAFT, PROMPT).alpha
+
+
+def test_several_samples_of_a_prompt_are_not_measured():
+    model = table_model(jax.random.key(1), vocab=5)
+    prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+    job = prepare(model, prompt, drafter=model, temperature=1.0, key=jax.random.key(0), num_samples=2)
+    with pytest.raises(ValueError, match=r"the job has num_samples=2: measure one .* job.replace\(num_samples=1\)"):
+        acceptance.measure(job)

@@ -83,7 +83,7 @@ def test_the_papers_rows_are_beside_ours_and_loading_is_called(loading, monkeypa
     )
     monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
     monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
-    monkeypatch.setattr(bench, "run", lambda *_, **__: iter([row._replace(environment=environment.current())]))
+    monkeypatch.setattr(bench, "run_groups", lambda *_, **__: iter([[row._replace(environment=environment.current())]]))
     shown = CliRunner().invoke(app, ["bench", "--paper", "--rows", "8", "-n", "128", "--dtype", "bfloat16"])
     assert shown.exit_code == 0, shown.output
     assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
@@ -97,6 +97,7 @@ def test_the_papers_rows_are_beside_ours_and_loading_is_called(loading, monkeypa
     ("arguments", "message"),
     [
         (["--paper", "--target", "debian-t5-base"], "--target is 'debian-t5-base': expected random:SHAPE with --paper"),
+        (["--paper", "--target", "debian-t5-large"], "--target is 'debian-t5-large': expected random:SHAPE"),
         (["--paper", "--draft", "prompt_lookup"], "--draft is 'prompt_lookup': expected random:SHAPE with --paper"),
         (["--paper", "--gamma", "3", "--also", "memory"], "--paper does not read --gamma, --also: leave them out"),
         (["--loading", "folder", "--rows", "3"], "--loading does not read --rows: leave it out"),
@@ -111,7 +112,7 @@ def test_options_that_a_mode_would_ignore_are_refused(loading, arguments, messag
 
 def test_spaces_in_lists_do_not_count(loading, monkeypatch):
     asked = []
-    monkeypatch.setattr(bench, "run", lambda *given, **_: asked.append(given) or iter([]))
+    monkeypatch.setattr(bench, "run_groups", lambda *given, **_: asked.append(given) or iter([]))
     given = ["bench", *SMALL, "--also", "latency, memory", "--policy", "heuristic, adaptive"]
     assert CliRunner().invoke(app, given).exit_code == 0
     ((_, settings, _, config),) = asked

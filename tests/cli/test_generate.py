@@ -7,6 +7,7 @@ import pytest
 import jaxspec
 from jaxspec import datastore
 from jaxspec.cli.prompts import heldout
+from jaxspec.cli.session import Session, Settings
 
 PROMPT = heldout("translation", 1)[0]
 
@@ -198,3 +199,8 @@ def test_beams_refuse_what_samples(refused):
     assert "takes a model that drafts, not prompt_lookup" in refused(PROMPT, "--beams", "2", "--draft", "prompt_lookup")
     assert "--early-stopping is 'maybe'" in refused(PROMPT, "--beams", "2", "--early-stopping", "maybe")
     assert "18 tokens" in refused(PROMPT, "--beams", "19")
+
+
+@pytest.mark.parametrize(("texts", "batch", "starts"), [(8, 3, [0, 6]), (8, 4, [0]), (2, 4, [0]), (5, 1, [0])])
+def test_a_shorter_last_batch_is_compiled_beforehand(texts, batch, starts):
+    assert Session(Settings(batch=batch), ["a"] * texts, job=None).sizes == starts

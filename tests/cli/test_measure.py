@@ -70,9 +70,9 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
 
     def measured(target, settings, store, config, **_):
         asked.append((settings, config))
-        return iter([Row("big", "text", "small", gamma=2, alpha=Rate(0.5, None, None, None, 9), environment=ABOUT)])
+        return iter([[Row("big", "text", "small", gamma=2, alpha=Rate(0.5, None, None, None, 9), environment=ABOUT)]])
 
-    monkeypatch.setattr(bench, "run", measured)
+    monkeypatch.setattr(bench, "run_groups", measured)
     for table in ("2", "3", "5"):
         assert run("--table", table, few=FEW[:-2]).exit_code == 0
     (two, timed), (three, untimed), (five, _) = asked
@@ -85,7 +85,7 @@ def test_presets_are_the_papers_tables(run, monkeypatch):
 
 def test_presets_take_the_place_of_defaults_only(run, monkeypatch):
     asked = []
-    monkeypatch.setattr(bench, "run", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
+    monkeypatch.setattr(bench, "run_groups", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
     for table in ("2", "3"):
         assert run("--table", table, "--draft", "debian-t5-draft,prompt_lookup", "-t", "1").exit_code == 0
     two, three = asked
@@ -94,11 +94,13 @@ def test_presets_take_the_place_of_defaults_only(run, monkeypatch):
     }
     assert {one.gamma for one in three} == {2}
     assert [one.drafter_name for one in three] == ["debian-t5-draft", "prompt_lookup", "bigram", "unigram"]
+    assert run("--table", "5", "--rule", "rejection", "--gamma", "plan").exit_code == 0  # defaults, and typed
+    assert {(one.rule.name, one.gamma) for one in asked[-1]} == {("rejection", "plan")}
 
 
 def test_an_untimed_measurement_has_no_plan(run, monkeypatch):
     asked = []
-    monkeypatch.setattr(bench, "run", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
+    monkeypatch.setattr(bench, "run_groups", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
     for gammas in ("plan", "plan, 2"):
         assert run("--no-speed", "--gamma", gammas, few=FEW[:-2]).exit_code == 0
     assert [{one.gamma for one in settings} for settings in asked] == [{3}, {2}]

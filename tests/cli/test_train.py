@@ -179,7 +179,7 @@ def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--steps", "3"], "pairs is counted, not trained: it has no --steps"),
+        (["--steps", "3"], "pairs, which is counted and not trained, does not read --steps: leave it out"),
         (["--dtype", "int8"], "tables are integers and have none"),
         (["--data", "elsewhere"], "`jaxspec train --prepare-data --data elsewhere`"),
     ],

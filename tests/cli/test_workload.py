@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from jaxspec import accept, datastore, drafters
 from jaxspec.accept import catalogue
+from jaxspec.analysis.bench import Task, product
 from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.table import Column
 from jaxspec.analysis.measure import synthetic
@@ -45,7 +46,7 @@ def test_what_cannot_be_is_left_out_in_words(capsys):
     }
     assert sum(one.drafter_name == "debian-t5-draft" for one in settings) == 6
     said = capsys.readouterr().err
-    assert f"{tree} drafts trees, and the rule block judges chains only: left out" in said
+    assert f"{tree} drafts trees, and the rule block takes chains of draft tokens only: left out" in said
     assert "the policy confidence=0.5 stops a draft token by token" in said and said.count("\n") == 2
     with pytest.raises(ValueError, match="nothing is left to measure: tree=2x1:debian-t5-draft drafts trees, and the"):
         settings_of(work._replace(draft=tree, rule="block", policy="", count=2, rows=1))
@@ -181,15 +182,25 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
-    found = [Row("big", f"text {i}", tokens=i) for i in range(3)]
-    monkeypatch.setattr("jaxspec.analysis.bench.run", lambda *_, **__: iter(found))
+    found, measured = [Row("big", f"text {i}", tokens=i) for i in range(3)], []
+    settings = product(task=[Task(f"text {i}", "a") for i in range(3)], drafter=[None], gamma=0)
+
+    def run_groups(*_, **__):
+        for row in found:
+            assert capsys.readouterr().out.count(", T = 0") == min(1, len(measured))  # the one before is shown
+            measured.append(row)
+            yield [row]
+
+    monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
     columns = [Column("tokens", "tokens")]
-    assert rows.run(zoo["debian-t5-large"], [], Workload(), None, columns) == found
-    assert capsys.readouterr().out.count(", T = 0") == 3
-    assert rows.run(zoo["debian-t5-large"], [], Workload(minutes=0.0), None, columns) == found[:1]
+    assert rows.run(zoo["debian-t5-large"], settings, Workload(), None, columns) == found == measured
+    assert capsys.readouterr().out.count(", T = 0") == 1
+    measured.clear()
+    assert rows.run(zoo["debian-t5-large"], settings, Workload(minutes=0.0), None, columns) == found[:1] == measured
     assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
     kept = Workload(minutes=0.0, resume=tmp_path / "rows.jsonl")
-    assert rows.run(zoo["debian-t5-large"], [], kept, None, columns) == found[:1]
+    measured.clear()
+    assert rows.run(zoo["debian-t5-large"], settings, kept, None, columns) == found[:1]
     assert "the same command goes on where this ended" in capsys.readouterr().err
 
 

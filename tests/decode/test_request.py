@@ -128,6 +128,8 @@ def test_prompt_longer_than_the_positions():
     with pytest.raises(ValueError, match="12 tokens and 5 new ones need 17 positions, but the target has 16"):
         jaxspec.generate(small, long, max_new_tokens=5)
     assert jaxspec.generate(small, long, drafter=small, gamma=3, max_new_tokens=4).lengths.tolist() == [4]
+    both = Prompt(jnp.ones((2, 12), jnp.int32), jnp.array([12, 2]))  # each row fits by itself
+    assert jaxspec.generate(small, both, drafter=small, gamma=3, max_new_tokens=[4, 14]).lengths.tolist() == [4, 14]
     bare = TARGET._replace(tokenizer=None)
     with pytest.raises(ValueError, match="but the drafter has 16"):
         jaxspec.generate(bare, long, drafter=small, max_new_tokens=5)
@@ -164,7 +166,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(gamma="3"), "gamma is '3': expected an integer"),
     (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
     (dict(key="0"), "key is of type str: expected jax.random.key"),
-    (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 prompts"),
+    (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 rows"),
     (dict(accept=jaxspec.accept.block), WITHOUT_PARENTHESES.format("block", "accept")),
     (dict(accept=lambda *_: None), "accept is of type function: expected a rule, such as jaxspec.accept.rejection"),
     (dict(policy=jaxspec.policies.heuristic), WITHOUT_PARENTHESES.format("heuristic", "policies")),
@@ -178,6 +180,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(stop=5), "stop is 5: expected a string, or a list of strings"),
     (dict(stop=[5]), r"stop is \[5\]: expected a string, or a list of strings"),
     (dict(prompts=7), "the prompts are of type int: expected text"),
+    (dict(prompts=jnp.array(7)), "the prompts are of type .*: expected text"),
     (dict(prompts=b"the cat"), "the prompts are bytes: expected text"),
     (dict(prompts=[b"the cat"]), "prompt 0 is bytes"),
     (dict(prompts="the \ud800"), "half of a character"),

@@ -42,8 +42,11 @@ def test_other_prompts_must_fit_the_job():
     shape = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
     short = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
     job = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
+    assert jax.eval_shape(lambda: jaxspec.rollout(job)).length.shape == (1,)
     wide = jaxspec.Prompt(jnp.zeros((1, 47), jnp.int32), jnp.array([3]))
-    with pytest.raises(ValueError, match=r"prompts of 47 tokens and \d+ new ones .* than the target's 48"):
+    with pytest.raises(
+        ValueError, match=r"prompts of 47 tokens, padding included, and 8 new ones .* than the target's 48"
+    ):
         jax.eval_shape(lambda: jaxspec.rollout(job, prompt=wide))
 
 

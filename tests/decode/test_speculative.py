@@ -13,7 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, drafters, noise, policies, warp
-from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Weights
+from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Stats, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
@@ -348,6 +348,8 @@ def test_statistics_add_up(gamma):
     assert (trace.num_tested == np.minimum(trace.num_accepted + 1, trace.draft_length)).all()
     assert np.isfinite(stats.acceptance_rate).all() and np.isfinite(stats.tokens_per_round).all()
     assert stats.tokens_per_round[0] == 0  # one token, from prefill: no round
+    failed = Stats(*[np.zeros(1, np.int32)] * len(Stats._fields))  # in prefill
+    assert failed.tokens_per_round[0] == 0
 
 
 @pytest.mark.parametrize("rule", [accept.rejection(), accept.coupled()], ids=lambda rule: rule.name)

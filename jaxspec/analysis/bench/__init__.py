@@ -7,8 +7,8 @@ at the paper's sizes, and `model_card` the numbers of a model card.
 """
 
 from jaxspec.analysis.bench.row import Row, Spread, to_json
-from jaxspec.analysis.bench.runner import Config, run
+from jaxspec.analysis.bench.runner import Config, groups, run, run_groups
 from jaxspec.analysis.bench.setting import Setting, Task, product
 from jaxspec.analysis.bench.store import Store
 
-__all__ = ["Config", "Row", "Setting", "Spread", "Store", "Task", "product", "run", "to_json"]
+__all__ = ["Config", "Row", "Setting", "Spread", "Store", "Task", "groups", "product", "run", "run_groups", "to_json"]

@@ -281,7 +281,7 @@ def sentence(found: Plan) -> str:
             f"of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
         )
     enough = math.ceil(100 * found.break_even - 1e-4) / 100 if found.break_even < 1 else None
-    pays = f"it would pay from α = {enough:.2f} on" if enough else "not even α = 1 would pay"
+    pays = f"it would pay from α = {enough:.2f} on" if enough is not None else "not even α = 1 would pay"
     fewer = f"rounds yield fewer tokens than α = {found.alpha:.2f} promises"
     why = {
         "low alpha": f"draft tokens are accepted too rarely (α = {math.floor(100 * found.alpha) / 100:.2f}; {pays})",

@@ -102,6 +102,8 @@ def run(
 ) -> Iterator[Row]:
     """A row for each setting, group by group, after one for plain decoding by each target and backend of a group.
 
+    `run_groups` yields the groups instead, each as soon as it is measured.
+
     What the store has is not measured again; what it lacks is added to it, group by group, and is interleaved with
     plain decoding anew. A group that fails (logits that are not finite, memory that does not suffice) has rows with an
     error, which are not stored, and takes no other with it; nor does a setting whose gamma cannot be planned.
@@ -129,10 +131,22 @@ def run(
         itself 3 18 2
         copy 3 18 2
     """
+    return itertools.chain.from_iterable(run_groups(target, settings, store, config, doing=doing))
+
+
+def run_groups(
+    target: Model,
+    settings: Sequence[Setting],
+    store: Store | None = None,
+    config: Config = USUAL,
+    *,
+    doing: Callable[[str, float], object] = lambda what, share: None,
+) -> Iterator[list[Row]]:
+    """As `run`, the rows of a group at a time; the next group is measured when it is asked for."""
     if odd := set(config.quantities) - set(QUANTITIES):
         raise ValueError(f"no quantity {min(odd)!r}: expected some of {', '.join(QUANTITIES)}")
     if store and any(not (one.is_plain or one.is_named) for one in settings):
-        raise ValueError("a drafter has no name, by which a store would know it: give its Setting one, as name=")
+        raise ValueError("a drafter has no name to be found by in the store: give its Setting one, as name=")
     about, programs, every = environment.current(), 0, groups(settings)
     digests: Digests = {}
     shared = {"schema": SCHEMA, **to_json(config)} | {name: getattr(about, name) for name in MACHINE}
@@ -155,7 +169,7 @@ def run(
                 rows[i] = row
                 if store and row.error is None:
                     store.put(keys[i], to_json(row), to_json(row.environment))
-        yield from (row for row in rows if row is not None)
+        yield [row for row in rows if row is not None]
 
 
 def _stored(store: Store | None, key: dict[str, Any], group: str = "") -> Row | None:
@@ -174,7 +188,8 @@ def groups(settings: Sequence[Setting]) -> list[list[Setting]]:
     """Settings that are interleaved: of one task, batch size and sampling, and not too many."""
     found: dict[tuple[Any, ...], list[Setting]] = {}
     for one in settings:
-        found.setdefault((one.task.name, id(one.task.prompts), one.batch, repr(one.sampling)), []).append(one)
+        task = one.task.name, id(one.task.prompts), one.task.new_tokens, one.task.ends
+        found.setdefault((*task, one.batch, repr(one.sampling)), []).append(one)
     return [some[i : i + TOGETHER] for some in found.values() for i in range(0, len(some), TOGETHER)]
 
 

@@ -28,11 +28,18 @@ class Batch(NamedTuple):
 def take(job: Job, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Job:
     """Some rows of a job, in the given order, with their own keys and options: a row's text is the same in any batch.
 
+    Raises:
+        ValueError: a job of several samples of each prompt.
+
     >>> from jaxspec.testing import table_job
     >>> job = table_job(max_new_tokens=[4, 7])
     >>> take(job, [1]).prompt.length.tolist(), take(job, [1]).plain().request.limit.tolist()
     ([1], [7])
     """
+    if (samples := job.options["num_samples"]) > 1:
+        raise ValueError(
+            f"the job has num_samples={samples}: measure one sample of each prompt, job.replace(num_samples=1)"
+        )
     index = jnp.asarray(np.asarray(rows, np.int32))
     prompt, request = buffers.take_rows((job.prompt, job.request), index)
     if (mesh := sharding.mesh_of(job.weights)) is not None:

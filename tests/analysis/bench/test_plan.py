@@ -76,6 +76,8 @@ def test_v_is_timed_on_both_sides_of_a_step():
 def test_what_it_would_take_is_stated():
     rare = planning.sentence(planning.plan(0.05, 0.1, [1.0] * 5))
     assert "(α = 0.05; it would pay from α = 0.10 on), and the drafter takes too long (c = 0.10 passes" in rare
+    free = planning.sentence(planning.plan(0.0, 0.0, [1.0] * 5))
+    assert "(α = 0.00; it would pay from α = 0.00 on)" in free
     busy = planning.sentence(planning.plan(0.9, 0.1, np.arange(1.0, 6.0)))
     assert busy.endswith("because checking 2 tokens takes the time of 2.00 passes over one (v).")
 
