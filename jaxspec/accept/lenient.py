@@ -13,18 +13,14 @@ from jaxspec.accept.common import (
     at_nodes,
     chain_verdict,
     count_accepted,
-    draft_probs,
-    exact_match,
     follow,
-    gather_probs,
     last_of,
     likelihood_ratio,
     real_parent,
     take_position,
     tree_verdict,
-    uniforms,
 )
-from jaxspec.accept.rejection import residual_token, verify_tree
+from jaxspec.accept.rejection import rejection, verify_chain, verify_tree
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
@@ -69,29 +65,20 @@ def lenient(lenience: float) -> Rule:
     """
     if not 0 < lenience <= 1:
         raise ValueError(f"lenience is {lenience}: expected a number in (0, 1], 1 being none")
+    if lenience == 1:
+        return rejection()
 
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
-            if lenience == 1:
-                return exact_match(draft, target.tokens)
             if draft.parent is not None:
                 parent = real_parent(draft)
                 count, path = follow(parent, near_best(target, draft))
                 return tree_verdict(parent, count, path, take_position(target.tokens, last_of(path, count)))
             count = count_accepted(near_best(target, draft), draft.length)
             return chain_verdict(draft, count, take_position(target.tokens, count))
-        assert target.log_probs is not None
-        if draft.parent is not None:
-            forced = None
-            if target.greedy is not None and lenience < 1:
-                forced = target.greedy, near_best(target, draft)
-            return verify_tree(keys, position, draft, target, lenience, forced)
-        scaled = uniforms(keys, position, draft) * (lenience * draft_probs(draft))
-        accepted = scaled < gather_probs(target.log_probs[:, :-1], draft.tokens)
-        if target.greedy is not None and lenience < 1:
-            accepted = jnp.where(target.greedy[:, None], near_best(target, draft), accepted)
-        count = count_accepted(accepted, draft.length)
-        return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
+        forced = None if target.greedy is None else (target.greedy, near_best(target, draft))
+        verify_shape = verify_chain if draft.parent is None else verify_tree
+        return verify_shape(keys, position, draft, target, lenience, forced)
 
     def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
@@ -108,4 +95,4 @@ def lenient(lenience: float) -> Rule:
         return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
-    return Rule(verify, name, exact=lenience == 1, trees=True, acceptance_ratio=acceptance_ratio)
+    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio)

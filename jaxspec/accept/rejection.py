@@ -70,11 +70,7 @@ def rejection() -> Rule:
             return exact_match(draft, target.tokens)
         if draft.parent is not None:
             return verify_tree(keys, position, draft, target)
-        assert target.log_probs is not None
-        u = uniforms(keys, position, draft)
-        accepted = u * draft_probs(draft) < gather_probs(target.log_probs[:, :-1], draft.tokens)
-        count = count_accepted(accepted, draft.length)
-        return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
+        return verify_chain(keys, position, draft, target)
 
     return Rule(verify, "rejection", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
 
@@ -84,6 +80,24 @@ def acceptance_ratio(
 ) -> Float[Array, "B T"]:
     """min(p, q) / p."""
     return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1.0)
+
+
+def verify_chain(
+    keys: Keys,
+    position: Int[Array, " B"],
+    draft: Draft,
+    target: Distribution,
+    lenience: float = 1.0,
+    forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
+) -> Verdict:
+    """The rule on a chain; arguments as of `verify_tree`."""
+    assert target.log_probs is not None
+    u, p = uniforms(keys, position, draft), gather_probs(target.log_probs[:, :-1], draft.tokens)
+    accepted = u * (lenience * draft_probs(draft)) < p
+    if forced is not None:
+        accepted = jnp.where(forced[0][:, None], forced[1], accepted)
+    count = count_accepted(accepted, draft.length)
+    return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
 
 
 def residual_token(

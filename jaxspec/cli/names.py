@@ -90,8 +90,6 @@ def rule(text: str) -> Rule:
         name, value = "", []
     if name not in catalogue.RULES:
         raise ValueError(f"--rule has {text!r}: expected one of {', '.join(catalogue.RULES)}, or NAME=NUMBER")
-    if (name, value) == ("lenient", [1.0]):
-        return accept.rejection()
     try:
         return getattr(accept, name)(*value) if value else catalogue.RULES[name].rule
     except ValueError as error:

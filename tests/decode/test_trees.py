@@ -395,7 +395,7 @@ def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
     state = jax.eval_shape(begin, job.weights, job.prompt, job.request)
     program = loop.advance.lower(job.decoder, job.weights, state).compile()
     whole = len(job.prompt.length) * (nodes + 1) * vocab * 4
-    assert program.memory_analysis().temp_size_in_bytes < 3.5 * whole
+    assert program.memory_analysis().temp_size_in_bytes < 4 * whole  # three, and what XLA holds of the draws
 
 
 # --- what takes no trees
