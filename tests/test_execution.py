@@ -14,7 +14,7 @@ import jaxspec
 from jaxspec import accept, execution, noise
 from jaxspec.base import Caches, Distribution, Draft, Prompt, Verdict, Weights
 from jaxspec.decode import autoregressive
-from jaxspec.decode import state as rounds
+from jaxspec.decode import state as states
 from jaxspec.decode.request import prepare
 from jaxspec.testing import decoder_distribution, plain_distribution, table_model, total_variation
 
@@ -62,8 +62,8 @@ def decoder(count):
     plain = autoregressive(TARGET.lm, PLAIN.sampler)
 
     def step(weights, state):
-        live, empty = jnp.logical_not(state.done), rounds.empty_draft(state.length)
-        last = rounds.last_token(state)
+        live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
+        last = states.last_token(state)
         forward, cache = TARGET.lm.extend(weights.target, state.caches.target, last)
         found = PLAIN.sampler(state.request.sampling_params, forward.logits)
         # A key for the call, as the caller of `speculate` gives one: that of the row's position.
@@ -73,10 +73,10 @@ def decoder(count):
         verdict = accept.rejection().verify(keys, state.length, draft, Distribution(wide))
         drafted = jnp.take_along_axis(draft.tokens, verdict.path[:, :1], axis=1)[:, 0]
         token = jnp.where(verdict.num_accepted > 0, drafted, verdict.next_token)
-        bad = rounds.is_invalid(forward, found, (empty.length == 0)[:, None])
-        state, committed = rounds.commit(state, token[:, None], empty.length + 1, bad)
+        bad = states.is_invalid(forward, found, (empty.length == 0)[:, None])
+        state, committed = states.commit(state, token[:, None], empty.length + 1, bad)
         state = state._replace(caches=Caches(TARGET.lm.rewind(cache, state.length - 1)))
-        return rounds.update_stats(state, live, empty, Verdict(empty.length, token, empty.length), committed)
+        return states.update_stats(state, live, empty, Verdict(empty.length, token, empty.length), committed)
 
     return plain._replace(step=step)
 

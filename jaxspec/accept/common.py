@@ -46,7 +46,7 @@ def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> In
 
 
 def chain_verdict(draft: Draft, count: Int[Array, " B"], next_token: Int[Array, " B"]) -> Verdict:
-    """The verdict on a chain of which `count` tokens are accepted: these had a trial, and the one after them."""
+    """The verdict on a chain of which `count` tokens are accepted: these were tested, and the one after them."""
     return Verdict(count, next_token, jnp.minimum(count + 1, draft.length))
 
 
@@ -113,7 +113,7 @@ def tree_verdict(
 ) -> Verdict:
     """The verdict on a tree of which a path is accepted.
 
-    Siblings have their trials in order, up to the one that is accepted; all children of the last node have theirs.
+    Siblings are tested in order, up to the one that is accepted; all children of the last node are.
     """
     last = last_of(path, count)
     current = jnp.concatenate([jnp.zeros_like(path[:, :1]), path[:, :-1] + 1], axis=1)

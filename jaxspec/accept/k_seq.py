@@ -88,7 +88,7 @@ class Walk(NamedTuple):
         r, factor: of `selection` there.
         entry: the fed token after which they were drawn.
         point: the token of the one child that is judged, where it is a point mass; -1 where it is not.
-        tested: draft tokens that had a trial.
+        tested: draft tokens that were tested.
         going: rows that have gone on to `current`, and not judged its children.
     """
 

@@ -38,7 +38,7 @@ def lenient(lenience: float) -> Rule:
     This reads the target's logits (`Distribution.logits`); a row at temperature 0 is judged alike, whatever the
     temperatures of the others.
 
-    In a tree siblings have their trials one after the other, as under `rejection`; at temperature 0 the first of them
+    In a tree siblings are tested one after the other, as under `rejection`; at temperature 0 the first of them
     that passes is accepted. Both guarantees hold there, too.
 
     With l = 1 the rule is `rejection`, and exact.

@@ -115,7 +115,7 @@ class Walk(NamedTuple):
 
     Attributes:
         current: the fed token whose children are tried.
-        tried: draft tokens below this number had their trial, or never will.
+        tried: draft tokens below this number were tested, or never will be.
         left: of p after each fed token.
     """
 

@@ -65,7 +65,7 @@ class Stats(NamedTuple):
     def acceptance_rate(self) -> Float[Array, " batch"]:
         """accepted / drafted, 0 where nothing was drafted: 6 of 8 is 0.75.
 
-        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but never get a trial.
+        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but are never tested.
         """
         return self.accepted / jnp.maximum(self.drafted, 1)
 
@@ -110,7 +110,7 @@ class RoundInfo(NamedTuple):
             Of a tree these need not be the first ones: `tree.in_tree(parent)`.
         num_accepted: draft tokens that the rule accepted.
         num_committed: tokens committed, after cutting at an end token and at the limit.
-        num_tested: draft tokens that had a trial.
+        num_tested: draft tokens that were tested.
         parent, path: of a tree, as `Draft` and `Verdict` have them; None for a chain.
     """
 

@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
     Attributes:
         num_accepted: how many draft tokens of each row are accepted, 0..draft.length.
         next_token: the token after them: the residual sample at the first rejection, or the bonus token.
-        num_tested: draft tokens that had a trial: the accepted ones and those that were rejected on the way.
+        num_tested: draft tokens that were tested: the accepted ones and those that were rejected on the way.
         path: the accepted draft tokens, by number, in order; entries from num_accepted on are of no meaning. None: 0,
             1, 2, ...
     """

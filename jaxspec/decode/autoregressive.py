@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxspec import buffers
 from jaxspec.base import Decoder, LanguageModel, Prompt, Request, RoundInfo, Sampler, State, Verdict, Weights
-from jaxspec.decode import state as rounds
+from jaxspec.decode import state as states
 
 
 @functools.cache
@@ -23,18 +23,18 @@ def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
         with jax.named_scope("prefill"):
             capacity = buffers.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
-        prompt, prefilled = buffers.repeat_rows((prompt, prefilled), rounds.samples(prompt, request))
-        return rounds.init_state(target, prompt, request, headroom, prefilled, sampler)
+        prompt, prefilled = buffers.repeat_rows((prompt, prefilled), states.samples(prompt, request))
+        return states.init_state(target, prompt, request, headroom, prefilled, sampler)
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:
-        live, empty = jnp.logical_not(state.done), rounds.empty_draft(state.length)
+        live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
         with jax.named_scope("target"):
-            forward, cache = target.extend(weights.target, state.caches.target, rounds.last_token(state))
-        distribution = sampler(state.request.sampling_params, forward.logits, rounds.prefix(state))
-        verdict = Verdict(empty.length, rounds.sample(state, distribution), empty.length)
-        bad = rounds.is_invalid(forward, distribution, (empty.length == 0)[:, None])
-        state, committed = rounds.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
+            forward, cache = target.extend(weights.target, state.caches.target, states.last_token(state))
+        distribution = sampler(state.request.sampling_params, forward.logits, states.prefix(state))
+        verdict = Verdict(empty.length, states.sample(state, distribution), empty.length)
+        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
+        state, committed = states.commit(state, verdict.next_token[:, None], empty.length + 1, bad)
         state = state._replace(caches=state.caches._replace(target=target.rewind(cache, state.length - 1)))
-        return rounds.update_stats(state, live, empty, verdict, committed)
+        return states.update_stats(state, live, empty, verdict, committed)
 
     return Decoder(init, step)

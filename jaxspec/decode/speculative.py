@@ -26,7 +26,7 @@ from jaxspec.base import (
     State,
     Weights,
 )
-from jaxspec.decode import state as rounds
+from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.rounds import bucket_widths, check_trees, size_of, speculate, visited
 
@@ -90,8 +90,8 @@ def speculative(
             prefilled = target.prefill(weights.target, prompt, capacity)
         with jax.named_scope("draft"):
             draft = drafter.init(weights, prompt, headroom, prefilled[0])
-        prompt, prefilled, draft = buffers.repeat_rows((prompt, prefilled, draft), rounds.samples(prompt, request))
-        state = rounds.init_state(target, prompt, request, headroom, prefilled, sampler)
+        prompt, prefilled, draft = buffers.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
+        state = states.init_state(target, prompt, request, headroom, prefilled, sampler)
         if policy is not None:
             state = state._replace(memory=policy.init(request.policy, prompt))
         return state._replace(caches=state.caches._replace(draft=draft))
@@ -105,26 +105,26 @@ def speculative(
             draft_tokens: Int[Array, "B N"] | None = None,
             seen: Bool[Array, "#B T N"] | None = None,
         ) -> Distribution:
-            prefix = rounds.prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
+            prefix = states.prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
             return sampler(sampling_params, warps.match_vocab(logits, target.vocab_size), prefix)
 
         params, own = state.request.sampling_params, state.request.draft_sampling_params
         drafts_from = functools.partial(to_distribution, params if own is None else own)
-        context = rounds.draft_context(policy, state, depth, drafts_from)
+        context = states.draft_context(policy, state, depth, drafts_from)
         judges = functools.partial(to_distribution, params)
         done = speculate(target, drafter, rule, weights, state.caches, context, judges, widths)
         draft, verdict, new, forward, distribution, caches = done
         with jax.named_scope("commit"):
-            invalid = rounds.is_invalid(forward, distribution, visited(verdict, nodes + 1))
-            impossible = rounds.is_impossible(draft, verdict, target.vocab_size)
+            invalid = states.is_invalid(forward, distribution, visited(verdict, nodes + 1))
+            impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
-            state, committed = rounds.commit(state, new, verdict.num_accepted + 1, bad)
+            state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
             state = state._replace(caches=drafter.commit(weights, caches, row, verdict, forward))
             if policy is not None:
                 memory = policy.update(state.request.policy, state.memory, draft, verdict, committed)
                 state = state._replace(memory=memory)
-        return rounds.update_stats(state, live, draft, verdict, committed)
+        return states.update_stats(state, live, draft, verdict, committed)
 
     return Decoder(init, step, depth, nodes, trees=drafter.tree is not None, exact=rule.exact)

@@ -29,7 +29,7 @@ WIDTH = 64  # increments of v, or a multiple: the shape is part of the program
 
 
 class AcceptanceState(NamedTuple):
-    """Draft tokens that were accepted and draft tokens that had a trial, both discounted; rounds since the last draft
+    """Draft tokens that were accepted and draft tokens that were tested, both discounted; rounds since the last draft
     token; the pause."""
 
     accepted: Float[Array, " B"]
@@ -50,7 +50,7 @@ def adaptive(
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
     That is Theorem 3.8 with the verify pass at its real cost. a is the share of accepted draft tokens among those that
-    had a trial (draft tokens after a rejected one had none), where older rounds count less. Where even one draft token
+    were tested (draft tokens after a rejected one are not), where older rounds count less. Where even one draft token
     does not pay, none is made for `pause` rounds, and then one, to see whether things have changed. If it is not
     accepted, the next pause is twice as long, up to 16 times the first: short pauses come first, and doubling bounds
     the cost.

@@ -104,7 +104,7 @@ class Branch(NamedTuple):
 
     Attributes:
         lead: the lines that lead to it, drawn.
-        tokens: with what became of each: "accepted", "rejected" (it had a trial), "untried", or "own", which is the
+        tokens: with what became of each: "accepted", "rejected", "untried" (not tested), or "own", which is the
             target's, after the accepted ones.
         before: the tokens that precede them.
     """
@@ -115,7 +115,7 @@ class Branch(NamedTuple):
 
 
 def branches(step: Round) -> list[Branch]:
-    """A round's tree, a line for each branch, siblings in the order of their trials; none for a chain.
+    """A round's tree, a line for each branch, siblings in the order in which they are tested; none for a chain.
 
     >>> step = Round([], new=[5, 8, 9], draft=[4, 5, 8, 2, 3], num_accepted=2, parent=[0, 0, 2, 2, 1], path=[1, 2])
     >>> for lead, tokens, _ in branches(step):

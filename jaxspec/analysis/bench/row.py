@@ -83,7 +83,7 @@ class Row(NamedTuple):
         tokens_per_round: of texts without their first tokens, which prefill yields.
         drafted: share of the rounds in which there was a draft.
         draft_tokens_per_round, longest_per_round: of each row; and of the batch, whose rounds are as long as that.
-        conditional: of draft tokens that had a trial, those accepted; by their place in the round, too. Of chains.
+        conditional: of draft tokens that were tested, those accepted; by their place in the round, too. Of chains.
         same_text: greedy texts that are plain decoding's; None for samples and inexact rules.
         difference: where the first that is not differs.
         seconds: of each timed run; none if nothing was timed.

@@ -1,8 +1,8 @@
 """The acceptance rate alpha = E[sum_x min(p(x), q(x))] of a pair, measured on text that the target generates.
 
 Not the share of draft tokens that a run of speculative decoding accepted: within a round, draft tokens after the first
-rejection never get their trial, so that share is too small. In `measure` every position counts, and counts once.
-`conditional` is the rate of a run: of the draft tokens that had a trial, how many were accepted.
+rejection are never tested, so that share is too small. In `measure` every position counts, and counts once.
+`conditional` is the rate of a run: of the draft tokens that were tested, how many were accepted.
 
 Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
 """
@@ -71,14 +71,14 @@ class Acceptance(NamedTuple):
 
 
 class ConditionalAcceptance(NamedTuple):
-    """How often draft tokens were accepted that had a trial: those before them were, and the text had not ended.
+    """How often draft tokens were accepted that were tested: those before them were, and the text had not ended.
 
-    Nothing after a round's first rejection has a trial, so of the later draft tokens only those of the better rounds
+    Nothing after a round's first rejection is tested, so of the later draft tokens only those of the better rounds
     are here.
 
     Attributes:
         accepted: how many were accepted, by row and place in the round [rows, gamma].
-        tested: how many had a trial.
+        tested: how many were tested.
 
     Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the second the first of 2:
 
@@ -199,7 +199,7 @@ def _overlap(
 
 
 def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
-    """What became of the draft tokens of a run that had a trial, in the order of their rounds.
+    """What became of the draft tokens of a run that were tested, in the order of their rounds.
 
     Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts draft tokens after a rejection as well. At
     gamma = 1 this estimates alpha; beyond, it differs from alpha where right draft tokens cluster. Of rules that judge
