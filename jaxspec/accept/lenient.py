@@ -77,8 +77,8 @@ def lenient(lenience: float) -> Rule:
             count = count_accepted(near_best(target, draft), draft.length)
             return chain_verdict(draft, count, take_position(target.tokens, count))
         forced = None if target.greedy is None else (target.greedy, near_best(target, draft))
-        verify_shape = verify_chain if draft.parent is None else verify_tree
-        return verify_shape(keys, position, draft, target, lenience, forced)
+        verify_draft = verify_chain if draft.parent is None else verify_tree
+        return verify_draft(keys, position, draft, target, lenience, forced)
 
     def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
         """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
