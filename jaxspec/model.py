@@ -92,7 +92,7 @@ def load(
         name = t5x.name_of(folder)
     elif form == GGUF:
         header = gguf.read(folder)
-        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), folder.stem
+        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), gguf.name_of(folder)
         params, config = gguf.restore(folder, header, dtype, mesh)
     elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
