@@ -1,5 +1,7 @@
 """`jaxspec generate`: what it prints, as text and as JSON, and what it refuses, with tables for models."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -101,8 +103,9 @@ def test_a_decoder_only_target_continues_held_out_texts_with_its_small_sibling(r
     assert found["settings"]["draft"] == "debian-gpt-small"
 
 
-def test_what_is_piped_in_is_decoded(report):
-    assert report("-", input=f"{PROMPT}\n\n{PROMPT}")["prompts"] == [PROMPT, PROMPT]
+def test_what_is_piped_in_is_decoded(run):
+    *rows, totals = map(json.loads, run("-", "--json", input=f"{PROMPT}\n\n{PROMPT}").splitlines())
+    assert [row["prompt"] for row in rows] == [PROMPT, PROMPT] and totals["stats"]["total"]["prompts"] == 2
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
@@ -131,9 +134,8 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--ban", "99"], "--ban has 99"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
-        (["a", "--target", "stranger"], "needs a --draft"),
         (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-draft"),
-        (["a", "--target", "someone/something"], "needs a --draft"),
+        (["a", "--target", "someone/something", "--draft", "none"], "no checkpoint at someone/something"),
         (["a", "--draft", "stranger"], "different tokenizers"),
         (["a", "--draft", "debian-gpt-small"], "both must be of one kind"),
         (["das " * 600, "--target", "debian-gpt-base"], "positions"),
