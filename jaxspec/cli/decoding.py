@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 def decode_all(session: Session) -> Iterator[Decoded]:
-    """Decodes a batch of prompts at a time, and yields its rows as it ends; its seconds are divided among their tokens.
-    """
+    """Decodes a batch of prompts at a time and yields its rows, among whose tokens its seconds are divided."""
     from jaxspec.decode.generate import complete
 
     for start in range(0, len(session.texts), session.settings.batch):

@@ -96,9 +96,9 @@ def generate(
 def _decode(session: Session, trace: bool, lines: bool) -> tuple[list[Decoded], list[dict[str, Any]]]:
     """Decodes all prompts; their reports are printed as batches end, if each is to be a line."""
     decoded, rows = [], []
-    for text, row in zip(session.texts, decode_all(session), strict=True):
+    for prompt, row in zip(session.texts, decode_all(session), strict=True):
         decoded.append(row)
-        rows.append(row_report(text, row, trace))
+        rows.append(row_report(prompt, row, trace))
         if lines:
             console.print_json(rows[-1])
     return decoded, rows

@@ -74,12 +74,12 @@ def check_options(drafter: bool, **options: Any) -> None:
     Traceback (most recent call last):
     ValueError: gamma is -1: expected an integer, 0 (plain decoding) or more
     """
-    import numpy as np
+    import jax.numpy as jnp
 
     from jaxspec.decode.request import prepare
     from jaxspec.testing import table_model_from
 
-    table = table_model_from(np.zeros((2, 2), np.float32))
+    table = table_model_from(jnp.zeros((2, 2)))
     prepare(table, [[0]], drafter=table if drafter else None, **options)
 
 

@@ -21,7 +21,7 @@ def number(help: str, *names: str, least: int = 1, most: int | None = None) -> A
     return typer.Option(*names, help=help, min=least, max=most, metavar="N")
 
 
-def seed(help: str) -> Any:
+def seed_number(help: str) -> Any:
     """What typer should know of a seed: `jax.random.key` reads 32 bits of it, and would take others for these."""
     return number(help, least=0, most=2**32 - 1)
 
@@ -45,7 +45,7 @@ Repeats = Annotated[int, number("Timings of each pass.")]
 Temperature = Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
 Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with inputs; else held-out ones.")]
-Seed = Annotated[int, seed("Of the random numbers.")]
+Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 Markdown = Annotated[bool, flag("Print tables for a document.", "--markdown")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]

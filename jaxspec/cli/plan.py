@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import cascade_plan, console, lists, names, options, tree_plan
-from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
+from jaxspec import files
+from jaxspec.cli import cascade_plan, console, drafter_names, lists, names, options, tree_plan
+from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
@@ -29,7 +30,7 @@ IGNORED = {  # options that would be, by what is asked for
 
 def plan(
     target: Annotated[str, options.text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET,
-    draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = DRAFT,
+    draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = "",
     gamma: Annotated[int, options.number("The largest γ to consider.", "--gamma", "-g")] = 16,
     temperature: Temperature = 0.0,
     batch: Batches = "1",
@@ -80,6 +81,10 @@ def plan(
     known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
     mode = known or ("--tree" if tree else "a plan for a pair")
     options.refuse([name for name in options.given.get() if name in IGNORED[mode]], mode)
+    if figure is not None:
+        files.check_writable(figure)
+    if device or alpha is None:
+        draft = draft or drafter_names.default_model(target)
     if draft.startswith(("cascade:", "cascade=")):
         others = {"alpha": alpha is not None, "device": device, "tree": tree, "widen": widen, "batch": batches != (1,)}
         if any(others.values()):

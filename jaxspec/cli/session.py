@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import TARGET, Target, number, seed, text
+from jaxspec.cli.options import TARGET, Target, number, seed_number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
     ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
-    seed: Annotated[int, seed("Of sampling; the same seed gives the same text.")] = 0
+    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None

@@ -12,7 +12,7 @@ import numpy as np
 import transformers
 
 import jaxspec
-from jaxspec import folders, trim, vocabulary
+from jaxspec import files, folders, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
@@ -155,6 +155,8 @@ def checkpoint(
         OSError: another process trains with its state in `work`.
         ValueError: there is something at `out`, or another dtype.
     """
+    for place in (out, work / "state"):
+        files.check_writable(place)
     counted = isinstance(recipe, TableRecipe)
     wanted = [recipe.data.train, recipe.data.heldout]
     if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:

@@ -107,6 +107,16 @@ def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypat
     assert said in refused(*arguments)
 
 
+@pytest.mark.parametrize("line", ['{"text": ', '{"input": "a"}', '["a"]', "[" * 100_000])
+def test_a_bad_line_of_the_data_is_named(project, line):
+    with (project / "data" / "train.jsonl").open("a") as file:
+        file.write(line + "\n")
+    said = refused("tiny.toml")
+    assert (
+        "data/train.jsonl: line 5 " in said and said.endswith(': expected {"text": "..."}\n') and said.count("\n") == 1
+    )
+
+
 COUNTED = """
 name = "pairs"
 family = "ngram"

@@ -48,6 +48,12 @@ def shades(count: int) -> list[tuple[float, float, float, float]]:
     return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
 
 
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuses formats that `save` has not, or none at all."""
+    if not formats or not set(formats) <= set(FORMATS):
+        raise ValueError(f"formats are {list(formats)}: expected some of {', '.join(FORMATS)}")
+
+
 def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Writes a figure as folder/name.png and .svg, each whole or not at all.
 
@@ -60,9 +66,7 @@ def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] =
     Raises:
         ValueError: another format.
     """
-    wrong = [form for form in formats if form not in FORMATS]
-    if wrong or not formats:
-        raise ValueError(f"formats are {list(formats)}: expected some of {', '.join(FORMATS)}")
+    check_formats(formats)
     import matplotlib
 
     folder, written = Path(folder), []
