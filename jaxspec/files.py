@@ -96,10 +96,8 @@ def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Ite
         raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
     for name in (*fields, *(name for name in optional if name in row)):
         if not isinstance(row.get(name), str):
-            got = (
-                f"has {name!r}: {json.dumps(row[name])[:60]}" if name in row else f"has no {name!r}, but {sorted(row)}"
-            )
-            raise ValueError(f"{where} {got}: {expected}")
+            got = f"{name!r}: {json.dumps(row[name])[:60]}" if name in row else f"no {name!r}, but {sorted(row)}"
+            raise ValueError(f"{where} has {got}: {expected}")
     return row
 
 

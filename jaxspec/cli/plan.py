@@ -53,10 +53,10 @@ def plan(
     row_tokens: Annotated[int, options.number("With shapes: tokens in the cache.", least=0)] = 256,
     as_json: Json = False,
 ) -> None:
-    """Whether to speculate, with which γ at each batch size, and how much faster that will be.
+    """Whether to speculate, with which γ at each batch size, and how much faster that will be at most.
 
     For a pair, measured on prompts on this machine; for an acceptance rate and costs that are known; or for sizes on a
-    machine that is not here, by its bandwidth and peak:
+    machine that is not here, by its memory, bandwidth and peak:
 
     \b
         jaxspec plan --batch 1,8
@@ -96,7 +96,7 @@ def plan(
         assert alpha is not None
         sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
         plans = [planning.of_sizes(alpha, target, draft, device, batch=some, **sizes) for some in batches]
-        about = f"{target} with {draft} on {device}, by bandwidth and peak; real passes are slower"
+        about = f"{target} with {draft} on {device}, by memory, bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * drafted for drafted in range(gamma + 1)], c_hat=c_hat)]
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -121,7 +121,7 @@ def plan(
 def _show(about: str, plans: Sequence[Plan], note: str) -> None:
     from jaxspec.analysis.bench import plan as planning
 
-    heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up", "operations"]
+    heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
     out, table = Console(highlight=False), console.table(heads)
     for found in plans:
         numbers = f"{found.alpha:.3f}", f"{found.c:.3f}", f"{found.v:.2f}", f"{found.gamma or 'plain'}"
