@@ -1,12 +1,16 @@
 """Text files: read as people's editors save them, written whole or not at all."""
 
 import codecs
+import contextlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from jaxspec import folders
 
 ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
 
@@ -108,15 +112,26 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> None:
         path: the file; its folder is created if missing.
         chunks: the text, in pieces. If producing them fails, an older file stays as it was.
     """
-    path = Path(path)
+    with whole(Path(path)) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(chunks)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A new file to write, which becomes `path` when the block ends; a failure leaves what was there.
+
+    As with `folders.whole`, the next process that writes the same file deletes what a killed one left unfinished.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folders.sweep(path, "tmp")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(chunks)
-        os.replace(temporary, path)
+        beside.touch()
+        with folders.in_use(beside):
+            yield beside
+        os.replace(beside, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -36,7 +36,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "trace": set(),
     "accept": CORE,
     "folders": set(),
-    "files": set(),
+    "files": {"folders"},
     "progress": set(),
     "corpus": {"base", "files"},
     "datastore": {"folders"},
