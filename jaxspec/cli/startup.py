@@ -33,7 +33,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     import jax
     from absl import logging as absl
 
-    absl.set_verbosity(absl.ERROR)  # of checkpoints that are written and read
+    absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
 
     keep_programs(jax.config, environment)

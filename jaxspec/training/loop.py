@@ -143,6 +143,7 @@ def fit(
                     "state, or remove this one"
                 ) from error
             log(f"resumed at step {int(state.step)} from {folder}")
+        _check_room(state, folder, "nothing was trained")
         with bars.bar(progress, remaining=True) as bar:
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
@@ -168,6 +169,7 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
     """Writes a checkpoint; of one that finds no room nothing stays."""
     last = manager.latest_step()
     stays = "the run has no saved state" if last is None else f"the last saved state is that of step {last}"
+    _check_room(state, folder, stays)  # Orbax's threads would print at length what stops them
     try:
         with folders.full_disk(folder, stays):
             manager.save(step, args=ocp.args.StandardSave(state))
@@ -175,3 +177,8 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
         for unfinished in folder.glob(f"{step}.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _check_room(state: TrainState, folder: Path, stays: str) -> None:
+    if complaint := folders.no_room(folder, sum(x.nbytes for x in jax.tree.leaves(state))):
+        raise OSError(f"{complaint}: {stays}")

@@ -1,12 +1,15 @@
 """`jaxspec train`: from a recipe to a checkpoint that loads, resuming, and refusing early."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from absl import logging as absl
 from typer.testing import CliRunner
 
 import jaxspec
@@ -126,8 +129,11 @@ def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype
     assert result.exit_code == 0 and "resumed at step 1" in result.stdout
 
 
-def test_a_full_disk_is_told_in_a_line_and_its_half_of_a_state_removed(project, standard_dtype_promotion, monkeypatch):
+def test_a_full_disk_is_told_in_a_line_and_its_half_of_a_state_removed(
+    project, standard_dtype_promotion, monkeypatch, caplog
+):
     def full(manager, step, args):
+        absl.error("what Orbax logs of its threads")
         (project / "runs" / "tiny" / "state" / f"{step}.orbax-checkpoint-tmp").mkdir()
         raise ValueError("RESOURCE_EXHAUSTED: ... No space left on device")
 
@@ -135,7 +141,10 @@ def test_a_full_disk_is_told_in_a_line_and_its_half_of_a_state_removed(project, 
     result = call("tiny.toml", "--steps", "1")
     assert result.exit_code == 2
     assert result.stderr.endswith("\nerror: runs/tiny/state: the disk is full, and the run has no saved state\n")
-    assert not list((project / "runs" / "tiny" / "state").iterdir())
+    assert not list((project / "runs" / "tiny" / "state").iterdir()) and not caplog.records
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    said = refused("tiny.toml", "--steps", "1")  # before it is trained
+    assert said.startswith("error: runs/tiny/state would take ") and said.endswith("1.0 kB left: nothing was trained\n")
 
 
 @pytest.mark.parametrize("line", ['{"text": ', '{"input": "a"}', '["a"]', "[" * 100_000])
