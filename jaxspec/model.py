@@ -77,11 +77,7 @@ def load(
     Traceback (most recent call last):
     ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
     """
-    dtype = _dtype_name(dtype)
-    if dtype not in DTYPES:
-        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(dtype)
-        meant = f". Did you mean {short!r}?" if short else ""
-        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}{meant}")
+    dtype = dtype_name(dtype)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder, drafted = find(source, revision), None
@@ -118,11 +114,24 @@ def load(
     return made._replace(params=jax.tree.map(sharding.put, made.params, places))
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that a model can be loaded in.
+
+    Raises:
+        ValueError: it is another one.
+
+    >>> dtype_name(jnp.bfloat16)
+    'bfloat16'
+    """
     try:
-        return dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+        name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     except TypeError:  # another library's
-        return str(dtype)
+        name = str(dtype)
+    if name not in DTYPES:
+        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
+        meant = f". Did you mean {short!r}?" if short else ""
+        raise ValueError(f"dtype is {name!r}, expected one of {DTYPES}{meant}")
+    return name
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxspec.drafters import ngram_model
 from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.files import read_text
 from jaxspec.head_sizes import HEADS
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
@@ -109,6 +110,8 @@ class Train:
         if self.steps < 1 or self.batch_tokens < 1:
             got = f"{self.steps}, {self.batch_tokens}"
             raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
+        if not 0 <= self.seed < 2**32:
+            raise RecipeError(f"train.seed is {self.seed}: expected 0 to {2**32 - 1}, the seeds that a key tells apart")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,9 +363,10 @@ def load(path: str | Path) -> AnyRecipe:
             meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(known)}"
             raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
         path = known[str(path)]
+    text = read_text(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     return parse(table, str(path))
 

@@ -36,7 +36,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "trace": set(),
     "accept": CORE,
     "folders": set(),
-    "files": set(),
+    "files": {"folders"},
     "progress": set(),
     "corpus": {"base", "files"},
     "datastore": {"folders"},
@@ -51,7 +51,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "families": {"nets"},
     "published": {"nets", "families"},  # drafters' files, as families are models'
     "head_sizes": {"base", "nets"},
-    "recipes": {"nets", "drafters", "head_sizes"},  # n-gram tables are a family of models
+    "recipes": {"nets", "drafters", "head_sizes", "files"},  # n-gram tables are a family of models
     "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},

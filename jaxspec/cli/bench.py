@@ -52,10 +52,11 @@ def bench(
         options.refuse_others({"target", "dtype"}, "--loading")
     elif paper:
         options.refuse_others(PAPER, "--paper")
-    if paper or loading is not None:
-        return _paper(work, loading)
     if peer not in ("", PEER):
         raise ValueError(f"--peer is {peer!r}: expected {PEER}")
+    workload.check_files(work)
+    if paper or loading is not None:
+        return _paper(work, loading)
     before = memory.process_bytes()
     target, settings = workload.settings_of(work, ("jaxspec.generate", PEER) if peer else ("jaxspec",))
     if peer:  # which refuses to draft for batches

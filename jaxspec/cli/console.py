@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,10 +51,11 @@ def show(out: Console, made: Table, markdown: bool) -> None:
 
 
 def print_json(report: Any) -> None:
-    """One object, and nothing else."""
+    """One object in one line, which a reader has at once; escaped where the output is not UTF-8."""
     from jaxspec.analysis.bench import to_json
 
-    print(json.dumps(to_json(report), ensure_ascii=False))
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(to_json(report), ensure_ascii=not unicode), flush=True)
 
 
 def print_measured(**report: Any) -> None:

@@ -40,8 +40,8 @@ def convert(
         jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
+    from jaxspec import files, folders, trim
     from jaxspec import model as front
-    from jaxspec import trim
     from jaxspec.model import HUGGING_FACE, OURS
     from jaxspec.weights import huggingface, int8, orbax
 
@@ -53,6 +53,10 @@ def convert(
     stored_as = dtype or (found.dtype if found.dtype in known else "float32")
     if stored_as not in known:
         raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
+    kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
+    if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
+        raise ValueError(complaint)
+    files.check_writable(to)
     with Console(stderr=True).status(f"reading {source}"):
         loaded = front.load(source, dtype=stored_as)
         model, drafted = trim.untrimmed(loaded), trim.draft_tokens(loaded)

@@ -61,6 +61,10 @@ class Commands(TyperGroup):
         super().__init__(**options)
         self.commands = stubs
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        startup.show_anything()
+        return super().main(*arguments, **options)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)
         return name, stub if name is None else command(name), rest

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.core import Tracer
+from rich import filesize
 
 from jaxspec import buffers
 from jaxspec.base import Prompt
@@ -211,11 +212,11 @@ def check_memory(needed: int, what: str, lower: str, devices: int = 1) -> None:
 
     >>> check_memory(2**60, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: 2**40 new tokens take 1152921504.6 GB of memory, and there are ... GB: lower max_new_tokens
+    ValueError: 2**40 new tokens take 1.2 EB of memory, and there are ...B: lower max_new_tokens
     """
     stats = jax.devices()[0].memory_stats() or {}
     have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     if needed > have:
         raise ValueError(
-            f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower {lower}"
+            f"{what} take {filesize.decimal(needed)} of memory, and there are {filesize.decimal(have)}: lower {lower}"
         )

@@ -59,7 +59,8 @@ def _cut(tokenizer: Any, stop: Sequence[str], state: State, info: RoundInfo | No
 def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
     """The rounds that were run one by one, as `loop.run` reports them."""
     if infos:
-        return loop.Trace(*jax.tree.map(lambda *x: jnp.stack(x, axis=1), *infos))
+        # on the host: on a device it would be a program, and a compilation, for each number of rounds
+        return loop.Trace(*jax.tree.map(lambda *x: np.stack(x, axis=1), *jax.device_get(infos)))
     none = jnp.zeros((batch, 0), jnp.int32)
     return loop.Trace(jnp.zeros((batch, 0, nodes), jnp.int32), none, none, none, none)
 

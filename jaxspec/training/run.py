@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import transformers
 
 import jaxspec
-from jaxspec import folders, trim, vocabulary
+from jaxspec import files, folders, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
@@ -26,6 +27,7 @@ from jaxspec.training.on_policy import on_policy
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import orbax
 
+RECORD = "recipe.json"  # beside a run's state: whose it is
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
 
@@ -128,6 +130,33 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     return learnt | fixed, loss
 
 
+def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
+    """Refuses a folder that holds the run of another recipe, and writes down whose the run is; steps may differ.
+
+    Raises:
+        ValueError: it is another one's.
+    """
+    record, table = work / RECORD, dataclasses.asdict(recipe)
+    for name in ("steps", "evaluate_every", "save_every"):
+        del table["train"][name]
+    mine = {name: json.dumps(value) for name, value in _flat(table)}
+    if record.is_file():
+        theirs = files.json_object(files.read_text(record), str(record))
+        if differ := [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]:
+            named = [f"{name} is {theirs.get(name)} there and {mine.get(name)} here" for name in differ]
+            raise ValueError(
+                f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
+            )
+    elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
+        files.write_text(record, [json.dumps(mine), "\n"])
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables, by their paths."""
+    for name, value in table.items():
+        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+
+
 def checkpoint(
     recipe: AnyRecipe,
     folder: Path,
@@ -152,9 +181,11 @@ def checkpoint(
 
     Raises:
         FileNotFoundError: the data is not there.
-        OSError: another process trains with its state in `work`.
-        ValueError: there is something at `out`, or another dtype.
+        OSError: another process trains with its state in `work`, or the disk is full.
+        ValueError: there is something at `out`, another recipe's run in `work`, or another dtype.
     """
+    for place in (out, work / "state"):
+        files.check_writable(place)
     counted = isinstance(recipe, TableRecipe)
     wanted = [recipe.data.train, recipe.data.heldout]
     if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:
@@ -172,6 +203,7 @@ def checkpoint(
         raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
     if isinstance(recipe, HeadRecipe):
         with folders.locked(work, "another training run"):
+            check_run(recipe, work)
             return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
     if dtype not in orbax.DTYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
@@ -186,6 +218,7 @@ def checkpoint(
         hits = f"the first draft token is right for {found.about['heldout_hits']:.1%} of held-out tokens"
         return f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; {hits}"
     with folders.locked(work, "another training run"):
+        check_run(recipe, work)
         params, loss = train(recipe, folder, work)
     about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
     about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}

@@ -182,7 +182,10 @@ def read_object(path: Path) -> dict[str, Any]:
         FamilyError: it holds something else.
         ValueError: it is no JSON.
     """
-    table = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply ({error})") from None
     if not isinstance(table, dict):
         raise FamilyError(f"it is of type {type(table).__name__}, expected an object")
     return table
