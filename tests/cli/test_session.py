@@ -35,11 +35,11 @@ def test_text_ends_before_a_stop_string(report, run):
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_text_ends_before_a_stop_string_that_is_a_special_token(report, mode):
-    """Which no text shows: <unk> is id 2 of these tokenizers."""
+    """Which no text shows: <pad> is id 0 of these tokenizers."""
     wholes = report("-t", "1", "--seed", "3")["tokens"]
-    cut = report("-t", "1", "--seed", "3", "--stop", "<unk>", *mode)["tokens"]
-    assert any(2 in tokens[:-1] for tokens in wholes)
-    assert cut == [tokens[: tokens.index(2) + 1] if 2 in tokens else tokens for tokens in wholes]
+    cut = report("-t", "1", "--seed", "3", "--stop", "<pad>", *mode)["tokens"]
+    assert any(0 in tokens[:-1] for tokens in wholes)
+    assert cut == [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in wholes]
 
 
 def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
