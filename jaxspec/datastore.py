@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec import folders
+from jaxspec import folders, token_ids
 from jaxspec.folders import MANIFEST
 
 FORMAT = 1
@@ -210,5 +210,4 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def vocabulary_of(tokenizer: Any) -> str:
     """SHA-256 of a tokenizer's tokens in the order of their ids: equal where ids mean the same."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return hashlib.sha256("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256("\0".join(map(str, token_ids.words(tokenizer))).encode("utf-8", "surrogatepass")).hexdigest()

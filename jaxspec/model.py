@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jaxspec import folders, sharding
+from jaxspec import folders, sharding, token_ids
 from jaxspec.base import Model
 from jaxspec.recipes import net_of
 from jaxspec.trim import trim_vocabulary
@@ -97,9 +97,9 @@ def load(
         params, config, manifest = orbax.restore(folder, dtype, mesh)
         tokenizer, name = tokenizer_of(folder), manifest.name
         drafted = orbax.read_draft_tokens(folder, manifest)
-        if len(tokenizer) > config.vocab_size:
+        if (ids := token_ids.size(tokenizer)) > config.vocab_size:
             raise CheckpointError(
-                f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
+                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}: "
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:

@@ -19,8 +19,8 @@ class Bytes:
 
     end = 256
 
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        assert skip_special_tokens and not clean_up_tokenization_spaces
         return bytes(token for token in tokens if token != self.end).decode("utf-8", errors="replace")
 
     def convert_ids_to_tokens(self, token):

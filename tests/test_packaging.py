@@ -20,7 +20,7 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "warp"}
+CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
@@ -28,18 +28,19 @@ MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
     "integers": set(),
+    "token_ids": {"base"},
     "tree": set(),
     "noise": {"base"},
     "cache": {"tree"},
     "buffers": {"base"},
-    "warp": {"base", "noise"},
+    "warp": {"base", "noise", "token_ids"},
     "trace": set(),
     "accept": CORE,
     "folders": set(),
     "files": {"folders"},
     "progress": set(),
     "corpus": {"base", "files"},
-    "datastore": {"folders"},
+    "datastore": {"folders", "token_ids"},
     "rounds": CORE | {"accept"},
     "drafters": CORE | {"accept", "rounds", "corpus", "datastore"},  # one may be a speculative decoder itself
     "policies": {"base", "tree"},
@@ -55,10 +56,10 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},
-    "vocabulary": {"model", "weights"},
+    "vocabulary": {"model", "token_ids", "weights"},
     "vocabulary_map": CORE,
     "trim": CORE | {"recipes", "vocabulary_map"},  # the head of a network of ours
-    "shared_vocabulary": {"base", "vocabulary_map"},
+    "shared_vocabulary": {"base", "token_ids", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
     "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "progress", "testing"},
@@ -68,7 +69,17 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
 NEEDS_NO_FLAX = (
     *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "rounds", "drafters", "policies"),
     "decode",
-    *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
+    *(
+        "execution",
+        "token_ids",
+        "vocabulary_map",
+        "shared_vocabulary",
+        "folders",
+        "files",
+        "progress",
+        "corpus",
+        "datastore",
+    ),
 )
 
 

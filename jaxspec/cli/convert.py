@@ -105,9 +105,9 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     """Writes a checkpoint of jaxspec's; arguments as those of `weights.orbax.save`.
 
     Raises:
-        ValueError: the model has no tokenizer, or one with more tokens than it has logits.
+        ValueError: the model has no tokenizer, or one with ids that the model lacks.
     """
-    from jaxspec import vocabulary
+    from jaxspec import token_ids, vocabulary
     from jaxspec.recipes import family_of
     from jaxspec.weights import orbax
 
@@ -117,10 +117,10 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
             "choose --format huggingface"
         )
     config = dataclasses.replace(model.config, dtype="float32")
-    if len(model.tokenizer) > config.vocab_size:
+    if (ids := token_ids.size(model.tokenizer)) > config.vocab_size:
         raise ValueError(
-            f"{model.name}: the tokenizer has {len(model.tokenizer)} ids, the model only {config.vocab_size}: take the "
-            "tokens that were added out of its files, or choose --format huggingface"
+            f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
+            "the tokens that were added out of its files, or choose --format huggingface"
         )
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}

@@ -182,8 +182,6 @@ def check_text(text: Any, index: int) -> None:
         raise TypeError(f"prompt {index} is bytes: expected text, such as prompt.decode()")
     if not isinstance(text, str):
         raise TypeError(f"prompt {index} is of type {type(text).__name__}: expected text, or a jaxspec.Prompt of all")
-    if not text.strip():
-        raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
     try:
         text.encode()
     except UnicodeEncodeError as error:

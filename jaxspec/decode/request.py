@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise, sharding
+from jaxspec import buffers, drafters, noise, sharding, token_ids
 from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
 from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
@@ -286,12 +286,11 @@ def _called(who: str, model: Model) -> str:
 
 @functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares
 def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
-    """The first token id below both sizes that two tokenizers do not agree on, and what each calls it."""
+    """Returns the first token id that both of two tokenizers have and do not agree on, and what each calls it."""
     if ours is theirs:
         return None
-    count = min(len(ours), len(theirs))
-    pairs = zip(ours.convert_ids_to_tokens(range(count)), theirs.convert_ids_to_tokens(range(count)), strict=True)
-    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), None)
+    pairs = zip(token_ids.words(ours), token_ids.words(theirs), strict=False)
+    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
 
 
 def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
@@ -311,11 +310,7 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndar
 
 
 def _eos(target: Model, eos_ids: Any, batch: int):
-    if eos_ids is None:
-        known = None if target.tokenizer is None else target.tokenizer.eos_token_id
-        ends = list(getattr(target.config, "end_tokens", ()))
-        eos_ids = ends or ([] if known is None else [known])
-    eos_ids = inputs.end_ids(eos_ids, target.tokenizer)
+    eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
     check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     ends = np.asarray(list(eos_ids) or [-1], np.int32)
     return jnp.asarray(np.broadcast_to(ends, (batch, len(ends))))

@@ -36,6 +36,7 @@ class GPTConfig:
         epsilon: added to the variance in every norm.
         scale_scores: whether scores are divided by the root of a head's dimension.
         scale_by_layer: whether they are also divided by the layer's number, counted from 1.
+        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
     """
 
     vocab_size: int
@@ -50,6 +51,7 @@ class GPTConfig:
     epsilon: float = 1e-5
     scale_scores: bool = True
     scale_by_layer: bool = False
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.activation not in ACTIVATIONS:

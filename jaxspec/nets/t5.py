@@ -44,6 +44,7 @@ class T5Config:
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
         epsilon: added to the mean square in every norm.
+        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
     """
 
     vocab_size: int
@@ -63,6 +64,7 @@ class T5Config:
     dtype: str = "float32"
     scaled_head: bool | None = None
     epsilon: float = 1e-6
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.scaled_head is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def word_tokenizer(
-    words: Sequence[str], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
+    words: Sequence[str] | Mapping[str, int], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers whose tokens are whole words; their ids are their places in `words`.
+    """A tokenizer of transformers whose tokens are whole words; their ids are their places in `words`, or its values.
 
     Args:
         words: the vocabulary, `end` and `unknown` among it.
@@ -36,7 +36,7 @@ def word_tokenizer(
     from tokenizers import Tokenizer, models, pre_tokenizers  # imported late: transformers takes a second
     from transformers import PreTrainedTokenizerFast
 
-    ids = {word: i for i, word in enumerate(words)}
+    ids = dict(words) if isinstance(words, Mapping) else {word: i for i, word in enumerate(words)}
     if len(ids) < len(words):
         raise ValueError(f"{len(words) - len(ids)} of {len(words)} words are there twice: expected each once")
     if absent := {end, unknown} - set(ids):

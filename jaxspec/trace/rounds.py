@@ -177,13 +177,14 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
         so_far.append(token)
         whole = _decode(tokenizer, so_far)
         piece = whole[len(shown) :] if whole.startswith(shown) else ""
-        pieces.append(piece or tokenizer.convert_ids_to_tokens(token))
+        pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")  # an id may have no token
         shown = whole.rstrip(HALF_CHARACTER)
     return pieces
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(list(tokens), skip_special_tokens=True)
+    """Text as tokens spell it, so that what they add can be told: cleaning up spaces would change earlier text."""
+    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def spelt_branches(tokenizer: Any, step: Round) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -13,7 +13,7 @@ import numpy as np
 import transformers
 
 import jaxspec
-from jaxspec import files, folders, trim, vocabulary
+from jaxspec import files, folders, token_ids, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
 from jaxspec.nets.resize import resize
@@ -63,9 +63,8 @@ def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
     loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
     if not distil.own:
         return loss
-    end = None if teacher.tokenizer is None else teacher.tokenizer.eos_token_id
     student = net_of(config).language_model(config)
-    return on_policy(loss, student, distil.own, prompt=distil.prompt, eos=-1 if end is None else end)
+    return on_policy(loss, student, distil.own, prompt=distil.prompt, eos=token_ids.ends(teacher))
 
 
 def _in_training(recipe: Recipe) -> Any:
@@ -91,7 +90,7 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     if recipe.distil is None or not recipe.distil.share_encoder:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
-    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "dtype")
+    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
     if (
         teacher.lm.encoder is None
         or dataclasses.replace(teacher.config, **{name: getattr(recipe.model, name) for name in own}) != recipe.model

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import token_ids
 from jaxspec.base import LogitsProcessor, Model, Sampler
 from jaxspec.warp import penalties
 from jaxspec.warp.sampling import SamplingParams, chain, greedy, mask_padding_ids, sampling
 
 
 class Sizes(NamedTuple):
-    """What options are checked against: prompts, the width of the logits, and how many ids the tokenizer knows."""
+    """What options are checked against: prompts, the width of the logits, and the tokenizer's largest id plus one."""
 
     batch: int
     vocab: int
@@ -188,7 +189,7 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
         ValueError: an option out of range; every token ruled out.
     """
     vocab = target.lm.vocab_size
-    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(len(target.tokenizer), vocab))
+    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
     given = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
     found: dict[str, np.ndarray] = {}
     processors: dict[LogitsProcessor, None] = {}  # in order, each once

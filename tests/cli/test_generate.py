@@ -242,7 +242,6 @@ def test_text_and_counts_are_printed(mode, report, run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([""], "prompt 0 is empty"),
         (["a", "--gamma", "-1"], "--gamma is -1"),
         (["a", "-n", "0"], "--max-new-tokens is 0"),
         (["a", "-t", "-1"], "--temperature is -1"),

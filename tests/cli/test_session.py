@@ -45,6 +45,15 @@ def test_a_stop_string_compiles_nothing_that_is_timed(zoo, loading, caplog):
     assert [record.message for record in caplog.records if record.message.startswith("Compiling")] == []
 
 
+@pytest.mark.parametrize("mode", [(), ("--batch", "2")])
+def test_text_ends_before_a_stop_string_that_is_a_special_token(report, mode):
+    """Which no text shows: <pad> is id 0 of these tokenizers."""
+    wholes = report("-t", "1", "--seed", "3")["tokens"]
+    cut = report("-t", "1", "--seed", "3", "--stop", "<pad>", *mode)["tokens"]
+    assert any(0 in tokens[:-1] for tokens in wholes)
+    assert cut == [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in wholes]
+
+
 def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
     found = {}
     for price in (1.0, 50.0):

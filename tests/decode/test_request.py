@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, processors
+from transformers import PreTrainedTokenizerFast
 
 import jaxspec
 from jaxspec.analysis.measure import acceptance
@@ -79,6 +81,18 @@ def test_bad_prompts_are_refused_with_what_is_wrong(prompts, message):
         jaxspec.generate(TARGET, prompts)
 
 
+@pytest.mark.parametrize("text", ["\n", "  ", "\u00a0", ""])
+def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
+    """Not whether it is white space: this tokenizer has a token for each, and one that begins every text."""
+    words = ["<end>", "\n", "  ", "\u00a0", "<begin>"]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
+    raw.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 4)])
+    tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
+    prompt = request.encode(model()._replace(tokenizer=tokens), [text])
+    row = prompt.tokens[0, : prompt.length[0]].tolist()
+    assert row == [4, words.index(text)] if text else row == [4]
+
+
 def test_padding_is_not_checked():
     odd = Prompt(jnp.array([[1, 2, 99]]), jnp.array([2]))
     assert jaxspec.generate(TARGET, odd, max_new_tokens=4).tokens.tolist() == (
@@ -109,6 +123,39 @@ def test_different_tokenizers_are_named_by_their_first_difference():
         jaxspec.generate(TARGET, "the cat", drafter=other)
     with pytest.raises(ValueError, match=r"the target \(table-6\) and the drafter \(small\) have different tokenizers"):
         jaxspec.generate(TARGET, "the cat", drafter=other._replace(name="small"))
+
+
+def test_tokenizers_are_compared_where_both_have_a_token():
+    """An id that only one of them has may lie anywhere, not just past the other's end."""
+    ours = tokenizer({"<end>": 0, "the": 1, "cat": 4, "mat": 9})
+    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "dog": 3, "mat": 9})) is None
+    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "mat": 8, "rug": 9})) == (9, "mat", "rug")
+
+
+HOLES = {"<unk>": 0} | {f"w{i}": i for i in range(1, 5)} | {"<end>": 11}  # 6 tokens, ids up to 11
+
+
+def holed(seed):
+    """A model of 16 ids whose greedy text goes through those that are no tokens, until it ends with id 11."""
+    chain = [1, 7, 3, 10, 4, 11]
+    table = np.full((16, 16), -4.0, np.float32)
+    table[chain[:-1], chain[1:]] = 4.0
+    table += np.asarray(jax.random.normal(jax.random.key(seed), (16, 16)))
+    table[:, 15] = 9.0  # no token has it: it only pads the vocabulary, and is never generated
+    return table_model_from(jnp.asarray(table))._replace(tokenizer=word_tokenizer(HOLES, end="<end>"))
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter": holed(1), "gamma": 3}])
+def test_ids_are_bounded_by_the_largest_not_by_how_many_there_are(options):
+    out = jaxspec.generate(holed(0), "w1", max_new_tokens=8, **options)
+    assert out.tokens[0].tolist() == [7, 3, 10, 4, 11] and out.texts == ["w3 w4"]
+    biased = jaxspec.generate(holed(0), "w1", max_new_tokens=8, logit_bias={11: 60}, **options)
+    assert biased.tokens[0].tolist() == [11]
+
+
+def test_every_token_with_a_name_is_masked_by_no_option():
+    with pytest.raises(ValueError, match="rule out all 12 tokens"):
+        jaxspec.generate(holed(0), "w1", banned=range(12))
 
 
 def test_encoder_decoder_needs_its_kind():

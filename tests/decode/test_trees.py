@@ -45,10 +45,16 @@ def tokens_of(out):
 class Letters:
     """As much of a tokenizer as decoding needs: a token is a letter."""
 
-    eos_token_id = None
+    eos_token_id, added_tokens_decoder = None, {}
 
     def __len__(self):
         return VOCAB
+
+    def get_vocab(self):
+        return {"abcdefg"[token]: token for token in range(VOCAB)}
+
+    def convert_ids_to_tokens(self, token):
+        return "abcdefg"[token]
 
     def decode(self, tokens, skip_special_tokens):
         return "".join("abcdefg"[token] for token in tokens)

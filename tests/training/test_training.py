@@ -203,7 +203,7 @@ def test_a_drafter_learns_on_texts_of_its_own():
         batch = data.collate(examples, data.Bucket(0 if net is gpt else 8, 9, 9))
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
         likelihood = losses.cross_entropy(config)
-        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=1)  # noqa: B023
+        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
         found = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
         changed, learnt = found(params, batch)
         if net is gpt:
@@ -224,7 +224,9 @@ def test_a_drafter_learns_on_texts_of_its_own():
             assert own[-1] or text == of_data
         assert 0 < sum(own) < 8 and not own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
-        on_policy.samples(gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, 1)
+        on_policy.samples(
+            gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
+        )
 
 
 def test_a_language_models_rows_are_one_token_wider(tmp_path):
