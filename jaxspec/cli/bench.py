@@ -35,8 +35,8 @@ def bench(
     Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by the same target.
 
     \b
-        jaxspec bench --gamma 1,3 --policy adaptive --draft debian-t5-draft,prompt_lookup
-        jaxspec bench --gamma 3 --dtype float32,int8 --also memory
+        jaxspec bench --gamma 2,3 --temperature 0,1
+        jaxspec bench --target debian-t5-edit --draft prompt_lookup --widen 32768 --gamma 7
         jaxspec bench --target random:t5-v1_1-small --draft none
     """
     from jaxspec.analysis.bench import table

@@ -61,7 +61,7 @@ def plan(
     \b
         jaxspec plan --batch 1,8
         jaxspec plan --tree --nodes 32 --timed --figure tree.svg
-        jaxspec plan --draft cascade=3:MODEL:SMALLER
+        jaxspec plan --draft cascade=3:debian-t5-draft:prompt_lookup
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
