@@ -1,6 +1,6 @@
 """The notebooks in JupyterLab, in a headless Chromium: sliders are moved, and pictures change.
 
-Needs the extra jaxspec-decoding[browser] and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps what
+Needs the extra "browser" and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps what
 was seen, to be looked at.
 """
 
