@@ -133,24 +133,57 @@ def public_names(module: ModuleType) -> list[str]:
     return [name for name, x in own.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
 
 
-@pytest.mark.slow
-def test_pages_build_with_every_public_name(tmp_path: Path):
+def tables_of_source(text: str) -> list[int]:
+    """How many rows each table has: after each line |---|, the lines that begin with |."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [len(rows.splitlines()) for rows in re.findall(r"^\|[-:| ]*-[-:| ]*\|\n((?:\|.*\n?)*)", prose, re.MULTILINE)]
+
+
+def tables_of_html(html: str) -> list[int]:
+    """How many rows each <table> has below its heads."""
+    return [body.count("<tr>") for body in re.findall(r"<table>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*/README.md"))], ids=name_of)
+def test_tables_of_a_page_are_tables(page: Path):
+    markdown = pytest.importorskip("markdown", reason='pip install -e ".[docs]" brings it')
+    text = page.read_text("utf-8")
+    assert tables_of_html(markdown.markdown(text, extensions=["tables", "fenced_code"])) == tables_of_source(text)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built."""
     for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(needed, reason='pip install -e ".[docs]" brings it')
-    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path))
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder))
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
 
+
+@pytest.mark.slow
+def test_tables_are_tables_in_the_built_site(site: Path):
+    for page in sorted(DOCS.rglob("*.md")):
+        if expected := tables_of_source(page.read_text("utf-8")):
+            folder = page.relative_to(DOCS).with_suffix("")
+            html = (site / (folder if folder.name != "index" else folder.parent) / "index.html").read_text("utf-8")
+            assert tables_of_html(html) == expected, name_of(page)
+
+
+@pytest.mark.slow
+def test_pages_build_with_every_public_name(site: Path):
     loaded = re.findall(
-        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (tmp_path / "index.html").read_text("utf-8")
+        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (site / "index.html").read_text("utf-8")
     )
     assert loaded and not [address for address in loaded if "//" in address], "a reader's browser should fetch nothing"
 
-    reference = [page.read_text("utf-8") for page in (tmp_path / "reference").rglob("*.html")]
+    reference = [page.read_text("utf-8") for page in (site / "reference").rglob("*.html")]
     assert reference and not [page for page in reference if "<blockquote>" in page], "an example that is no code"
 
-    raw = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
+    raw = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
     entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
     listed = {name for name, kind, *_ in entries if kind != "py:module"}
     missing = [
