@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import math
 import os
 import pkgutil
 import re
@@ -20,6 +21,7 @@ from typing import TypeVar
 
 import jax
 import pytest
+import safetensors
 import typer.main
 from typer.testing import CliRunner
 
@@ -27,10 +29,13 @@ import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
 from jaxspec.model import shipped
+from jaxspec.nets import t5
+from jaxspec.weights import orbax
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))] if README.is_file() else []
+MINUTES = re.compile(r"\b([\d.]+) minutes")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = typer.main.get_command(app)
 CHEAP = "jaxspec plan --alpha"  # needs no model: run, and compared with what the page shows
@@ -149,6 +154,64 @@ def test_tables_of_a_page_are_tables(page: Path):
     markdown = pytest.importorskip("markdown", reason='pip install -e ".[docs]" brings it')
     text = page.read_text("utf-8")
     assert tables_of_html(markdown.markdown(text, extensions=["tables", "fenced_code"])) == tables_of_source(text)
+
+
+def parameters_of(name: str) -> int | None:
+    """How many a shipped model or drafter has, as its files say; None of one that is not shipped."""
+    if name in shipped():
+        return orbax.read_manifest(shipped()[name]).parameters
+    tensors = ROOT / "checkpoints" / name / "model.safetensors"
+    if not tensors.is_file():
+        return None
+    with safetensors.safe_open(tensors, "np") as file:
+        return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+
+
+@pytest.mark.parametrize("page", [ROOT / "models" / "README.md", ROOT / "checkpoints" / "README.md"], ids=name_of)
+def test_tables_of_models_say_what_manifests_and_recipes_say(page: Path):
+    checked = set()
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
+        heads, _, *rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()]
+        for cells in rows if "parameters" in heads else ():
+            row = dict(zip(heads, cells, strict=True))
+            names = re.findall(r"`([\w-]+)`", cells[0])
+            for name, cell in zip(names, re.sub(r"\(.*?\)", "", row["parameters"]).split(", "), strict=True):
+                if (number := parameters_of(name)) is not None:
+                    assert cell.strip() in (f"{number:,}", f"{number / 1e6:.1f}M"), name
+                    checked.add(name)
+            for name in names:
+                header = (ROOT / "models" / f"{name}.toml").read_text("utf-8").partition("\nname = ")[0]
+                times = {time for head in heads if head.startswith("trained") for time in MINUTES.findall(row[head])}
+                assert times <= set(MINUTES.findall(header)), name
+                if re.match(r"\d", loss := row.get("held-out loss", "")):
+                    assert loss == f"{orbax.read_manifest(shipped()[name]).about['heldout_loss']:.2f}", name
+    assert {"debian-t5-large", "debian-t5-draft", "debian-gpt-eagle"} <= checked
+
+
+def test_parameters_in_the_text_of_pages_are_the_manifests():
+    checked = set()
+    for page in [*PAGES, *sorted((ROOT / "colab").glob("*.ipynb"))]:
+        text = page.read_text("utf-8")
+        named = re.findall(r"(debian-[\w-]+)[`\")]+ +[(#] ?([\d.]+)M", text)
+        for name, number in named + re.findall(r"(debian-[\w-]+): ([\d.]+) million parameters", text):
+            assert number == f"{(parameters_of(name) or 0) / 1e6:.1f}", f"{name_of(page)}: {name}"
+            checked.add((page.suffix, name))
+    assert {(suffix, f"debian-t5-{part}") for suffix in (".md", ".ipynb") for part in ("large", "draft")} <= checked
+
+
+def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
+    manifest = orbax.read_manifest(shipped()["debian-t5-draft"])
+    parts = jax.eval_shape(lambda: t5.init(manifest.model, jax.random.key(0)))
+    theirs = sum(x.size for x in jax.tree.leaves(t5.encoder_params(parts)))
+    own = manifest.parameters - theirs
+    for page, words in {
+        "README.md": f"{own / 1e6:.0f}M of its own",
+        "checkpoints/README.md": f"({own:,} its own)",
+        "docs/index.md": f"{theirs / 1e6:.1f}M of them the target's",
+        "docs/models.md": f"the encoder and the embedding, {theirs / 1e6:.1f}M, are its target's",
+        "models/debian-t5-draft.toml": f"{own / 1e6:.1f}M parameters",
+    }.items():
+        assert words in " ".join((ROOT / page).read_text("utf-8").split()), page
 
 
 @pytest.fixture(scope="module")
