@@ -236,6 +236,29 @@ def test_tables_are_tables_in_the_built_site(site: Path):
             assert tables_of_html(html) == expected, name_of(page)
 
 
+PROBE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const wider = x => x.scrollWidth > x.clientWidth + 1, scrolls = x => getComputedStyle(x).overflowX == "auto"
+  const cut = [...document.querySelectorAll(".md-content pre > code")].filter(wider)
+  const tables = [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  cut.push(...tables.filter(x => wider(x) && !scrolls(x)))
+  document.body.dataset.seen = `${cut.length} of ${tables.length}, ${tables.filter(wider).length} scroll`
+}, 500))</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "scrolling"), [("results", 0), ("results_more", 4), ("choosing", 0)])
+def test_wide_tables_and_code_are_not_cut(page: str, scrolling: int, site: Path, chromium_command: list[str]):
+    """In a window of 1,300 pixels code is wrapped and tables fit; those of some twenty columns scroll."""
+    source = site / page / "index.html"
+    probed = source.with_name("probed.html")
+    probed.write_text(source.read_text("utf-8").replace("</body>", PROBE), "utf-8")
+    command = [*chromium_command, "--headless", "--window-size=1300,900", "--virtual-time-budget=4000", "--dump-dom"]
+    dom = subprocess.run([*command, probed.as_uri()], capture_output=True, text=True, timeout=60).stdout
+    seen = re.search(r'data-seen="(\d+) of (\d+), (\d+) scroll"', dom)
+    assert seen is not None and int(seen[1]) == 0 < int(seen[2]) and int(seen[3]) <= scrolling
+
+
 @pytest.mark.slow
 def test_pages_build_with_every_public_name(site: Path):
     loaded = re.findall(
