@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec import folders, token_ids
+from jaxspec import extras, folders, token_ids
 from jaxspec.folders import MANIFEST
 
 FORMAT = 1
@@ -97,8 +97,7 @@ def build(
     try:
         from pydivsufsort import divsufsort  # an extra: searching a datastore needs no sorter
     except ModuleNotFoundError as error:
-        message = f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]" brings it'
-        raise ModuleNotFoundError(message, name=error.name) from error
+        raise ModuleNotFoundError(extras.missing("pydivsufsort", "datastore"), name=error.name) from error
 
     begin = np.array([] if start_token is None else [start_token], np.int64)
     parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,7 +24,7 @@ CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
 CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
-TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
+TEXTS = {"corpus", "datastore", "extras", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
@@ -36,11 +38,12 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "warp": {"base", "noise", "token_ids"},
     "trace": set(),
     "accept": CORE,
+    "extras": set(),
     "folders": set(),
     "files": {"folders"},
     "progress": set(),
     "corpus": {"base", "files"},
-    "datastore": {"folders", "token_ids"},
+    "datastore": {"folders", "token_ids", "extras"},
     "rounds": CORE | {"accept"},
     "drafters": CORE | {"accept", "rounds", "corpus", "datastore"},  # one may be a speculative decoder itself
     "policies": {"base", "tree"},
@@ -53,16 +56,19 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "published": {"nets", "families"},  # drafters' files, as families are models'
     "head_sizes": {"base", "nets"},
     "recipes": {"nets", "drafters", "head_sizes", "files"},  # n-gram tables are a family of models
-    "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders"},
+    "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders", "extras"},
     "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},
     "vocabulary": {"model", "token_ids", "weights"},
     "vocabulary_map": CORE,
     "trim": CORE | {"recipes", "vocabulary_map"},  # the head of a network of ours
     "shared_vocabulary": {"base", "token_ids", "vocabulary_map"},
-    "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door", "extras"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # jaxspec/__init__.py
-    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "progress", "testing"},
+    "analysis": DECODING
+    | MODELS
+    | {"sharding", "training", "front door", "testing"}
+    | {"corpus", "extras", "files", "progress"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
@@ -74,6 +80,7 @@ NEEDS_NO_FLAX = (
         "token_ids",
         "vocabulary_map",
         "shared_vocabulary",
+        "extras",
         "folders",
         "files",
         "progress",
@@ -132,6 +139,17 @@ def test_packages_import_only_what_lies_below_them():
         if wrong:
             upwards[str(file.relative_to(PACKAGE))] = sorted(wrong)
     assert upwards == {}
+
+
+def test_hints_name_extras_that_a_checkout_has():
+    named = set()
+    for file in PACKAGE.rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        assert "jaxspec-decoding[" not in source, f"{file.name}: that name is not on the package index"
+        named |= set(re.findall(r'pip install "\.\[(\w+)\]"', source))
+        named |= set(re.findall(r'extras\.missing\(.*, "(\w+)"\)', source))
+    extras = importlib.metadata.metadata("jaxspec-decoding").get_all("Provides-Extra") or []
+    assert {"datastore", "figures", "gguf", "train"} <= named <= set(extras)
 
 
 def test_types_have_one_address():

@@ -47,7 +47,18 @@ def show(out: Console, made: Table, markdown: bool) -> None:
     if markdown:
         out.print(f"\n**{made.title}**\n" if made.title else "")
         made.title, made.box = None, box.MARKDOWN
+        for column in made.columns:  # a document's table has one line of heads, however wide
+            column.header, column.no_wrap = one_line(str(column.header)), True
     out.print(made)
+
+
+def one_line(head: str) -> str:
+    r"""Joins the lines of a column's head, and the parts of a word that was divided.
+
+    >>> [one_line(head) for head in ("pre-\ndicted", "tokens\na round", "no\nprefill")]
+    ['predicted', 'tokens a round', 'no prefill']
+    """
+    return head.replace("-\n", "").replace("\n", " ")
 
 
 def print_json(report: Any) -> None:

@@ -32,7 +32,7 @@ def figures(
     figure-2, -3 and -4 are theory; distribution-distance shows that samples of speculative decoding have the target's
     distribution. Measured, greedily, on held-out prompts: landscape (speed-up over α and γ, with the pair marked),
     decomposition (one position's distribution as accepted and residual mass, at temperature 1) and figure-5 (the passes
-    of one generation). Needs matplotlib: pip install "jaxspec-decoding[figures]"
+    of one generation). Needs matplotlib: pip install ".[figures]" in a checkout.
 
     \b
         jaxspec figures --theory-only

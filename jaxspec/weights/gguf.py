@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families
+from jaxspec import extras, families
 from jaxspec.base import Params
 from jaxspec.families import Family, FamilyError, llama_cpp
 from jaxspec.nets import rotary
@@ -206,4 +206,4 @@ def package() -> Any:
         import gguf
 
         return gguf
-    raise CheckpointError('a GGUF file is read with the gguf package: pip install "jaxspec-decoding[gguf]"')
+    raise CheckpointError(extras.missing("gguf, which reads GGUF files,", "gguf"))

@@ -105,5 +105,5 @@ def test_what_cannot_work_is_refused(project, monkeypatch):
         assert result.exit_code == 2 and said in result.stderr
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     result = call("texts.txt", "--tokenizer", "target", "--out", "store")
-    assert result.exit_code == 2 and 'pip install "jaxspec-decoding[datastore]"' in result.stderr
+    assert result.exit_code == 2 and 'pip install ".[datastore]"' in result.stderr
     assert not (project / "store").exists()

@@ -309,7 +309,7 @@ def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
     ("error", "said"),
     [
         (OSError("apt-get was not found"), "error: apt-get was not found"),
-        (ImportError('pip install "jaxspec-decoding[train]"'), 'error: pip install "jaxspec-decoding[train]"'),
+        (ImportError('pip install ".[train]"'), 'error: pip install ".[train]"'),
     ],
 )
 def test_what_preparing_lacks_is_named(preparing, monkeypatch, error, said):

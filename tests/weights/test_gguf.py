@@ -2,6 +2,7 @@
 
 import re
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -435,3 +436,9 @@ def test_dtypes_that_are_slower_on_a_cpu_are_told_from_a_size_on(tmp_path, monke
     assert not caplog.records
     jaxspec.load(tmp_path / "model.gguf", dtype="int8")
     assert "model is loaded as int8, which on a CPU saves memory, but not time" in caplog.text
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=r'gguf, .*is not installed: pip install "\.\[gguf\]"'):
+        reader.package()
