@@ -20,7 +20,7 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "warp"}
+CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "programs", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
@@ -32,6 +32,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "noise": {"base"},
     "cache": {"tree"},
     "buffers": {"base"},
+    "programs": set(),
     "warp": {"base", "noise"},
     "trace": set(),
     "accept": CORE,
@@ -66,7 +67,20 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "rounds", "drafters", "policies"),
+    *(
+        "base",
+        "noise",
+        "tree",
+        "cache",
+        "buffers",
+        "programs",
+        "warp",
+        "sharding",
+        "accept",
+        "rounds",
+        "drafters",
+        "policies",
+    ),
     "decode",
     *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
 )

@@ -24,7 +24,7 @@ from jaxspec.accept.rejection import rejection, verify_chain, verify_tree
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def lenient(lenience: float) -> Rule:
     r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely draft tokens are accepted, too.
 
@@ -95,4 +95,4 @@ def lenient(lenience: float) -> Rule:
         return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
-    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio)
+    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio, lenience=float(lenience))

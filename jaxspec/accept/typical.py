@@ -24,7 +24,7 @@ from jaxspec.accept.common import (
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     r"""Inexact: accept draft token x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy; then draw from
     p.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise, sharding
+from jaxspec import buffers, drafters, noise, rounds, sharding
 from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
 from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
@@ -105,6 +105,11 @@ def prepare(
 def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     sampling = dict(options)
     drafter, gamma, accept, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
+    if "stop" in sampling:
+        raise TypeError(
+            "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
+            "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
+        )
     inputs.check_names(sampling, [*OWN, "stop", *OPTIONS])
     expected = "an integer, 0 (plain decoding) or more"
     gamma = integer(gamma, "gamma", expected)
@@ -139,7 +144,9 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         key = jax.random.key(0)  # nothing is drawn at temperature 0
     key = inputs.key_of(key)
     rule = accept_rules.rejection() if accept is None else accept
-    bound = None if gamma == 0 else _drafter(target, drafter, rule)
+    bound = _drafter(target, drafter, rule)
+    if bound is not None and not rounds.size_of(bound.functions, gamma).nodes:
+        bound = None
     if bound is not None and bound.target is not None:
         target = with_taps_of(target, bound.target)
     if policy is not None and drafter is None:

@@ -45,6 +45,11 @@ def as_drafter(drafter: Drafter | Bound[Drafter] | Model, name: str = "a drafter
     raise TypeError(f"{name} is {shown(drafter)}: expected a jaxspec.Model, or one of jaxspec.drafters")
 
 
+def name_of(draft: Model | Bound[Drafter]) -> str:
+    """What tables call a model or a drafter that another drafter is made of."""
+    return draft.name or ("a model" if isinstance(draft, Model) else "a drafter")
+
+
 def check_model(given: Any, name: str) -> None:
     """Refuses what is no model.
 

@@ -71,10 +71,10 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Bound[Drafter]:
     """
     if not 2 <= n <= LONGEST or top < 1 or slots < 1:
         raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
-    return Bound(_online_ngram(n, top, slots))
+    return Bound(_online_ngram(n, top, slots), name=f"online_ngram({n})")
 
 
-@functools.cache
+@functools.lru_cache
 def _online_ngram(n: int, top: int, slots: int) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]

@@ -84,7 +84,8 @@ def retrieval(
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
     tree = TreeSize(candidates * length, length) if candidates > 1 else None
-    return Bound(_retrieval(longest, shortest, occurrences, tree), params)
+    name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
+    return Bound(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
 def _check(store: Datastore, target: Model) -> None:
@@ -102,7 +103,7 @@ def _check(store: Datastore, target: Model) -> None:
         raise DatastoreError(f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}")
 
 
-@functools.cache
+@functools.lru_cache
 def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | None) -> Drafter:
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         return searched(lambda: search(weights.draft, context.row, context.gamma), context), caches

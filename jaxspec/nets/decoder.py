@@ -277,7 +277,7 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
     return _language_model(config, stack.check_taps(taps, config.layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 

@@ -175,7 +175,7 @@ def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel
     return _language_model(config, stack.check_taps(taps, config.layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 

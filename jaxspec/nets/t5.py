@@ -292,7 +292,7 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
     return _language_model(config, stack.check_taps(taps, config.decoder_layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     module = T5(config, taps)
 

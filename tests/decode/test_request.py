@@ -243,6 +243,13 @@ def test_what_people_pass_is_taken():
     np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
 
 
+def test_a_prepared_generation_has_no_stop_strings():
+    job = request.prepare(TARGET, ONE)
+    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: job.replace(stop="cat")):
+        with pytest.raises(TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"):
+            call()
+
+
 def test_programs_hold_only_the_processors_that_were_asked_for():
     def processors(**options):
         sampling_params = request.prepare(TARGET, ONE, key=jax.random.key(0), **options).request.sampling_params
