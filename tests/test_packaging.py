@@ -20,7 +20,7 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "programs", "warp"}
+CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "programs", "option_names", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
@@ -33,7 +33,9 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "cache": {"tree"},
     "buffers": {"base"},
     "programs": set(),
-    "warp": {"base", "noise"},
+    "option_names": set(),
+    "quiet": set(),
+    "warp": {"base", "noise", "integers"},
     "trace": set(),
     "accept": CORE,
     "folders": set(),
@@ -46,15 +48,15 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "policies": {"base", "tree"},
     "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "rounds", "drafters", "policies", "trace", "sharding"},
-    "testing": DECODING | {"execution"},
+    "testing": DECODING | {"execution", "quiet"},
     "nets": CORE,
     "sharding": CORE,
     "families": {"nets"},
     "published": {"nets", "families"},  # drafters' files, as families are models'
     "head_sizes": {"base", "nets"},
     "recipes": {"nets", "drafters", "head_sizes"},  # n-gram tables are a family of models
-    "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders"},
-    "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim"},
+    "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders", "quiet"},
+    "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim", "quiet"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},
     "vocabulary": {"model", "weights"},
     "vocabulary_map": CORE,
@@ -67,21 +69,8 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *(
-        "base",
-        "noise",
-        "tree",
-        "cache",
-        "buffers",
-        "programs",
-        "warp",
-        "sharding",
-        "accept",
-        "rounds",
-        "drafters",
-        "policies",
-    ),
-    "decode",
+    *("base", "noise", "tree", "cache", "buffers", "programs", "integers", "option_names", "quiet", "warp", "sharding"),
+    *("accept", "rounds", "drafters", "policies", "decode"),
     *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
 )
 

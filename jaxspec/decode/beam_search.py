@@ -85,7 +85,7 @@ class BeamSearch:
 
 def beam_search(
     target: Model,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
     beams: int = 4,
     drafter: Model | None = None,

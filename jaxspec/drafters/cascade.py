@@ -31,9 +31,9 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import after, as_drafter, name_of, number, put, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, name_of, put, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
-from jaxspec.integers import integer
+from jaxspec.integers import integer, number
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
 

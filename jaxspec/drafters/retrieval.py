@@ -18,6 +18,7 @@ from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Pro
 from jaxspec.datastore import Datastore, DatastoreError
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, no_state, same_state, searched
+from jaxspec.integers import integers
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
@@ -71,6 +72,7 @@ def retrieval(
         >>> draft.tokens.tolist(), draft.length.tolist()
         ([[8, 5, 0]], [2])
     """
+    shortest, longest, occurrences = integers(shortest=shortest, longest=longest, occurrences=occurrences)
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     if longest > LONGEST:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec import quiet
 from jaxspec.weights.orbax import CheckpointError
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
@@ -52,6 +53,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
         return None
     if kind not in KINDS:
         raise CheckpointError(f"{path}: its tokenizer is of the kind {kind!r}, expected one of {', '.join(KINDS)}")
+    quiet.import_transformers()
     try:
         return _with_special(KINDS[kind](metadata, _options(metadata, kind)), metadata)
     except CheckpointError as error:

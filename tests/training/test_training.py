@@ -173,7 +173,9 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype=None: teacher)
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
-    made = recipes.Recipe("small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share)
+    made = recipes.Recipe(
+        "small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share
+    )
     fixed = run_recipe.fixed_parameters(made)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
     own = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
