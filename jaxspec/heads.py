@@ -109,7 +109,7 @@ def load_drafter(
         made = DRAFTERS[type(config)](network if head is None else with_head(network, head), target)
     if check is not False:
         check_acceptance(made, None if check is True else check, name=str(source))
-    return made
+    return made._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
 
 
 def check_acceptance(

@@ -127,7 +127,7 @@ def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
             yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
 
 
-@functools.cache
+@functools.lru_cache
 def _byte_letters() -> dict[str, int]:
     """The letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
 

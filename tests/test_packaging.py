@@ -22,7 +22,7 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "warp"}
+CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "programs", "option_names", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "extras", "folders", "files", "progress"}
 MODELS = {"nets", "families", "published", "head_sizes", "recipes", "weights", "model", "heads", "vocabulary"}
@@ -35,7 +35,10 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "noise": {"base"},
     "cache": {"tree"},
     "buffers": {"base"},
-    "warp": {"base", "noise", "token_ids"},
+    "programs": set(),
+    "option_names": set(),
+    "quiet": set(),
+    "warp": {"base", "noise", "token_ids", "integers"},
     "trace": set(),
     "accept": CORE,
     "extras": set(),
@@ -49,15 +52,16 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "policies": {"base", "tree"},
     "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "rounds", "drafters", "policies", "trace", "sharding"},
-    "testing": DECODING | {"execution"},
+    "testing": DECODING | {"execution", "quiet"},
     "nets": CORE,
     "sharding": CORE,
     "families": {"nets"},
     "published": {"nets", "families"},  # drafters' files, as families are models'
     "head_sizes": {"base", "nets"},
     "recipes": {"nets", "drafters", "head_sizes", "files"},  # n-gram tables are a family of models
-    "weights": CORE | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders", "extras"},
-    "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim"},
+    "weights": CORE
+    | {"nets", "families", "published", "recipes", "sharding", "drafters", "folders", "extras", "quiet"},
+    "model": CORE | {"nets", "recipes", "weights", "sharding", "folders", "trim", "quiet"},
     "heads": DECODING | {"nets", "published", "weights", "model", "folders"},
     "vocabulary": {"model", "token_ids", "weights"},
     "vocabulary_map": CORE,
@@ -73,20 +77,10 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "__main__": {"cli"},
 }
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "rounds", "drafters", "policies"),
-    "decode",
-    *(
-        "execution",
-        "token_ids",
-        "vocabulary_map",
-        "shared_vocabulary",
-        "extras",
-        "folders",
-        "files",
-        "progress",
-        "corpus",
-        "datastore",
-    ),
+    *("base", "noise", "tree", "cache", "buffers", "programs", "integers", "option_names", "quiet", "warp", "sharding"),
+    *("accept", "rounds", "drafters", "policies", "decode", "execution"),
+    *("token_ids", "vocabulary_map", "shared_vocabulary", "extras", "folders", "files", "progress"),
+    *("corpus", "datastore"),
 )
 
 

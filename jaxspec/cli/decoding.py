@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec import trace
 from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.cli.session import Session
-from jaxspec.trace import Round
+from jaxspec.trace import Prefix, Round
 
 if TYPE_CHECKING:
     from jaxspec.base import Stats
@@ -46,7 +46,8 @@ def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> 
         seconds += time.perf_counter() - began
         if piece is None:
             break
-        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
+        before = Prefix(tokens, len(tokens))
+        rounds.append(Round(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
         text, stats = text + piece.text, piece.stats
         tokens += piece.tokens
         show(piece, rounds[-1])

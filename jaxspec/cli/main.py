@@ -70,7 +70,7 @@ class Commands(TyperGroup):
         return name, stub if name is None else command(name), rest
 
 
-@functools.cache
+@functools.lru_cache
 def command(name: str) -> TyperCommand:
     """A command, with its options, from the file of its name."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -103,7 +103,7 @@ class Piece:
 
 def generate(
     target: Model,
-    prompts: Prompts,
+    prompts: Prompts | None = None,  # required; without them what was given in their place is named
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
@@ -189,7 +189,9 @@ def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
     return Generation(texts, tokens, outcome.length, outcome.stats, trace, job.decoder.exact, job.target.tokenizer)
 
 
-def stream(target: Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
+def stream(
+    target: Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
+) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
     The pieces' texts joined are the text that `generate` returns. No character or word is ever cut in half: a word

@@ -73,10 +73,10 @@ def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
     Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
     """
     check_target(head.functions.needs, target, "a block drafter")
-    return bound(_block(head.functions, target.lm), head.params, target)
+    return bound(_block(head.functions, target.lm), head.params, target, "block")
 
 
-@functools.cache
+@functools.lru_cache
 def _block(head: BlockHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> BlockState:
         row = row_of(lm, prompt)

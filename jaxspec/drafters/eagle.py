@@ -74,16 +74,16 @@ def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
 
     Reference: Li et al., EAGLE, ICML 2024, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840.
     """
-    return recurrent(head, target, "an EAGLE head")
+    return recurrent(head, target, "an EAGLE head", "eagle")
 
 
-def recurrent(head: Bound[RecurrentHead], target: Model, kind: str) -> Bound[Drafter]:
-    """The drafter of any network with these functions; `kind` names it in complaints."""
+def recurrent(head: Bound[RecurrentHead], target: Model, kind: str, name: str) -> Bound[Drafter]:
+    """The drafter of any network with these functions; `kind` names the network in complaints."""
     check_target(head.functions.needs, target, kind)
-    return bound(_recurrent(head.functions, target.lm), head.params, target)
+    return bound(_recurrent(head.functions, target.lm), head.params, target, name)
 
 
-@functools.cache
+@functools.lru_cache
 def _recurrent(head: RecurrentHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HiddenState:
         row, shared = row_of(lm, prompt), shared_with(lm, weights.target)

@@ -73,10 +73,10 @@ def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
     2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
     """
     check_target(head.functions.needs, target, "the heads")
-    return bound(_heads(head.functions, target.lm), head.params, target)
+    return bound(_heads(head.functions, target.lm), head.params, target, "heads")
 
 
-@functools.cache
+@functools.lru_cache
 def _heads(head: ParallelHeads, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HeadsState:
         return HeadsState(take(prefilled.features, row_of(lm, prompt).length - 1))

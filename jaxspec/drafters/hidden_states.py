@@ -38,9 +38,9 @@ from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.tree_cache import NodeReader
 
 
-def bound(drafter: Drafter, params: Params, target: Model) -> Bound[Drafter]:
-    """A drafter with its values, and the target that it was made for."""
-    return Bound(drafter, params, target=target)
+def bound(drafter: Drafter, params: Params, target: Model, name: str) -> Bound[Drafter]:
+    """A drafter with its values, the target that it was made for, and its name."""
+    return Bound(drafter, params, target=target, name=name)
 
 
 def check_target(needs: Needs, target: Model, kind: str) -> None:
@@ -113,7 +113,7 @@ def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
     return network._replace(functions=functions, params=TrimmedParams(network.params, model.params))
 
 
-@functools.cache
+@functools.lru_cache
 def _with_head(functions: Any, head: Head) -> Any:
     def passed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(params: TrimmedParams, *arguments: Any) -> Any:

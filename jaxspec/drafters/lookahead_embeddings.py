@@ -57,10 +57,10 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
     Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
     """
     check_target(head.functions.needs, target, "the look-ahead vectors")
-    return bound(_lookahead(head.functions, target.lm), head.params, target)
+    return bound(_lookahead(head.functions, target.lm), head.params, target, "lookahead_embeddings")
 
 
-@functools.cache
+@functools.lru_cache
 def _lookahead(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
     def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], Cache]:
         row, count = context.row, min(context.gamma, head.count)

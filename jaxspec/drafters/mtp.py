@@ -35,4 +35,4 @@ def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
 
     Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
     """
-    return recurrent(head, target, "an MTP module")
+    return recurrent(head, target, "an MTP module", "mtp")

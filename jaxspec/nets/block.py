@@ -237,7 +237,7 @@ class BlockDrafter(nn.Module):
         return in_target_vocabulary(logits, self.vocabulary, self.config.layer.vocab_size)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: BlockConfig) -> BlockHead:
     """A block drafter as pure functions, for `drafters.block`."""
     module, c = BlockDrafter(config), config.layer

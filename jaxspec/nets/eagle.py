@@ -201,7 +201,7 @@ class Eagle(Recurrent):
         return in_target_vocabulary(logits, self.vocabulary, config.layer.vocab_size)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: EagleConfig) -> RecurrentHead:
     """An EAGLE head as pure functions, for `drafters.eagle`.
 

@@ -65,7 +65,7 @@ class Net(nn.Module):
         return self.norm(x), cache
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: ExitAdapterConfig) -> ExitAdapter:
     """An adapter as pure functions, for `drafters.early_exit`."""
     module, c = Net(config), config.layer
@@ -82,7 +82,7 @@ def head(config: ExitAdapterConfig) -> ExitAdapter:
     return ExitAdapter(empty, extend, kv.rewind, logits, Needs(c.vocab_size, c.dim, config.taps, head=True))
 
 
-@functools.cache
+@functools.lru_cache
 def unroll_of(config: ExitAdapterConfig) -> unroll.Unroll:
     """The adapter over whole rows, for training: the draft tokens stand in the text, so one pass has all of them."""
 

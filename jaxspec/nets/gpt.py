@@ -177,14 +177,14 @@ def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel
     return _language_model(config, stack.check_taps(taps, config.layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(GPT(c, taps), empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(GPT(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:

@@ -128,7 +128,7 @@ class Heads(nn.Module):
         return logits if c.draft_vocab is None else in_target_vocabulary(logits, self.vocabulary, c.vocab_size)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: HeadsConfig) -> ParallelHeads:
     """Heads as pure functions, for `drafters.heads`."""
     module = Heads(config)

@@ -39,7 +39,7 @@ class LookAheadConfig:
             raise ValueError(f"vectors is {self.vectors}: expected at least 1")
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     """Look-ahead vectors as pure functions, for `drafters.lookahead_embeddings`."""
 

@@ -92,7 +92,7 @@ class MTP(Recurrent):
         return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: MTPConfig) -> RecurrentHead:
     """A module as pure functions, for `drafters.mtp`."""
     c = config.layer

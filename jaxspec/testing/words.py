@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxspec import quiet
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +35,8 @@ def word_tokenizer(
         >>> jaxspec.generate(model, "the old", max_new_tokens=4).texts
         ['dog the dog old']
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers  # imported late: transformers takes a second
+    quiet.import_transformers()  # late: it takes a second
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     ids = dict(words) if isinstance(words, Mapping) else {word: i for i, word in enumerate(words)}

@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import transformers
 
 import jaxspec
 from jaxspec import files, folders, token_ids, trim, vocabulary
 from jaxspec.base import Params
-from jaxspec.model import load
+from jaxspec.model import load, tokenizer_of
 from jaxspec.nets.resize import resize
 from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe, net_of
 from jaxspec.training import early_exit, heads, ngrams
@@ -45,7 +44,7 @@ def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
     distil = recipe.distil
     if distil is None or distil.draft_vocab is None:
         return None
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
+    tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     asked = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # the answers, which are stored
     _, tasks = teach(recipe, asked, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
     counts = np.zeros(recipe.model.vocab_size, np.int64)
@@ -108,7 +107,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     Returns:
         The parameters, and the held-out negative log likelihood per token in nats.
     """
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
+    tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
     tasks = examples(recipe.data, encoder, folder, tokenizer)
     loss = cross_entropy(_in_training(recipe))

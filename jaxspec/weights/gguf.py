@@ -148,7 +148,7 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     return output | {name: ours for name, ours in named.items() if name is not None}
 
 
-@functools.cache
+@functools.lru_cache
 def _quantisation(number: int) -> tuple[Any, int, int] | str:
     """Of a type of tensors: the package's type, and how many entries and bytes a block has; else what it is called."""
     gguf = package()

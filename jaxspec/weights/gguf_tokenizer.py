@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxspec import quiet
 from jaxspec.families.common import need
 from jaxspec.weights.orbax import CheckpointError
 
@@ -95,6 +96,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
             "which may be wrong. Convert the model again with a newer llama.cpp",
             path,
         )
+    quiet.import_transformers()
     try:
         return _tokenizer(kind, metadata)
     except CheckpointError as error:

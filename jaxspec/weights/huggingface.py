@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families, folders, sharding
+from jaxspec import families, folders, quiet, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.families.common import EMBEDDING, HEAD, LARGEST
@@ -32,6 +32,7 @@ from jaxspec.weights.parameters import FLOATS, Shape
 from jaxspec.weights.tensors import Stored
 
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"  # which tokens begin and end a text, and options of transformers' `generate`
 NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
@@ -51,6 +52,25 @@ IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 def is_folder(folder: Path) -> bool:
     """Whether there is a Hugging Face model: a folder with a config.json."""
     return (folder / CONFIG).is_file()
+
+
+def refuse_adapter(folder: Path, name: str | Path) -> None:
+    """Refuses the changes to a model that an adapter is, which are no model by themselves.
+
+    Raises:
+        CheckpointError: there is an adapter; `name` is what the user calls it.
+    """
+    if not (folder / ADAPTER).is_file():
+        return
+    try:
+        table = read_object(folder / ADAPTER)
+    except (FamilyError, ValueError):
+        table = {}
+    kind, base = table.get("peft_type", "LoRA"), table.get("base_model_name_or_path", "another model")
+    raise CheckpointError(
+        f"{name} is an adapter ({kind}, by its {ADAPTER}) of {base}, not a model: merge it into that with peft, "
+        "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(FOLDER), and load the folder"
+    )
 
 
 def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
@@ -73,6 +93,7 @@ def download(name: str, revision: str | None = None, files: tuple[str, ...] = WE
             wanted = [*SMALL_FILES, weights]
             how: dict[str, Any] = dict(allow_patterns=wanted, ignore_patterns=IN_FOLDERS)
             folder = Path(snapshot_download(name, revision=revision, **how))
+            refuse_adapter(folder, name)
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:
@@ -236,12 +257,35 @@ def tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
+    quiet.import_transformers()
     from transformers import AutoTokenizer
 
+    return read_tokenizer(AutoTokenizer, folder, trust_remote_code=False)
+
+
+def read_tokenizer(kind: Any, folder: Path, **options: Any) -> Any:
+    """A tokenizer of one of transformers' classes.
+
+    Raises:
+        CheckpointError: it cannot be loaded; the message names a file that is no JSON.
+    """
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return kind.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # transformers raises anything
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+        why = _damage(folder) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {why}") from error
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with the JSON of a tokenizer, if that is it."""
+    for path in [folder / name for name in TOKENIZER_FILES if name.endswith(".json") and (folder / name).is_file()]:
+        try:
+            table = read_object(path)
+        except (FamilyError, ValueError) as error:
+            return f"{path.name} is damaged, {error}; copy or download it again"
+        if path.name == "tokenizer.json" and not {"model", "added_tokens"} <= table.keys():
+            return f"{path.name} lacks its model or its added_tokens; copy or download it again"
+    return None
 
 
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:

@@ -1,5 +1,8 @@
 """Bad input gets a clear error, and vocabularies that differ are handled."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
+from jaxspec import buffers
 from jaxspec.analysis.measure import acceptance
 from jaxspec.base import Prompt, Rule, Verdict
 from jaxspec.decode import request
@@ -101,11 +105,11 @@ def test_padding_is_not_checked():
 
 
 def test_arguments_of_a_wrong_type_are_refused():
-    with pytest.raises(TypeError, match=r"target is of type str: expected a jaxspec.Model"):
-        jaxspec.generate("debian-t5-base", "the cat")
-    with pytest.raises(TypeError, match="drafter is of type str"):
-        jaxspec.generate(TARGET, "the cat", drafter="debian-t5-small")
-    with pytest.raises(TypeError, match="prompt 1 is of type int"):
+    with pytest.raises(TypeError, match=r"target is of type int: expected a jaxspec.Model"):
+        jaxspec.generate(3, "the cat")
+    with pytest.raises(TypeError, match="drafter is of type int"):
+        jaxspec.generate(TARGET, "the cat", drafter=3)
+    with pytest.raises(TypeError, match="prompt 1 is 3, of type int"):
         jaxspec.generate(TARGET, ["the cat", 3])
 
 
@@ -199,7 +203,44 @@ def test_vocabularies_padded_differently(sizes):
 
 
 WITHOUT_PARENTHESES = "is the function {0}: call it, and pass what it returns, jaxspec.{1}.{0}"
+NOT_IDS = "expected an integer: ids from 0 to 5"
+CHAT = r"is a chat message: write the conversation .* target.tokenizer.apply_chat_template\(messages"
 TOLD = [  # what people pass, and what they are told
+    (dict(logit_bias={"3": 1}), f"one of logit_bias is '3': {NOT_IDS}"),
+    (dict(logit_bias={True: 1}), f"one of logit_bias is True: {NOT_IDS}"),
+    (dict(logit_bias={3: "a"}), "logit_bias has 'a' for token 3: expected a number"),
+    (dict(logit_bias={3: "1"}), "logit_bias has '1' for token 3: expected a number"),
+    (dict(logit_bias={3: None}), "logit_bias has None for token 3: expected a number"),
+    (dict(logit_bias={3: [1, [2]]}), r"logit_bias is \[1, \[2\]\]: expected {id: bias}"),
+    (dict(logit_bias="abc"), "logit_bias is 'abc': expected {id: bias}, or an array of shape"),
+    (dict(banned=["cat"]), f"one of banned is 'cat': {NOT_IDS}"),
+    (dict(banned=[True]), f"one of banned is True: {NOT_IDS}"),
+    (dict(eos_ids=1.0), f"one of eos_ids is 1.0: {NOT_IDS}"),
+    (dict(eos_ids=True), f"one of eos_ids is True: {NOT_IDS}"),
+    (dict(max_new_tokens=3.0), "max_new_tokens is 3.0: expected an integer, or one per prompt"),
+    (dict(max_new_tokens=[[3], [1, 2]]), r"max_new_tokens is \[\[3\], \[1, 2\]\]: expected an integer"),
+    (dict(top_k="2"), "top_k is '2': expected an integer, or one per prompt"),
+    (dict(top_p="0.5"), "top_p is '0.5': expected a number, or one per prompt"),
+    (dict(drafter="debian-t5-small"), r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)"),
+    (dict(drafter=Path("small")), r"drafter is 'small', a name: pass jaxspec.load\('small'\)"),
+    (dict(drafter="prompt_lookup"), r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\("),
+    (dict(accept="block"), r"accept is 'block', a name: pass jaxspec.accept.block\("),
+    (dict(policy="adaptive"), r"policy is 'adaptive', a name: pass jaxspec.policies.adaptive\("),
+    (dict(prompts={"role": "user", "content": "the"}), f"the prompt {CHAT}"),
+    (dict(prompts=[{"role": "user", "content": "the"}]), f"prompt 0 {CHAT}"),
+    (dict(prompts=[[1], [{"role": "user", "content": "the"}]]), f"prompt 1 {CHAT}"),
+    (dict(prompts=[{"text": "the"}]), "prompt 0 is a row with 'text': expected the text itself"),
+    (dict(prompts=SimpleNamespace(column_names=["text", "id"])), "a SimpleNamespace with the columns 'text', 'id'"),
+    (dict(prompts=None), "there are no prompts: give text"),
+    (dict(prompts=["the", None]), "prompt 1 is None, of type NoneType: expected text"),
+    (dict(prompts=["the", [1]]), r"prompt 1 is \[1\], of type list: expected text"),
+    (dict(prompts=[[1], "the"]), "prompt 1 is text, and others are token ids: expected all of one kind"),
+    (dict(prompts=[1.0, 2.0]), "prompt 0 is 1.0, of type float: expected text, or all as token ids"),
+    (dict(prompts=np.array([[1.0]])), "prompt 0 is a list of more than integers, it has 1.0"),
+    (dict(prompts=np.array([[[1, 2]]])), r"prompt 0 is a list of more than integers, it has \[1, 2\]"),
+    (dict(prompts=np.array([[True]])), "prompt 0 is a list of more than integers, it has True"),
+    (dict(prompts=[ONE]), "prompt 0 is a jaxspec.Prompt, which has rows itself"),
+    (dict(prompts=Prompt(ONE.tokens, jnp.array([2.0]))), "prompt lengths have dtype float32: expected integers"),
     (dict(temprature=1.0), "there is no option 'temprature': did you mean temperature"),
     (dict(do_sample=True), "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples"),
     (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called num_samples"),
@@ -264,6 +305,64 @@ def test_what_people_pass_is_told_in_their_words(options, message):
         jaxspec.generate(TARGET, **given)
 
 
+def test_a_call_without_prompts_names_what_was_given_in_their_place():
+    encoded = tokenizer()(["the cat"])
+    for call in (jaxspec.generate, jaxspec.prepare, jaxspec.beam_search, lambda *a, **k: list(jaxspec.stream(*a, **k))):
+        with pytest.raises(TypeError, match="no option 'input_ids': it is called prompts, the second argument"):
+            call(TARGET, **encoded)
+        with pytest.raises(TypeError, match="there are no prompts: give text"):
+            call(TARGET, max_new_tokens=3)
+
+
+def test_a_target_that_is_no_model_is_told_what_it_is():
+    with pytest.raises(TypeError, match=r"target is 'gpt2', a name: pass jaxspec.load\('gpt2'\)"):
+        jaxspec.generate("gpt2", "the cat")
+    linear = type("Linear", (), {"state_dict": None})()
+    with pytest.raises(TypeError, match=r"target is a Linear of PyTorch: pass jaxspec.load"):
+        jaxspec.generate(linear, "the cat")
+
+
+class Tensor:
+    """As much of another library's array as is asked of it."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __iter__(self):
+        return (Tensor(value) for value in self._values)
+
+    def tolist(self):
+        return self._values
+
+
+def test_arrays_of_any_library_are_taken():
+    def prepared(prompts=ONE, **options):
+        return request.prepare(TARGET, prompts, **options)
+
+    expected = [[1, 2], [3]]
+    for prompts in (Tensor(expected), [Tensor(row) for row in expected], [jnp.array(row) for row in expected]):
+        assert buffers.to_lists(*prepared(prompts).prompt) == expected
+    assert prepared(Tensor([1, 2])).prompt.length.tolist() == [2]
+    assert prepared(eos_ids=Tensor([1])).request.eos.tolist() == [[1]]
+    bias = prepared(banned=Tensor([1, 2]), logit_bias={np.int64(3): jnp.float32(2)}).request.sampling_params.bias
+    assert bias[0].tolist() == [0, -np.inf, -np.inf, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jaxspec.accept.lenient("0.5"), r"lenience is '0.5': expected a number in \(0, 1\]"),
+        (lambda: jaxspec.accept.typical(True), r"epsilon is True: expected a number in \(0, 1\]"),
+        (lambda: jaxspec.drafters.online_ngram("3"), "n is '3': expected an integer"),
+        (lambda: jaxspec.drafters.retrieval("x", longest=3.0), "longest is 3.0: expected an integer"),
+    ],
+)
+def test_numbers_of_factories_are_numbers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert jaxspec.accept.lenient(jnp.float32(0.5)) is jaxspec.accept.lenient(0.5)
+
+
 def test_what_people_pass_is_taken():
     """One program: other spellings of one call give one text."""
     call = dict(drafter=DRAFT, gamma=2, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), eos_ids=[0])
@@ -288,6 +387,13 @@ def test_what_people_pass_is_taken():
         np.testing.assert_array_equal(jaxspec.generate(TARGET, **given).tokens, expected)
     ragged = jaxspec.generate(TARGET, [[1, 2], [3]], max_new_tokens=3).tokens
     np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
+
+
+def test_a_prepared_generation_has_no_stop_strings():
+    job = request.prepare(TARGET, ONE)
+    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: job.replace(stop="cat")):
+        with pytest.raises(TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"):
+            call()
 
 
 def test_programs_hold_only_the_processors_that_were_asked_for():

@@ -99,7 +99,7 @@ def _draw(key: Array, spread: float, shape: tuple[int, ...], dtype: str) -> Floa
     return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)
 
 
-@functools.cache
+@functools.lru_cache
 def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two distributions are.
 
