@@ -160,15 +160,17 @@ def _pickled(model: Model) -> tuple[Any, ...]:
         TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
             functions themselves, and so any model.
     """
-    lm = model.lm
-    if draft_tokens(model) is not None:
-        return _trimmed, (untrimmed(model), draft_tokens(model), model.name)
+    ids = draft_tokens(model)
+    if ids is not None:
+        made_of = _trimmed, (untrimmed(model), ids, model.name, model.params)
+    else:
+        made_of = _of_network, (model.config, model.lm.taps, model.params, model.tokenizer, model.name)
     try:
-        rebuilt = net_of(model.config).language_model(model.config, lm.taps)
-    except TypeError:
-        rebuilt = None
-    if rebuilt == lm:
-        return _of_network, (model.config, lm.taps, model.params, model.tokenizer, model.name)
+        again = made_of[0](*made_of[1])
+    except TypeError:  # the configuration is that of no network
+        again = None
+    if again is not None and again.lm == model.lm:
+        return made_of
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
         return Model, tuple(model)
     raise TypeError(
@@ -182,8 +184,9 @@ def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any,
     return Model(net_of(config).language_model(config, taps), params, tokenizer, config, name)
 
 
-def _trimmed(model: Model, ids: Any, name: str) -> Model:
-    return trim_vocabulary(model, ids=ids)._replace(name=name)
+def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:
+    trimmed = trim_vocabulary(model, ids=ids)._replace(name=name)
+    return trimmed if params is None else trimmed._replace(params=params)
 
 
 copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]
