@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +161,16 @@ def _pickled(model: Model) -> tuple[Any, ...]:
             functions themselves, and so any model.
     """
     ids = draft_tokens(model)
+    make: Callable[..., Model] = _of_network if ids is None else _trimmed
+    values: tuple[Any, ...] = model.config, model.lm.taps, model.params, model.tokenizer, model.name
     if ids is not None:
-        made_of = _trimmed, (untrimmed(model), ids, model.name, model.params)
-    else:
-        made_of = _of_network, (model.config, model.lm.taps, model.params, model.tokenizer, model.name)
+        values = untrimmed(model), ids, model.name, model.params
     try:
-        again = made_of[0](*made_of[1])
+        again = make(*values)
     except TypeError:  # the configuration is that of no network
         again = None
     if again is not None and again.lm == model.lm:
-        return made_of
+        return make, values
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
         return Model, tuple(model)
     raise TypeError(
@@ -181,7 +181,8 @@ def _pickled(model: Model) -> tuple[Any, ...]:
 
 
 def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
-    return Model(net_of(config).language_model(config, taps), params, tokenizer, config, name)
+    lm = net_of(config).language_model(config, *([taps] if taps else []))  # n-gram tables have no layers
+    return Model(lm, params, tokenizer, config, name)
 
 
 def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:

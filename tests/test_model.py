@@ -324,7 +324,8 @@ def test_models_pickle(folder):
     """As multiprocessing sends them: functions are made anew, and are those that this process has."""
     whole = load(folder / "tiny-t5")
     tapped = with_taps(load(folder / "tiny-gpt", dtype="int8"), [0])
-    for loaded in (whole, tapped, trim.trim_vocabulary(whole, ids=[1, 4, 5])):
+    counted = drafters.ngram([[1, 2, 1]], whole, order=2)
+    for loaded in (whole, tapped, counted, trim.trim_vocabulary(whole, ids=[1, 4, 5])):
         again = pickle.loads(pickle.dumps(loaded))
         assert again.name == loaded.name and again.config == loaded.config
         assert again.lm == loaded.lm
