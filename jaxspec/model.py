@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +169,17 @@ def _pickled(model: Model) -> tuple[Any, ...]:
         TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
             functions themselves, and so any model.
     """
-    lm = model.lm
-    if draft_tokens(model) is not None:
-        return _trimmed, (untrimmed(model), draft_tokens(model), model.name)
+    ids = draft_tokens(model)
+    make: Callable[..., Model] = _of_network if ids is None else _trimmed
+    values: tuple[Any, ...] = model.config, model.lm.taps, model.params, model.tokenizer, model.name
+    if ids is not None:
+        values = untrimmed(model), ids, model.name, model.params
     try:
-        rebuilt = net_of(model.config).language_model(model.config, lm.taps)
-    except TypeError:
-        rebuilt = None
-    if rebuilt == lm:
-        return _of_network, (model.config, lm.taps, model.params, model.tokenizer, model.name)
+        again = make(*values)
+    except TypeError:  # the configuration is that of no network
+        again = None
+    if again is not None and again.lm == model.lm:
+        return make, values
     if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
         return Model, tuple(model)
     raise TypeError(
@@ -188,11 +190,13 @@ def _pickled(model: Model) -> tuple[Any, ...]:
 
 
 def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
-    return Model(net_of(config).language_model(config, taps), params, tokenizer, config, name)
+    lm = net_of(config).language_model(config, *([taps] if taps else []))  # n-gram tables have no layers
+    return Model(lm, params, tokenizer, config, name)
 
 
-def _trimmed(model: Model, ids: Any, name: str) -> Model:
-    return trim_vocabulary(model, ids=ids)._replace(name=name)
+def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:
+    trimmed = trim_vocabulary(model, ids=ids)._replace(name=name)
+    return trimmed if params is None else trimmed._replace(params=params)
 
 
 copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]

@@ -401,7 +401,7 @@ def test_oracle_makes_no_draft_token_in_vain():
         (lambda: policies.entropy(least=8, most=2), "expected least <= most"),
         (lambda: decode(policies.constant(1), None), "a policy and no drafter"),
         (lambda: decode(policies.constant([1, 2])), "2 rows, but there are 3 prompts"),
-        (lambda: decode("constant"), "policy is of type str"),
+        (lambda: decode("constant"), "policy is 'constant', a name: pass jaxspec.policies.constant"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):
