@@ -12,7 +12,7 @@ from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
-from jaxspec.nets.mtp import MTPConfig
+from jaxspec.draft_heads.mtp import MTPSizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,6 @@ class EagleSizes(Layers):
     def config(self, target: Model) -> EagleConfig:
         """The head's configuration, for a target."""
         return EagleConfig(self.layer(target), target.lm.feature_size, **_own(self, EagleConfig))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MTPSizes(Layers):
-    """A module for multi-token prediction, as Qwen 3's: what vLLM's `speculators` takes has head_norms."""
-
-    head_norms: bool = True
-
-    def config(self, target: Model) -> MTPConfig:
-        """The module's configuration, for a target."""
-        return MTPConfig(self.layer(target))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
-from jaxspec.nets.mtp import MTPConfig
+from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.weights import draft_heads, huggingface, orbax
 from jaxspec.weights.orbax import CheckpointError
 
@@ -35,7 +35,6 @@ DRAFTERS = {
     EagleConfig: drafters.eagle,
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
-    MTPConfig: drafters.mtp,
     LookAheadConfig: drafters.lookahead_embeddings,
     ExitAdapterConfig: _early_exit,
 }
@@ -103,7 +102,9 @@ def load_drafter(
     if wanted:
         target = models.with_taps(target, wanted)
     network: Bound[Any] = Bound(published.net_of(config).head(config), params)
-    if isinstance(config, ExitAdapterConfig):
+    if type(config) in {kind.config for kind in KINDS}:
+        made = kind_of(config).drafter(network, target, head)
+    elif isinstance(config, ExitAdapterConfig):
         made = _early_exit(network, target, head)
     else:
         made = DRAFTERS[type(config)](network if head is None else with_head(network, head), target)

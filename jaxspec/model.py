@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxspec import folders, sharding
 from jaxspec.base import Model
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.trim import trim_vocabulary
 from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError

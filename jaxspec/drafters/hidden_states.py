@@ -38,6 +38,24 @@ from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.tree_cache import NodeReader
 
 
+class TargetRequirements(NamedTuple):
+    """What a network expects of its target; checked before anything runs.
+
+    Attributes:
+        vocab_size: number of token ids.
+        hidden_size: width of the target's features, and of each tap.
+        taps: layers whose output it reads (`Forward.taps`), counted as `language_model(config, taps)` does; empty:
+            none.
+        embedding, head: whether it takes these from the target.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    taps: tuple[int, ...] = ()
+    embedding: bool = False
+    head: bool = False
+
+
 def bound(drafter: Drafter, params: Params, target: Model) -> Bound[Drafter]:
     """A drafter with its values, and the target that it was made for."""
     return Bound(drafter, params, target=target)

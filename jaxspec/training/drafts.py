@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import published
 from jaxspec.base import BlockHead, Forward, ParallelHeads, Params, Shared
+from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.nets import block, lookahead_embeddings
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.heads import HeadsConfig
@@ -61,6 +62,8 @@ def hidden_states(
     if isinstance(config, LookAheadConfig):
         size = forward.features.shape[1]
         return lookahead_embeddings.features(config, params, read, tokens[:, :size], place, depths)
+    if type(config) in {kind.config for kind in KINDS}:
+        return kind_of(config).training.hidden_states(config, params, shared, forward, tokens, place, depths, read)
     return published.net_of(config).unroll_of(config)(params, shared, forward, tokens, depths)[:, place]
 
 

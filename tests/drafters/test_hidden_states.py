@@ -17,8 +17,9 @@ from jaxspec.analysis.measure import cost
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.draft_heads import mtp
 from jaxspec.drafters.hidden_states import with_head
-from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, mtp, t5
+from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss

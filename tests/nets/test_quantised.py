@@ -15,7 +15,7 @@ from jaxspec.nets import quantised
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.weights import int8
 
 CONFIGS = {

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, published, recipes
+from jaxspec import drafters, nets, published, recipes
 from jaxspec.families import gemma
 from jaxspec.heads import TOO_LOW, check_acceptance
 from jaxspec.nets import decoder, exit_adapter
@@ -262,7 +262,7 @@ def test_shipped_recipes_fit_their_targets():
     for recipe in found:
         name = recipe.target.rpartition("/")[2]
         config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
-        lm = recipes.net_of(config).language_model(config)
+        lm = nets.net_of(config).language_model(config)
         made = recipe.head.config(jaxspec.Model(lm, {}, None, config))
         needs = published.net_of(made).head(made).needs
         assert (needs.vocab_size, needs.hidden_size) == (lm.vocab_size, lm.feature_size)

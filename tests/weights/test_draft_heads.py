@@ -19,9 +19,9 @@ import pytest
 import jaxspec
 from jaxspec import Model, heads, published, trim
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
+from jaxspec.draft_heads import mtp as mtp_net
 from jaxspec.nets import decoder, exit_adapter, gpt, lookahead_embeddings
 from jaxspec.nets import heads as heads_net
-from jaxspec.nets import mtp as mtp_net
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.testing import table_model, word_tokenizer

@@ -20,7 +20,7 @@ from jaxspec.nets import t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.weights import huggingface
 from jaxspec.weights.orbax import CheckpointError
 

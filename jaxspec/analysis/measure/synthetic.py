@@ -20,7 +20,7 @@ from jaxspec.model import DTYPES
 from jaxspec.nets import gpt, quantised, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.weights import int8, orbax
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.

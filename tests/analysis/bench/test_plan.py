@@ -11,7 +11,7 @@ from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, t5
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
