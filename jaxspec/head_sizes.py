@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 from jaxspec.base import Model
+from jaxspec.draft_heads.eagle import EagleSizes
+from jaxspec.draft_heads.mtp import MTPSizes
 from jaxspec.nets.block import BlockConfig
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
-from jaxspec.draft_heads.mtp import MTPSizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,22 +52,6 @@ class Layers:
             rope_base=self.rope_base,
             max_positions=target.lm.max_positions,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleSizes(Layers):
-    """An EAGLE head; attributes as `nets.eagle.EagleConfig` has them, 0 tokens of draft_vocab: the target's."""
-
-    taps: tuple[int, ...] = ()
-    draft_vocab: int = 0
-    own_embedding: bool = False
-    own_head: bool = False
-    fc_bias: bool = False
-    norm_before_residual: bool = False
-
-    def config(self, target: Model) -> EagleConfig:
-        """The head's configuration, for a target."""
-        return EagleConfig(self.layer(target), target.lm.feature_size, **_own(self, EagleConfig))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,13 @@ from jaxspec import model as models
 from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
+from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.drafters.hidden_states import with_head
 from jaxspec.nets import stack
 from jaxspec.nets.block import BlockConfig
-from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.exit_adapter import ExitAdapterConfig
 from jaxspec.nets.heads import HeadsConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
-from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.weights import draft_heads, huggingface, orbax
 from jaxspec.weights.orbax import CheckpointError
 
@@ -32,7 +31,6 @@ def _early_exit(adapter: Bound[ExitAdapter], target: Model, head: Model | None =
 
 
 DRAFTERS = {
-    EagleConfig: drafters.eagle,
     BlockConfig: drafters.block,
     HeadsConfig: drafters.heads,
     LookAheadConfig: drafters.lookahead_embeddings,

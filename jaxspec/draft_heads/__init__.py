@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.draft_heads import mtp
+from jaxspec.draft_heads import eagle, mtp
 from jaxspec.draft_heads.kind import Kind
 
-KINDS: tuple[Kind, ...] = (mtp.KIND,)
+KINDS: tuple[Kind, ...] = (eagle.KIND, mtp.KIND)
 
 
 def kind_of(config: Any) -> Kind:

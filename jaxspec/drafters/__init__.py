@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.drafters.block import block
 from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.dynamic_tree import dynamic_tree
-from jaxspec.drafters.eagle import eagle
 from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
@@ -36,6 +35,7 @@ from jaxspec.drafters.uniform import uniform
 from jaxspec.drafters.without_backoff import without_backoff
 
 if TYPE_CHECKING:
+    from jaxspec.draft_heads.eagle import eagle
     from jaxspec.draft_heads.mtp import mtp
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
 
 # Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
 _HEADS = {
+    "eagle": "jaxspec.draft_heads.eagle",
     "mtp": "jaxspec.draft_heads.mtp",
 }
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxspec.draft_heads import eagle as eagle_net
+from jaxspec.draft_heads import mtp as mtp_net
 from jaxspec.nets import block as block_net
-from jaxspec.nets import eagle as eagle_net
 from jaxspec.nets import exit_adapter as exit_adapter_net
 from jaxspec.nets import heads as heads_net
 from jaxspec.nets import lookahead_embeddings as lookahead_net
 from jaxspec.published.block import BLOCK
 from jaxspec.published.common import Format, TargetShape
-from jaxspec.published.eagle import EAGLE
 from jaxspec.published.kangaroo import KANGAROO
 from jaxspec.published.lookahead_embeddings import LOOKAHEAD_EMBEDDINGS
 from jaxspec.published.medusa import MEDUSA
-from jaxspec.draft_heads import mtp as mtp_net
 
 __all__ = ["Format", "TargetShape", "format_of", "net_of"]
 
-FORMATS: tuple[Format, ...] = (EAGLE, BLOCK, MEDUSA, KANGAROO, LOOKAHEAD_EMBEDDINGS, mtp_net.KIND.format)
+FORMATS: tuple[Format, ...] = (
+    eagle_net.KIND.format,
+    BLOCK,
+    MEDUSA,
+    KANGAROO,
+    LOOKAHEAD_EMBEDDINGS,
+    mtp_net.KIND.format,
+)
 NETS = {  # configuration: where its network has `head` and `init`, and its format
-    eagle_net.EagleConfig: (eagle_net, EAGLE),
+    eagle_net.EagleConfig: (eagle_net, eagle_net.KIND.format),
     block_net.BlockConfig: (block_net, BLOCK),
     heads_net.HeadsConfig: (heads_net, MEDUSA),
     mtp_net.MTPConfig: (mtp_net, mtp_net.KIND.format),

@@ -25,8 +25,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Forward, LanguageModel, Params, Prompt
+from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.drafters.hidden_states import shared_with
-from jaxspec.nets.eagle import EagleConfig
 from jaxspec.recipes import Learn
 from jaxspec.training import drafts
 from jaxspec.training.data import Batch, Batches

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec import heads, published, trim
 from jaxspec.base import Model, Params
+from jaxspec.draft_heads.eagle import EagleConfig
 from jaxspec.model import load, with_taps
-from jaxspec.nets.eagle import EagleConfig
 from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.recipes import HeadRecipe
 from jaxspec.training.distil import own_texts

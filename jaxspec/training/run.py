@@ -15,8 +15,8 @@ import jaxspec
 from jaxspec import folders, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load
-from jaxspec.nets.resize import resize
 from jaxspec.nets import net_of
+from jaxspec.nets.resize import resize
 from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts

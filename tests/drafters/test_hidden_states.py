@@ -17,9 +17,10 @@ from jaxspec.analysis.measure import cost
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.draft_heads import mtp
-from jaxspec.drafters.hidden_states import with_head
-from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, t5
+from jaxspec.draft_heads import eagle, mtp
+from jaxspec.draft_heads import target as new_target
+from jaxspec.drafters import hidden_states as old_target
+from jaxspec.nets import block, decoder, exit_adapter, gpt, heads, lookahead_embeddings, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
@@ -85,6 +86,7 @@ def drafter_of(name, target):
         params["vocabulary"] = jnp.array([2, 0])
     made, network = target_of(target, getattr(config, "taps", ())), Bound(net.head(config), params)
     if name in TRIMMED:
+        with_head = (new_target if hasattr(network.functions, "requirements") else old_target).with_head
         network = with_head(network, jaxspec.trim_vocabulary(made, ids=[0, 2]))
     return MAKE[net](network, made)
 

@@ -10,8 +10,7 @@ from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, gpt, t5
-from jaxspec.nets import net_of
+from jaxspec.nets import decoder, gpt, net_of, t5
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
