@@ -8,10 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from jaxspec.head_sizes import HEADS
+from jaxspec.draft_heads import KINDS
 from jaxspec.nets import CONFIGS
 from jaxspec.strict_tables import RecipeError, build
 
+HEADS = {kind.name: kind.sizes for kind in KINDS}
 DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_log_alpha", "blend")
 
 
@@ -232,12 +233,11 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp", "block",
-    "exit_adapter" or "lookahead_embeddings".
+    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`.
 
     Attributes:
         target: what `jaxspec.load` takes.
-        head: its sizes, of `head_sizes`.
+        head: its sizes: what its kind takes (`draft_heads.KINDS`).
         learn, data, train: see there; `train.start` is a folder that `jaxspec.load_drafter` takes.
     """
 

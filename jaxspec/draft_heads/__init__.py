@@ -16,12 +16,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.draft_heads import eagle, mtp
+from jaxspec.draft_heads import block, eagle, kangaroo, lookahead_embeddings, medusa, mtp
 from jaxspec.draft_heads.kind import Kind
 
-KINDS: tuple[Kind, ...] = (eagle.KIND, mtp.KIND)
+KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
+    eagle.KIND,
+    block.KIND,
+    medusa.KIND,
+    kangaroo.KIND,
+    lookahead_embeddings.KIND,
+    mtp.KIND,
+)
 
 
 def kind_of(config: Any) -> Kind:
-    """Returns the kind of a network's configuration."""
+    """Returns the kind of a network's configuration.
+
+    >>> kind_of(lookahead_embeddings.LookAheadConfig(32, dim=16, vectors=2)).name
+    'lookahead_embeddings'
+    """
     return next(kind for kind in KINDS if type(config) is kind.config)

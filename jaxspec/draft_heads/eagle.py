@@ -20,24 +20,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.base import Bound, Drafter, Forward, Model, Params
-from jaxspec.draft_heads import recurrent
-from jaxspec.draft_heads.formats import (
-    FamilyError,
-    Format,
-    Shapes,
-    TargetShape,
-    check_shape,
-    check_taps,
-    check_vocabulary,
-    draft_vocab,
-    layer_names,
-    layer_of,
-    part_names,
-    plain,
-    speculators,
-    taps_of,
-    written_layer,
-)
+from jaxspec.draft_heads import formats, recurrent
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary
@@ -280,7 +264,7 @@ def canonical(name: str) -> str | None:
     >>> canonical("midlayer.hidden_norm.weight")
     'layers.0.hidden_norm.weight'
     """
-    without_model = plain(name)
+    without_model = formats.plain(name)
     return without_model and without_model.replace("midlayer.", "layers.0.", 1)
 
 
@@ -292,23 +276,23 @@ def matches(table: dict, shapes: Shapes) -> bool:
 
 def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
     """Reads the network of a config.json."""
-    layer = layer_of(table, shapes)
-    check_vocabulary(layer.vocab_size, target)
+    layer = formats.layer_of(table, shapes)
+    formats.check_vocabulary(layer.vocab_size, target)
     parts = {
         "own_embedding": "embed_tokens.weight" in shapes,
         "own_head": "lm_head.weight" in shapes,
         "fc_bias": "fc.bias" in shapes,
     }
     if FUSED not in shapes:
-        check_shape(shapes, "fc.weight", 0, target.hidden_size, "the width")
-        return EagleConfig(layer, target.hidden_size, **parts)
+        formats.check_shape(shapes, "fc.weight", 0, target.hidden_size, "the width")
+        return EagleConfig(layer, target.hidden_size, (), None, **parts)
     hidden, taps = table.get("target_hidden_size") or layer.dim, _taps(table, target)
-    check_taps(shapes, taps, hidden, target)
+    formats.check_taps(shapes, taps, hidden, target)
     return EagleConfig(
         layer,
         hidden,
         taps,
-        draft_vocab(shapes, layer.vocab_size),
+        formats.draft_vocab(shapes, layer.vocab_size),
         norm_before_residual=bool(table.get("norm_before_residual", False)),
         norm_before_fc="input_norm.weight" in shapes,
         norm_each_tap="fc_norm.0.weight" in shapes,
@@ -319,15 +303,15 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
 
 def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
     if ids := (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
-        return taps_of(ids, 0, target)
+        return formats.taps_of(ids, 0, target)
     default = [2, target.layers // 2, target.layers - 3]
-    return taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
+    return formats.taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
 
 
 def names(config: EagleConfig) -> dict[str, str]:
     """Says where each parameter lies."""
-    where = {"fc/weight": "fc.weight"} | part_names(config, config.draft_vocab)
-    for path, name in layer_names(config.layer).items():
+    where = {"fc/weight": "fc.weight"} | formats.part_names(config, config.draft_vocab)
+    for path, name in formats.layer_names(config.layer).items():
         if not path.startswith("layers_0/attention_norm"):
             where[path] = name
         elif config.taps:
@@ -346,9 +330,9 @@ def names(config: EagleConfig) -> dict[str, str]:
 def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json of EAGLE-3, as `speculators` has it; of EAGLE-1, as its authors have it."""
     if not config.taps:
-        return {**written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+        return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
     if config.fc_bias:
-        raise FamilyError("the format of speculators has no bias of the projection of what is read (fc_bias)")
+        raise formats.FamilyError("the format of speculators has no bias of the projection of what is read (fc_bias)")
     table = {
         "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
         "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
@@ -359,7 +343,7 @@ def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
         "norm_output": config.norm_output,
         "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
     }
-    return speculators("eagle3", "Eagle3Speculator", config.layer, table, verifier, tokens)
+    return formats.speculators("eagle3", "Eagle3Speculator", config.layer, table, verifier, tokens)
 
 
 KIND = Kind(

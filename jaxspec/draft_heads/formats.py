@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxspec.base import Model
 from jaxspec.families import decoders, describe
 from jaxspec.families.common import FamilyError, need, only
 from jaxspec.nets.decoder import DecoderConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
 IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
-VOCABULARY = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
+D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
 
 
 class TargetShape(NamedTuple):
@@ -31,6 +32,17 @@ class TargetShape(NamedTuple):
     taps: tuple[int, ...] | None = None
 
 
+def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
+    """Returns what a drafter's files need not say."""
+    lm = target.lm
+    return TargetShape(target.config, lm.vocab_size, lm.feature_size, layers_of(target.config), taps)
+
+
+def layers_of(config: Any) -> int:
+    """Counts a model's layers that generate; 0 where its configuration says nothing of them."""
+    return getattr(config, "decoder_layers", getattr(config, "layers", 0))
+
+
 class Format(NamedTuple):
     """How files of a kind of drafter are recognised, read and written.
 
@@ -44,6 +56,8 @@ class Format(NamedTuple):
             SGLang read it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
         spelled: name in that spelling -> as they have it.
         prefix: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
+        stores_ids: whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
+            what is to be added to the drafter's.
     """
 
     title: str
@@ -54,6 +68,7 @@ class Format(NamedTuple):
     write: Callable[[Any, dict, int], dict]
     spelled: Callable[[str], str] = lambda name: name
     prefix: Callable[[Shapes], str] = lambda shapes: ""
+    stores_ids: bool = False
 
 
 def plain(name: str) -> str | None:
@@ -97,7 +112,7 @@ def part_names(config: Any, draft_vocab: int | None = None) -> dict[str, str]:
     """Says where the embedding, the head and the vocabulary lie, of those that a drafter has of its own."""
     parts = {"embedding/embedding": "embed_tokens.weight"} if config.own_embedding else {}
     parts |= {"head/weight": "lm_head.weight"} if config.own_head else {}
-    return parts | ({"vocabulary": VOCABULARY} if draft_vocab is not None else {})
+    return parts | ({"vocabulary": D2T} if draft_vocab is not None else {})
 
 
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
@@ -175,11 +190,11 @@ def check_layers(made_for: int | None, target: TargetShape) -> None:
 
 def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
     """Returns the size of a vocabulary of the drafter's own; None if it is the target's."""
-    if VOCABULARY not in shapes:
+    if D2T not in shapes:
         return None
     if "lm_head.weight" not in shapes:
         raise FamilyError("it has a vocabulary of its own (d2t), and no lm_head for it")
-    size = shapes[VOCABULARY][0]
+    size = shapes[D2T][0]
     return None if size == vocab else size
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Key
 
@@ -13,14 +13,6 @@ from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training
 from jaxspec.nets.decoder import DecoderConfig
-
-
-class Sizes(Protocol):
-    """A recipe's [head] table: what the target does not say. A frozen dataclass, whose fields are the table's keys."""
-
-    def config(self, target: Model) -> Any:
-        """Returns the network's configuration for this target."""
-        ...
 
 
 class Kind(NamedTuple):
@@ -32,7 +24,8 @@ class Kind(NamedTuple):
     Attributes:
         name: what recipes call it, as their family.
         config: type of the network's configuration.
-        sizes: type of a recipe's [head] table.
+        sizes: type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose
+            `config(target)` is the configuration for a target.
         init: (configuration, key) -> random parameters.
         head: configuration -> the network as pure functions, whose `requirements` are what it expects of its target;
             the same object for the same configuration.
@@ -43,7 +36,7 @@ class Kind(NamedTuple):
 
     name: str
     config: type
-    sizes: type[Sizes]
+    sizes: type
     init: Callable[[Any, Key[Array, ""]], Params]
     head: Callable[[Any], Any]
     drafter: Callable[[Bound[Any], Model, Model | None], Bound[Drafter]]

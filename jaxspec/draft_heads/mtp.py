@@ -29,19 +29,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.base import Bound, Drafter, Forward, Model, Params
-from jaxspec.draft_heads import recurrent
-from jaxspec.draft_heads.formats import (
-    FamilyError,
-    Format,
-    Shapes,
-    TargetShape,
-    check_shape,
-    check_vocabulary,
-    layer_names,
-    layer_of,
-    part_names,
-    speculators,
-)
+from jaxspec.draft_heads import formats, recurrent
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget
@@ -259,14 +248,14 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
     """Reads the module beside a model, whose layer is as the model's are."""
     place = place_of(shapes)
     assert place is not None
-    check_shape(shapes, f"{place}fc.weight", 0, target.hidden_size, "a width of")
+    formats.check_shape(shapes, f"{place}fc.weight", 0, target.hidden_size, "a width of")
     if place == SPECULATORS:
-        layer = layer_of(table, shapes, f"{place}layers.0.")
-        check_vocabulary(layer.vocab_size, target)
+        layer = formats.layer_of(table, shapes, f"{place}layers.0.")
+        formats.check_vocabulary(layer.vocab_size, target)
     elif isinstance(target.config, DecoderConfig):
         layer = target.config
     else:
-        raise FamilyError(
+        raise formats.FamilyError(
             f"its layer is as the target's, and the target is a {type(target.config).__name__}: expected one of "
             "nets.decoder"
         )
@@ -283,26 +272,26 @@ def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
 
 def names(config: MTPConfig) -> dict[str, str]:
     """Says where each parameter lies, but for the place (`place_of`)."""
-    layers = {path.replace("layers_0/", "layer/"): name for path, name in layer_names(config.layer).items()}
+    layers = {path.replace("layers_0/", "layer/"): name for path, name in formats.layer_names(config.layer).items()}
     norms = {f"{norm}/scale": f"{norm}.weight" for norm in ("embedding_norm", "hidden_norm", "norm")}
-    return {"fc/weight": "fc.weight"} | norms | layers | part_names(config)
+    return {"fc/weight": "fc.weight"} | norms | layers | formats.part_names(config)
 
 
 def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
     """Writes the config.json, as `speculators` has it."""
     if (config.hidden_first, config.feeds_normed, config.zero_first) != (False, True, False):
-        raise FamilyError(
+        raise formats.FamilyError(
             "the format of speculators has modules as Qwen's: hidden_first, zero_first false, feeds_normed"
         )
     if config.own_embedding or config.own_head:
-        raise FamilyError("in the format of speculators a module uses its target's embedding and head")
+        raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
     if not config.layer.head_norms:
-        raise FamilyError(
+        raise formats.FamilyError(
             "speculators takes modules with Qwen 3's layer only, whose queries and keys are normalised, and this one "
             "has head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
         )
     table = {"num_nextn_predict_layers": 1}
-    return speculators("mtp", "MTPDraftModel", config.layer, table, verifier, tokens)
+    return formats.speculators("mtp", "MTPDraftModel", config.layer, table, verifier, tokens)
 
 
 def spelled(name: str) -> str:

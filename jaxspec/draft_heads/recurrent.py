@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -45,30 +45,12 @@ from jaxspec.base import (
     Weights,
 )
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
-from jaxspec.draft_heads.training import HiddenStates
+from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.drafters.tree_cache import NodeReader
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, rotation_of
-
-
-class Extend(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        shared: SharedWithTarget,
-        cache: Cache,
-        hidden: Float[Array, "B T D"],
-        tokens: Int[Array, "B T"],
-        parent: Int[Array, "B N"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Cache]:
-        """Feeds pairs of a hidden state and the token after it, at each row's own length.
-
-        Returns the hidden states that take the place of the target's at the next positions. `parent`: as in
-        `LanguageModel.extend`.
-        """
-        ...
 
 
 class RecurrentHead(NamedTuple):
@@ -77,7 +59,9 @@ class RecurrentHead(NamedTuple):
     Attributes:
         read: (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D].
         empty: (batch, capacity) -> a cache of rows without pairs.
-        extend: see the protocol.
+        extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
+            `LanguageModel.extend`) -> the hidden states that take the place of the target's at the next positions, and
+            the cache. It feeds pairs of a hidden state and the token after it, at each row's own length.
         rewind: see `LanguageModel.rewind`.
         logits: (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in
             the target's vocabulary [B, T, V].
@@ -86,7 +70,7 @@ class RecurrentHead(NamedTuple):
 
     read: Callable[[Params, Forward], Float[Array, "B T D"]]
     empty: Callable[[int, int], Cache]
-    extend: Extend
+    extend: Callable[..., tuple[Float[Array, "B T D"], Cache]]
     rewind: Rewind
     logits: Callable[[Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
     requirements: TargetRequirements
@@ -179,17 +163,15 @@ def functions(module: Recurrent, requirements: TargetRequirements) -> RecurrentH
     return RecurrentHead(read, module.empty, extend, kv.rewind, logits, requirements)
 
 
-def unrolled(network: Callable[[Any], Recurrent]) -> HiddenStates:
-    """Feeds a network what it made, for training.
+def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, "B A K M"]]:
+    """Makes `Training.hidden_states` of a network: it is fed what it made.
 
     What a step computed inside is computed again for its gradient.
     """
 
-    def hidden_states(
-        config: Any, params: Params, shared: SharedWithTarget, forward: Forward, tokens, place, depths: int, read_tree
-    ) -> Float[Array, "B A K M"]:
+    def hidden_states(config: Any, params: Params, shared: SharedWithTarget, starts: DraftStarts):
         module = network(config)
-        hidden = stack.pure(module, type(module).read)(params, forward)
+        hidden = stack.pure(module, type(module).read)(params, starts.forward)
 
         def step(params: Params, *arguments: Any):
             return stack.pure(module, type(module).step)(params, shared, *arguments)
@@ -197,12 +179,12 @@ def unrolled(network: Callable[[Any], Recurrent]) -> HiddenStates:
         size, outputs, past = hidden.shape[1], [], ()
         index = jnp.arange(size, dtype=jnp.int32)
         itself, before = index[:, None] == index[None, :], index[:, None] >= index[None, :]
-        for depth in range(depths):
+        for depth in range(starts.depths):
             mask = jnp.concatenate([before, *[itself] * depth], axis=1)[None, None]
-            fed = jax.lax.slice_in_dim(tokens, depth, depth + size, axis=1)
+            fed = jax.lax.slice_in_dim(starts.tokens, depth, depth + size, axis=1)
             hidden, past = jax.checkpoint(step)(params, hidden, fed, index[None] + depth, mask, past)
             outputs.append(hidden)
-        return jnp.stack(outputs, axis=2)[:, place]
+        return jnp.stack(outputs, axis=2)[:, starts.place]
 
     return hidden_states
 

@@ -11,7 +11,7 @@ V vocabulary, R what a sequential head passes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,55 +26,25 @@ VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's 
 Frequencies = Int[np.ndarray, " V"]
 
 
-class HiddenStates(Protocol):
-    def __call__(
-        self,
-        config: Any,
-        params: Params,
-        shared: SharedWithTarget,
-        forward: Forward,
-        tokens: Int[Array, "B S+K-1"],
-        place: Int[Array, " A"],
-        depths: int,
-        read_tree: Callable[..., Forward],
-    ) -> Float[Array, "B A _ D"]:
-        """Makes what logits are made of, for each draft token that begins at a place; one vector where all share it.
+class DraftStarts(NamedTuple):
+    """Where drafts begin in texts, and what they may read.
 
-        Args:
-            config, params, shared: of the drafter, and what it takes of its target.
-            forward: of the target, at positions 0 to S - 1.
-            tokens: token s is the one after position s.
-            place: last positions whose hidden states drafts have read.
-            depths: K.
-            read_tree: (extend, nodes, parent) -> the target's pass over a tree after the first token of each row.
-        """
-        ...
+    Attributes:
+        forward: of the target, at positions 0 to S - 1.
+        tokens: token s is the one after position s.
+        place: last positions whose hidden states drafts have read.
+        depths: K.
+        read_tree: (extend, nodes, parent) -> the target's pass over a tree after the first token of each row.
+    """
+
+    forward: Forward
+    tokens: Int[Array, "B S+K-1"]
+    place: Int[Array, " A"]
+    depths: int
+    read_tree: Callable[..., Forward]
 
 
-class DraftLogits(Protocol):
-    def __call__(
-        self,
-        config: Any,
-        params: Params,
-        shared: SharedWithTarget,
-        hidden: Float[Array, "N _ D"],
-        ahead: Int[Array, "N K"],
-        depth: int,
-        memory: Float[Array, "N R"] | None,
-    ) -> tuple[Float[Array, "N V"], Float[Array, "N R"] | None]:
-        """Makes logits of the draft tokens number `depth`, in the target's vocabulary, and the memory for the next.
-
-        Args:
-            config, params, shared: as of `HiddenStates`.
-            hidden: what that gave.
-            ahead: the token that each draft begins after, and those after it.
-            depth: which draft tokens.
-            memory: what this returned for the ones before them; None for the first.
-        """
-        ...
-
-
-def logits_of_head(head: Callable[[Any], Any]) -> DraftLogits:
+def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
     """Makes logits of a draft token from the hidden states at its own depth, with `head(config).logits`."""
 
     def logits(config: Any, params: Params, shared: SharedWithTarget, hidden: Array, ahead: Array, depth: int, memory):
@@ -115,15 +85,20 @@ class Training(NamedTuple):
     """What training asks of a kind of draft head.
 
     Attributes:
-        hidden_states, logits: see the protocols.
+        hidden_states: (configuration, parameters, shared, starts) -> what logits are made of, for each draft token of
+            each draft; one vector for all where they share it [B, A, _, D].
+        logits: (configuration, parameters, shared, hidden, ahead, depth, memory) -> the logits of the draft tokens
+            number `depth`, in the target's vocabulary [N, V], and the memory for the next ones. `hidden` [N, _, D] is
+            what `hidden_states` gave, `ahead` [N, K] the token that each draft begins after and those after it,
+            `memory` what this returned for the draft tokens before, None for the first.
         longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
         begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
         predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose
             distance can be a part of the loss (`learn.regression`).
     """
 
-    hidden_states: HiddenStates
-    logits: DraftLogits
+    hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
+    logits: Callable[..., tuple[Float[Array, "N V"], Float[Array, "N R"] | None]]
     longest: Callable[[Any], int | None] = lambda config: None
     begin: Callable[[Any, Params, Model, Frequencies], Params] = begin_with_copies
     predicts_features: Callable[[Any], bool] = lambda config: False

@@ -8,17 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.drafters.block import block
 from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
-from jaxspec.drafters.heads import heads
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
 from jaxspec.drafters.jacobi import jacobi
 from jaxspec.drafters.lookahead import lookahead
-from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
 from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
@@ -35,7 +32,10 @@ from jaxspec.drafters.uniform import uniform
 from jaxspec.drafters.without_backoff import without_backoff
 
 if TYPE_CHECKING:
+    from jaxspec.draft_heads.block import block
     from jaxspec.draft_heads.eagle import eagle
+    from jaxspec.draft_heads.lookahead_embeddings import lookahead_embeddings
+    from jaxspec.draft_heads.medusa import heads
     from jaxspec.draft_heads.mtp import mtp
 
 __all__ = [
@@ -72,7 +72,10 @@ __all__ = [
 
 # Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
 _HEADS = {
+    "block": "jaxspec.draft_heads.block",
     "eagle": "jaxspec.draft_heads.eagle",
+    "heads": "jaxspec.draft_heads.medusa",
+    "lookahead_embeddings": "jaxspec.draft_heads.lookahead_embeddings",
     "mtp": "jaxspec.draft_heads.mtp",
 }
 

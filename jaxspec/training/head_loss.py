@@ -1,9 +1,9 @@
 """The loss of a drafter that reads its target's hidden states, and what it promises, without decoding.
 
 The target reads a batch of texts in the training step itself, as it reads them in decoding: nothing is stored, and it
-stays as it is. At every position a draft begins (`training.drafts`), whose distributions are compared with the target's
-after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and the
-gradient of each part with it, so that memory does not grow with the length of texts.
+stays as it is. At every position a draft begins (`draft_heads.training`), whose distributions are compared with the
+target's after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and
+the gradient of each part with it, so that memory does not grow with the length of texts.
 
 With a vocabulary of its own a drafter learns the target's distribution among its tokens, at the positions where the
 target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). What is reported counts all of the target's
@@ -25,10 +25,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Forward, LanguageModel, Params, Prompt
-from jaxspec.draft_heads.eagle import EagleConfig
-from jaxspec.drafters.hidden_states import shared_with
+from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads.target import shared_with
+from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
 from jaxspec.recipes import Learn
-from jaxspec.training import drafts
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
@@ -80,9 +80,14 @@ class Task(NamedTuple):
     learn: Learn
 
     @property
+    def kind(self) -> Training:
+        """How drafters of this kind are trained."""
+        return kind_of(self.config).training
+
+    @property
     def depths(self) -> int:
         """Draft tokens: as many as are asked for, or as there are."""
-        most = drafts.longest(self.config)
+        most = self.kind.longest(self.config)
         asked = self.learn.depths or most or 4
         return asked if most is None else min(asked, most)
 
@@ -196,14 +201,14 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
     whole = {**params, **task.frozen}
-    ahead, again = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
-    hidden = drafts.hidden_states(task.config, whole, shared, forward, ahead, place, depths, again)
+    ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
+    hidden = task.kind.hidden_states(task.config, whole, shared, DraftStarts(forward, ahead, place, depths, reread))
 
     number = jnp.arange(depths, dtype=jnp.int32)
     after = place[:, None] + number[None, :]
     real = after[None] + 2 < rows.length[:, None, None]
     distance = jnp.zeros(())
-    if task.learn.regression and isinstance(task.config, EagleConfig) and not task.config.taps:
+    if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
         each = jnp.mean(smooth_l1(hidden - actual), axis=-1)
         distance = jnp.sum(jnp.where(real, each, 0.0) * _weights(task)[None, None])
@@ -250,14 +255,14 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
     log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether its most
     probable one is among these; `agrees`: whether it is the drafter's most probable one, too.
     """
-    shared, ids, params = shared_with(task.lm, target), task.frozen.get("vocabulary"), {**params, **task.frozen}
+    shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
     batch, places, depths = part.ahead.shape
     wide = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
     flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
     found, last = [], (places - 1) * task.learn.stride
     for depth in range(depths):
         log_p = wide[:, depth : depth + last + 1 : task.learn.stride]
-        logits, memory = drafts.logits(task.config, params, shared, flat, ahead, depth, memory)
+        logits, memory = task.kind.logits(task.config, params, shared, flat, ahead, depth, memory)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
         if ids is not None:

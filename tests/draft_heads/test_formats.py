@@ -17,16 +17,19 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, heads, published, trim
+from jaxspec import Model, trim
 from jaxspec.base import Caches, DraftContext, Prompt, Weights
-from jaxspec.draft_heads import mtp as mtp_net
-from jaxspec.nets import decoder, exit_adapter, gpt, lookahead_embeddings
-from jaxspec.nets import heads as heads_net
+from jaxspec.draft_heads import kangaroo, lookahead_embeddings
+from jaxspec.draft_heads import medusa as medusa_kind
+from jaxspec.draft_heads import mtp as mtp_kind
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.medusa import HeadsConfig
+from jaxspec.draft_heads.save import save
+from jaxspec.nets import decoder, gpt
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.heads import HeadsConfig
 from jaxspec.testing import table_model, word_tokenizer
 from jaxspec.warp import SamplingParams, sampling
-from jaxspec.weights import draft_heads, huggingface
+from jaxspec.weights import huggingface
 from jaxspec.weights.orbax import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -525,9 +528,9 @@ def test_computes_what_its_format_says(name, folder, target, hidden, tmp_path):
 def test_what_is_written_is_read_again(name, folder, target, tmp_path):
     """In the format of speculators, tensors bit for bit; what it was read from may have been another format."""
     case = CASES[name]
-    config, params = heads.read_head(case.write(tmp_path / "it", folder), target=target)
-    written = draft_heads.save(config, params, tmp_path / "written", target=target, tokens=4)
-    again, same = heads.read_head(written, target=target)
+    config, params = read_head(case.write(tmp_path / "it", folder), target=target)
+    written = save(config, params, tmp_path / "written", target=target, tokens=4)
+    again, same = read_head(written, target=target)
     assert again == config
     assert jax.tree.structure(same) == jax.tree.structure(params)
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(params), strict=True):
@@ -545,16 +548,16 @@ def test_what_is_written_is_read_again(name, folder, target, tmp_path):
         assert {x.split(".")[0] for x in tensors} >= {"layers", "fc", "norm", "lm_head", "embed_tokens"}
         assert table["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
         with pytest.raises(CheckpointError, match="overwrite=True"):
-            draft_heads.save(config, params, written, target=target)
+            save(config, params, written, target=target)
 
 
 def test_a_format_without_such_a_drafter(target, folder, tmp_path):
-    config, params = heads.read_head(CASES["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
+    config, params = read_head(CASES["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
     with pytest.raises(CheckpointError, match="hidden_first"):
-        draft_heads.save(config, params, tmp_path / "out", target=target)
-    plain = mtp_net.MTPConfig(dataclasses.replace(LLAMA, layers=1))
+        save(config, params, tmp_path / "out", target=target)
+    plain = mtp_kind.MTPConfig(dataclasses.replace(LLAMA, layers=1))
     with pytest.raises(CheckpointError, match=r"Qwen 3's layer only.* head_norms=False: train it with head_norms"):
-        draft_heads.save(plain, mtp_net.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
+        save(plain, mtp_kind.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
     assert not (tmp_path / "out").exists()
 
 
@@ -566,12 +569,12 @@ def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, 
         HeadsConfig(V, D, heads=2, own_head=False),
         HeadsConfig(V, D, heads=2, own_head=False, reads_tokens=True),
     )
-    made = [(c, heads_net.init(c, jax.random.key(i))) for i, c in enumerate((some, hydra, *of_target))]
+    made = [(c, medusa_kind.init(c, jax.random.key(i))) for i, c in enumerate((some, hydra, *of_target))]
     for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
-        made.append(heads.read_head(CASES[name].write(tmp_path / name, folder), target=target))
+        made.append(read_head(CASES[name].write(tmp_path / name, folder), target=target))
     for number, (config, params) in enumerate(made):
-        written = draft_heads.save(config, params, tmp_path / str(number), target=target)
-        again, same = heads.read_head(written, target=target)
+        written = save(config, params, tmp_path / str(number), target=target)
+        again, same = read_head(written, target=target)
         assert again == config
         jax.tree.map(np.testing.assert_array_equal, same, params)
     theirs, ours = (load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written))
@@ -635,8 +638,8 @@ def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path):
 def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tmp_path):
     config = lookahead_embeddings.LookAheadConfig(V, D, vectors=2)
     params = lookahead_embeddings.init(config, jax.random.key(0))
-    where = draft_heads.save(config, params, tmp_path / "vectors", target=target)
-    again, same = heads.read_head(where, target=target)
+    where = save(config, params, tmp_path / "vectors", target=target)
+    again, same = read_head(where, target=target)
     assert again == config
     np.testing.assert_array_equal(same["vectors"], params["vectors"])
     for other, complaint in (
@@ -649,9 +652,9 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
 
 def test_a_drafter_that_names_another_model(target, tmp_path):
     """Of the same width and vocabulary: refused where the layers of the other are known to be more or fewer."""
-    config = exit_adapter.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=2)
-    params = exit_adapter.init(config, jax.random.key(0))
-    folder = draft_heads.save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))
+    config = kangaroo.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=2)
+    params = kangaroo.init(config, jax.random.key(0))
+    folder = save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))
     table = json.loads((folder / "config.json").read_text())
     assert table["base_model_name_or_path"] == "org/tiny-7b"
     with pytest.warns(UserWarning, match="made for org/tiny-7b, and the target is org/other: the text stays exact"):
@@ -766,7 +769,3 @@ def test_there_is_no_such_drafter(target):
 def test_a_model_without_layers_has_no_taps():
     with pytest.raises(ValueError, match="no layers to tap"):
         jaxspec.with_taps(table_model(jax.random.key(0), 3), (0,))
-
-
-def test_every_configuration_has_a_network():
-    assert {kind.__name__ for kind in published.NETS} == {kind.__name__ for kind in heads.DRAFTERS}
