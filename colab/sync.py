@@ -1,8 +1,8 @@
 """Writes the notebooks from their text forms: `python colab/sync.py`; with `--run` runs them, too, and keeps what they print.
 
 The text forms (name.py, jupytext's percent format) are what is edited. All of them begin with the same two cells, a
-badge and an installation, which are written here, with the address and the version. Cells that did not change keep their
-outputs; `--run` makes all anew, of the notebooks that are named or of all. It needs the extra: jaxspec-decoding[notebooks].
+badge and an installation, which are written here, with the address. Cells that did not change keep their
+outputs; `--run` makes all anew, of the notebooks that are named or of all. It needs the extra "notebooks".
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from types import MappingProxyType
 import jupytext
 import nbformat
 
-import jaxspec
-
-REPOSITORY = "jaxspec/jaxspec"  # on GitHub: what the badges open
+REPOSITORY = "jaxspec/jaxspec"  # on GitHub: what the badges open, and what is installed
 FOLDER = Path(__file__).resolve().parent
 TITLE = "# %% [markdown]\n# # "  # what begins after the common cells
 
@@ -28,7 +26,7 @@ HEAD = """\
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/REPOSITORY/blob/main/colab/NAME.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or the package index), and prints what it runs on.
+# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -39,8 +37,8 @@ import sys
 if importlib.util.find_spec("jaxspec") is None:
     tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures]==VERSION"
-    if os.path.isfile("../pyproject.toml"):  # the checkout that this notebook lies in
+    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/REPOSITORY"
+    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
         package = f"..[{extra}figures]"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
@@ -85,7 +83,7 @@ def with_head(name: str, text: str) -> str:
     """
     if TITLE not in text:
         raise ValueError(f"colab/{name}.py has no title: expected a cell that begins with {TITLE!r}")
-    head = HEAD.replace("REPOSITORY", REPOSITORY).replace("NAME", name).replace("VERSION", jaxspec.__version__)
+    head = HEAD.replace("REPOSITORY", REPOSITORY).replace("NAME", name)
     return head.replace("PREPARATION", PREPARATIONS.get(name, "")) + text[text.index(TITLE) :]
 
 

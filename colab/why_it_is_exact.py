@@ -2,7 +2,7 @@
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/jaxspec/jaxspec/blob/main/colab/why_it_is_exact.ipynb)
 
 # %%
-# Installs jaxspec where it is missing (from the checkout that this lies in, or the package index), and prints what it runs on.
+# Installs jaxspec where it is missing (from the checkout that this lies in, or from git), and prints what it runs on.
 import glob
 import importlib.util
 import os
@@ -13,8 +13,8 @@ import sys
 if importlib.util.find_spec("jaxspec") is None:
     tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     extra = "cuda," if shutil.which("nvidia-smi") else "tpu," if tpu else ""
-    package = f"jaxspec-decoding[{extra}figures]==0.1.0"
-    if os.path.isfile("../pyproject.toml"):  # the checkout that this notebook lies in
+    package = f"jaxspec-decoding[{extra}figures] @ git+https://github.com/jaxspec/jaxspec"
+    if os.path.isfile("../jaxspec/__init__.py"):  # the checkout that this notebook lies in
         package = f"..[{extra}figures]"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 

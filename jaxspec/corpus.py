@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec.files import read_jsonl
+from jaxspec.files import read_jsonl, read_text
 
 if TYPE_CHECKING:
     from jaxspec.base import Model
@@ -44,33 +43,13 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}: expected a .jsonl file or a text file")
     if path.suffix == ".jsonl":
-        texts = list(_field(path, field, tasks))
+        texts = [row[field] for row in read_jsonl(path, field) if not tasks or row.get("task") in tasks]
     else:
-        try:
-            paragraphs = path.read_text(encoding="utf-8").split("\n\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no text: {error}. Expected UTF-8") from None
-        texts = [text.strip("\n") for text in paragraphs]
+        texts = [text.strip("\n") for text in read_text(path).split("\n\n")]
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError(f"{path} has no text" + (f" of the tasks {list(tasks)}" if tasks else ""))
     return texts
-
-
-def _field(path: Path, field: str, tasks: Sequence[str]) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
-            if not (isinstance(row, dict) and isinstance(row.get(field), str)):
-                has = sorted(row) if isinstance(row, dict) else type(row).__name__
-                raise ValueError(f"{path}, line {number} has no text {field!r}: got {has}")
-            if not tasks or row.get("task") in tasks:
-                yield row[field]
 
 
 def token_rows(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec import folders
+from jaxspec import extras, folders, token_ids
 from jaxspec.folders import MANIFEST
 
 FORMAT = 1
@@ -97,8 +97,7 @@ def build(
     try:
         from pydivsufsort import divsufsort  # an extra: searching a datastore needs no sorter
     except ModuleNotFoundError as error:
-        message = f'{error.name} is not installed: pip install "jaxspec-decoding[datastore]" brings it'
-        raise ModuleNotFoundError(message, name=error.name) from error
+        raise ModuleNotFoundError(extras.missing("pydivsufsort", "datastore"), name=error.name) from error
 
     begin = np.array([] if start_token is None else [start_token], np.int64)
     parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
@@ -210,5 +209,4 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def vocabulary_of(tokenizer: Any) -> str:
     """SHA-256 of a tokenizer's tokens in the order of their ids: equal where ids mean the same."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return hashlib.sha256("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256("\0".join(map(str, token_ids.words(tokenizer))).encode("utf-8", "surrogatepass")).hexdigest()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from rich import filesize
 
 try:
     import fcntl
@@ -27,13 +28,16 @@ except ImportError:
 MANIFEST = "manifest.toml"
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-STALE = 24 * 3600  # seconds after which an unfinished folder that nobody has touched is a killed process's
+STALE = 24 * 3600  # seconds after which an unfinished folder is a killed process's, where none can be locked
+YOUNG = 1.0  # seconds: between making a folder and locking it
 LISTED = 8  # of many similar complaints, as many are printed
 
 
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
     """A new folder to write into, which becomes `folder` when the block ends; a failure leaves what was there.
+
+    What a killed process left unfinished is deleted by the next one that writes the same folder.
 
     Raises:
         OSError: the disk is full, by whatever error the block ended.
@@ -48,18 +52,36 @@ def whole(folder: Path) -> Iterator[Path]:
     (['new'], 'text')
     """
     folder = folder.resolve()
-    _sweep(folder)
+    sweep(folder, "partial")
     beside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
     beside.mkdir(parents=True)
+    with in_use(beside):
+        try:
+            with full_disk(folder, "nothing was written"):
+                yield beside
+                put_in_place(beside, folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def full_disk(path: Path, outcome: str) -> Iterator[None]:
+    """Has the error of a disk that is full name what was written, and say what became of it.
+
+    Raises:
+        OSError: the disk is full, by whatever error the block ended.
+
+    >>> with full_disk(Path("model"), "nothing was written"):
+    ...     raise ValueError("RESOURCE_EXHAUSTED: ... No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] the disk is full, and nothing was written: 'model'
+    """
     try:
-        yield beside
-        put_in_place(beside, folder)
+        yield
     except Exception as error:
         if getattr(error, "errno", None) in FULL or "No space left" in str(error):  # libraries have their own errors
-            raise OSError(errno.ENOSPC, "the disk is full, and nothing was written", str(folder)) from error
+            raise OSError(errno.ENOSPC, f"the disk is full, and {outcome}", str(path)) from error
         raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -95,13 +117,13 @@ def no_room(folder: Path, needed: int) -> str:
     """Why so many bytes cannot be written to a folder; empty if there is room.
 
     >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
-    ('', '/ would take 1180591620717.4 GB')
+    ('', '/ would take 1.2 ZB')
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if needed <= free:
         return ""
-    return f"{folder} would take {needed / 1e9:.1f} GB of disk, and {there} has {free / 1e9:.1f} GB left"
+    return f"{folder} would take {filesize.decimal(needed)} of disk, and {there} has {filesize.decimal(free)} left"
 
 
 def put_in_place(new: Path, folder: Path) -> None:
@@ -130,12 +152,48 @@ def recover(folder: Path) -> None:
             _set_aside(folder).rename(folder)
 
 
-def _sweep(folder: Path) -> None:
-    """Deletes what killed processes left unfinished beside a folder; not what another one may be writing just now."""
-    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
-        with contextlib.suppress(OSError):  # another process was faster
-            if time.time() - max(path.stat().st_mtime for path in (left, *left.rglob("*"))) > STALE:
-                shutil.rmtree(left)
+def sweep(path: Path, ending: str) -> None:
+    """Deletes what killed processes left unfinished beside a path; not what another one may be writing just now."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.{ending}"):
+        with contextlib.suppress(OSError), in_use(left, wait=False) as locked:  # another one's, or gone already
+            age = time.time() - max(part.stat().st_mtime for part in (left, *left.rglob("*")))
+            if age > (YOUNG if locked else STALE):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@contextlib.contextmanager
+def in_use(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Locks a folder or a file for this process, as the operating system does, which ends that with the process.
+
+    Args:
+        path: what to lock.
+        wait: until no other process has locked it, such as one that sweeps and looks whether it may.
+
+    Yields:
+        Whether it is locked: not every file system can.
+
+    Raises:
+        BlockingIOError: another process has locked it, and is not waited for.
+    """
+    if fcntl is None:  # Windows has no such locks
+        yield False
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield _lock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    assert fcntl is not None
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        raise
+    except OSError:  # of a file system on a network
+        return False
+    return True
 
 
 def _set_aside(folder: Path) -> Path:

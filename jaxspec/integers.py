@@ -1,15 +1,19 @@
-"""Integers that users give."""
+"""Numbers that users give."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def integer(value: Any, name: str, expected: str) -> int:
     """An integer of any kind as Python's; True and False are none.
 
-    >>> import numpy as np
     >>> integer(np.int64(3), "gamma", "an integer")
     3
     """
@@ -27,3 +31,17 @@ def integers(**values: Any) -> tuple[int, ...]:
     (3, 2)
     """
     return tuple(integer(value, name, "an integer") for name, value in values.items())
+
+
+def number(value: Any, name: str, expected: str) -> float:
+    """A finite real number of any kind as Python's; True and False are none.
+
+    >>> number(np.float32(0.5), "factor", "a finite number")
+    0.5
+    """
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0:
+        real = np.issubdtype(value.dtype, np.integer) or jnp.issubdtype(value.dtype, jnp.floating)
+    if real and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"{name} is {value!r}: expected {expected}")

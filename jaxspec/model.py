@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jaxspec import folders, sharding
+from jaxspec import folders, quiet, sharding, token_ids
 from jaxspec.base import Model
 from jaxspec.nets import net_of
-from jaxspec.trim import trim_vocabulary
+from jaxspec.option_names import check_names
+from jaxspec.trim import draft_tokens, trim_vocabulary, untrimmed
 from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError
 
@@ -27,6 +30,26 @@ HUB_NAMES = (  # models that the hub also finds by the last part of their names,
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
 )
+THEIR_NAMES = {  # of transformers' from_pretrained: ours
+    "device_map": 'mesh, such as mesh="model=8", of so many devices; by default the model lies on the first one',
+    "load_in_8bit": 'dtype="int8"',
+    "model_name": "source, the first argument",
+    "pretrained_model_name_or_path": "source, the first argument",
+    "torch_dtype": 'dtype: "float32", "bfloat16" or "int8"',
+    "tp_plan": 'mesh, such as mesh="model=8"',
+}
+NOT_HERE = {
+    "attn_implementation": "attention is that of jaxspec.nets",
+    "cache_dir": "huggingface_hub has its cache where HF_HOME says",
+    "gguf_file": "give the path of the GGUF file itself as source",
+    "load_in_4bit": 'give dtype="int8", or load a GGUF file',
+    "local_files_only": "set HF_HUB_OFFLINE=1",
+    "low_cpu_mem_usage": "weights are always read one after the other",
+    "quantization_config": 'give dtype="int8", or load a GGUF file',
+    "subfolder": "give the path of the folder itself as source",
+    "token": "set HF_TOKEN, or log in with huggingface_hub",
+    "trust_remote_code": "code that a model brings is never run",
+}
 SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
 SLOWER = "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size float32 is faster"
 _PACKAGE = Path(__file__).resolve().parent
@@ -39,6 +62,7 @@ def load(
     dtype: DTypeLike = "float32",
     mesh: Mesh | str | None = None,
     revision: str | None = None,
+    **others: Any,
 ) -> Model:
     """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
 
@@ -60,6 +84,7 @@ def load(
         mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
             axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
         revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
+        **others: none; those of other libraries are refused with what they are here.
 
     Returns:
         The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
@@ -72,19 +97,18 @@ def load(
         CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
         ValueError: the dtype is none of the three, there is no such mesh, or a revision is given of something that is
             not of the hub.
+        TypeError: the source is no path, or an option is none.
 
     >>> load("debian-t5-base", dtype="float8")
     Traceback (most recent call last):
     ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
     """
-    dtype = _dtype_name(dtype)
-    if dtype not in DTYPES:
-        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(dtype)
-        meant = f". Did you mean {short!r}?" if short else ""
-        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}{meant}")
+    check_names(others, ("dtype", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
+    dtype = dtype_name(dtype)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
     folder, drafted = find(source, revision), None
+    huggingface.refuse_adapter(folder, source)
     form = format_of(folder)
     if form == T5X:
         folder = t5x.find(folder)  # once: a run may add a newer one at any time
@@ -92,7 +116,7 @@ def load(
         name = t5x.name_of(folder)
     elif form == GGUF:
         header = gguf.read(folder)
-        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), folder.stem
+        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), gguf.name_of(folder)
         params, config = gguf.restore(folder, header, dtype, mesh)
     elif form == HUGGING_FACE:
         (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
@@ -101,28 +125,77 @@ def load(
         params, config, manifest = orbax.restore(folder, dtype, mesh)
         tokenizer, name = tokenizer_of(folder), manifest.name
         drafted = orbax.read_draft_tokens(folder, manifest)
-        if len(tokenizer) > config.vocab_size:
+        if (ids := token_ids.size(tokenizer)) > config.vocab_size:
             raise CheckpointError(
-                f"{folder}: the tokenizer has {len(tokenizer)} ids, but the model only {config.vocab_size}: "
+                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}: "
                 "save the checkpoint again, with the tokenizer that the model was trained with"
             )
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
-    made = Model(net_of(config).language_model(config), params, tokenizer, config, name)
+    made = _of_network(config, (), params, tokenizer, name)
     if drafted is None:
         return made
-    made = trim_vocabulary(made, ids=drafted)._replace(name=name)
+    made = _trimmed(made, drafted, name)
     if mesh is None:
         return made
     places = sharding.parameters(made.params, config, mesh)
     return made._replace(params=jax.tree.map(sharding.put, made.params, places))
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that a model can be loaded in.
+
+    Raises:
+        ValueError: it is another one.
+
+    >>> dtype_name(jnp.bfloat16)
+    'bfloat16'
+    """
     try:
-        return dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+        name = dtype if isinstance(dtype, str) else str(None) if dtype is None else jnp.dtype(dtype).name
     except TypeError:  # another library's
-        return str(dtype)
+        name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
+        meant = f". Did you mean {short!r}?" if short else ""
+        raise ValueError(f"dtype is {name!r}, expected one of {DTYPES}{meant}")
+    return name
+
+
+def _pickled(model: Model) -> tuple[Any, ...]:
+    """A model as pickle stores it: its values, and the configuration that its functions are made of anew.
+
+    Raises:
+        TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
+            functions themselves, and so any model.
+    """
+    lm = model.lm
+    if draft_tokens(model) is not None:
+        return _trimmed, (untrimmed(model), draft_tokens(model), model.name)
+    try:
+        rebuilt = net_of(model.config).language_model(model.config, lm.taps)
+    except TypeError:
+        rebuilt = None
+    if rebuilt == lm:
+        return _of_network, (model.config, lm.taps, model.params, model.tokenizer, model.name)
+    if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
+        return Model, tuple(model)
+    raise TypeError(
+        f"{model.name or 'this model'} does not pickle, as its functions are not those of its configuration alone: "
+        "send what it is made of (a model of jaxspec.load pickles, as does what it takes: a name, a folder), and make "
+        "it there"
+    )
+
+
+def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
+    return Model(net_of(config).language_model(config, taps), params, tokenizer, config, name)
+
+
+def _trimmed(model: Model, ids: Any, name: str) -> Model:
+    return trim_vocabulary(model, ids=ids)._replace(name=name)
+
+
+copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:
@@ -230,9 +303,10 @@ def _choices() -> str:
 
 def tokenizer_of(folder: Path) -> Any:
     """The tokenizer of a checkpoint."""
+    quiet.import_transformers()
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / orbax.TOKENIZER[0]).is_file():
         return huggingface.tokenizer(folder)
     # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return huggingface.read_tokenizer(PreTrainedTokenizerFast, folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.draft_heads import KINDS
+from jaxspec.files import read_text
 from jaxspec.nets import CONFIGS
 from jaxspec.strict_tables import RecipeError, build
 
@@ -26,7 +27,7 @@ class Data:
         shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
         tasks: which of the file's tasks to use (empty for a language model).
         repeat: how often each of the tasks counts in an epoch (empty: once each).
-        also: more files of pairs to train on; one that is named n times counts n times.
+        also: more files to train on; one that is named n times counts n times.
     """
 
     train: str
@@ -36,6 +37,25 @@ class Data:
     tasks: tuple[str, ...] = ()
     repeat: tuple[int, ...] = ()
     also: tuple[str, ...] = ()
+
+
+def check_data(data: Data, encoder: bool) -> None:
+    """Refuses data that are not those of the model's kind, with an encoder or without.
+
+    Raises:
+        RecipeError: a key that the kind has no use for, or lacks.
+    """
+    if encoder and not data.tasks:
+        raise RecipeError("data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's")
+    if not encoder and data.tasks:
+        raise RecipeError(
+            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts, which have no tasks; leave it out"
+        )
+    if data.repeat and len(data.repeat) != max(1, len(data.tasks)):
+        raise RecipeError(f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}")
+    if odd := [shape for shape in data.shapes if (shape[0] > 0) != encoder]:
+        expected = "[source, target] with a source" if encoder else "[0, target]: a decoder-only model reads no source"
+        raise RecipeError(f"data.shapes has {list(odd[0])}: expected {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +96,8 @@ class Train:
         if self.steps < 1 or self.batch_tokens < 1:
             got = f"{self.steps}, {self.batch_tokens}"
             raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
+        if not 0 <= self.seed < 2**32:
+            raise RecipeError(f"train.seed is {self.seed}: expected 0 to {2**32 - 1}, the seeds that a key tells apart")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +135,7 @@ class Distil:
 
     def __post_init__(self):
         _check_divergence("distil", self.divergence)
+        _check_answers("distil", self)
         if not 0 <= self.weight <= 1:
             raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
         if not 0 <= self.own <= 1 or (self.own and self.weight < 1):
@@ -132,6 +155,16 @@ def decoder_layers(config: Any) -> int:
 def _check_divergence(where: str, name: str) -> None:
     if name not in DIVERGENCES:
         raise RecipeError(f"{where}.divergence is {name!r}: expected one of {', '.join(DIVERGENCES)}")
+
+
+def _check_answers(where: str, options: Distil | Learn) -> None:
+    """Refuses keys that say how inputs are answered, where none are."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in ("temperatures", "texts"):
+        if not options.answers and getattr(options, name) != defaults[name]:
+            raise RecipeError(
+                f"{where}.{name} is {getattr(options, name)!r} without {where}.answers, of which it is: expected both"
+            )
 
 
 CURRICULA = ("rotating", "gradual")
@@ -179,6 +212,7 @@ class Recipe:
     def __post_init__(self):
         if not self.data.tokenizer:
             raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
+        check_data(self.data, self.family == "t5")
         if self.early_exit is None:
             return
         if (layers := decoder_layers(self.model)) < 3:
@@ -223,6 +257,7 @@ class Learn:
 
     def __post_init__(self):
         _check_divergence("learn", self.divergence)
+        _check_answers("learn", self)
         for name in ("stride", "chunk", "prompt"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected at least 1")
@@ -326,9 +361,10 @@ def load(path: str | Path) -> AnyRecipe:
             meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(known)}"
             raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
         path = known[str(path)]
+    text = read_text(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     return parse(table, str(path))
 

@@ -57,7 +57,7 @@ class Round(NamedTuple):
 
 
 def size_of(drafter: Drafter, gamma: int) -> TreeSize:
-    """Nodes and depth of a drafter's drafts: of a chain, gamma, but no more than it ever drafts."""
+    """Nodes and depth of a drafter's drafts: of a chain, gamma, but no more than it ever drafts. 0: plain decoding."""
     if drafter.tree is not None:
         return drafter.tree
     longest = gamma if drafter.longest is None else min(gamma, drafter.longest)
@@ -124,7 +124,7 @@ def speculate(
         forward, cache, distribution = verify(forward_over, cache, jnp.max(draft.length), widths)
     with jax.named_scope("accept"):
         verdict = rule.verify(context.keys, row.length, draft, distribution)
-        _check_verdict(verdict, rule, row.length.shape)
+        _check_verdict(verdict, rule, draft)
     with jax.named_scope("commit"):
         tokens = committed_tokens(draft, verdict, depth)
         if verdict.path is not None and target.select is not None:
@@ -197,15 +197,24 @@ def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
         raise ValueError(f"the drafter proposed {width} tokens a row: expected {nodes}, some of which may be padding")
 
 
-def _check_verdict(verdict: Verdict, rule: Rule, shape: tuple[int, ...]) -> None:
+def _check_verdict(verdict: Verdict, rule: Rule, draft: Draft) -> None:
     """Refuses what no rule may return."""
     if not isinstance(verdict, Verdict):
         raise TypeError(f"the rule {rule.name} returned type {type(verdict).__name__}: expected a base.Verdict")
-    for name in ("num_accepted", "next_token", "num_tested"):
+    if (verdict.path is None) != (draft.parent is None):
+        draft_kind, expected = ("a chain", "None") if draft.parent is None else ("a tree", "the numbers of its nodes")
+        got = "no path" if verdict.path is None else "a path"
+        raise ValueError(
+            f"the rule {rule.name} returned {got} for {draft_kind}: expected Verdict.path to be {expected}, as "
+            "base.Verdict has it"
+        )
+    rows, nodes = draft.length.shape, draft.tokens.shape
+    shapes = {"num_accepted": rows, "next_token": rows, "num_tested": rows}
+    for name, shape in (shapes if draft.parent is None else shapes | {"path": nodes}).items():
         x = getattr(verdict, name)
         if jnp.shape(x) != shape or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-            found = f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}"
-            raise ValueError(f"the rule {rule.name} returned {name} of {found}: expected integers of shape {shape}")
+            got = f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}"
+            raise ValueError(f"the rule {rule.name} returned {name} of {got}: expected integers of shape {shape}")
 
 
 class Verification(NamedTuple):

@@ -60,6 +60,7 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
         devices: by default all there are, those of other processes included.
 
     Raises:
+        TypeError: it is neither text nor a mesh.
         ValueError: the description cannot be read, there are too few devices, or the mesh has other axes.
 
     >>> dict(mesh("model=1").shape)
@@ -71,6 +72,8 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     if isinstance(axes, Mesh):
         _check(axes)
         return Mesh(axes.devices, axes.axis_names, (AxisType.Auto,) * len(axes.axis_names))
+    if not isinstance(axes, str):
+        raise TypeError(f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh")
     sizes = {DATA: 1, MODEL: 1}
     given = [part.strip().partition("=") for part in axes.split(",")]
     names = [name for name, _, _ in given]

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from jaxspec import token_ids
 from jaxspec.base import Model
 from jaxspec.vocabulary_map import NONE, check_model, map_vocabulary
 
@@ -112,7 +113,7 @@ def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> 
 def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of every token that is not special."""
     special, letters = set(tokenizer.all_special_ids), _byte_letters()
-    words = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
+    words = token_ids.words(tokenizer)[:size]
     # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
     byte_level = not any(word and SPACE in word for word in words) and any(word and "Ġ" in word for word in words)
     for index, word in enumerate(words):
@@ -126,7 +127,7 @@ def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
             yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
 
 
-@functools.cache
+@functools.lru_cache
 def _byte_letters() -> dict[str, int]:
     """The letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxspec import nets
+from jaxspec import nets, token_ids
 from jaxspec.base import Model
 from jaxspec.vocabulary_map import MappedParams, check_model, with_head
 
@@ -105,9 +105,7 @@ def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -
     vocab = model.lm.vocab_size
     if (ids is None) == (size is None and counts is None):
         raise ValueError("trim_vocabulary takes ids, or size and counts (one or both)")
-    ends = list(getattr(model.config, "end_tokens", ()))
-    if model.tokenizer is not None and model.tokenizer.eos_token_id is not None:
-        ends.append(model.tokenizer.eos_token_id)
+    ends = [token for token in token_ids.ends(model) if token < vocab]
     if ids is not None:
         chosen = np.asarray(ids)
         if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or chosen.size == 0:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxspec.model as models
+from jaxspec import token_ids
 from jaxspec.weights import gguf, gguf_tokenizer, huggingface, orbax, t5x
 from jaxspec.weights.orbax import CheckpointError
 
@@ -62,8 +63,10 @@ def load(source: str | Path) -> Vocabulary:
         expected = ", ".join(huggingface.TOKENIZER_FILES)
         where = "in it, or in its run's folder" if form == models.T5X else "in it"
         raise CheckpointError(f"{folder} has no tokenizer: expected one of {expected} {where}")
-    if len(tokenizer) > config.vocab_size:
-        raise CheckpointError(f"{folder}: the tokenizer has {len(tokenizer)} ids, the model only {config.vocab_size}")
+    if (ids := token_ids.size(tokenizer)) > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
+        )
     return Vocabulary(folder, tokenizer, config.vocab_size, getattr(config, "start_token", None))
 
 

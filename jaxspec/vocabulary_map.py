@@ -174,7 +174,7 @@ def _table(rows: Sequence[Sequence[int]], vocab_size: int, own: int) -> tuple[np
     return table, count
 
 
-@functools.cache
+@functools.lru_cache
 def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
     """The pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
     inner_head = lm.head if head is None else head
@@ -222,7 +222,7 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
     return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=own, layers=None, encoder=encoder)
 
 
-@functools.cache
+@functools.lru_cache
 def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
     """The pure functions of a model that reads some of the target's tokens as several, after `lead` of its own."""
     encoder = lm.start_token is not None

@@ -1,6 +1,7 @@
 """What tests of more than one package share."""
 
 import html.parser
+import shutil
 
 import jax
 import numpy as np
@@ -19,12 +20,22 @@ class Bytes:
 
     end = 256
 
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        assert skip_special_tokens and not clean_up_tokenization_spaces
         return bytes(token for token in tokens if token != self.end).decode("utf-8", errors="replace")
 
     def convert_ids_to_tokens(self, token):
         return "<end>" if token == self.end else f"<{token}>"
+
+
+@pytest.fixture(scope="session")
+def chromium_command():
+    """A Chromium or Chrome, and the flags that keep it quiet and off the network: the beginning of a command."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no Chromium or Chrome on the PATH")
+    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    return [path, "--no-sandbox", "--disable-gpu", *quiet, "--disable-sync"]
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ def test_a_field_of_some_tasks(lines):
     [
         ("none.txt", None, {}, "no text at .*none.txt: expected a .jsonl file or a text file"),
         ("empty.txt", b"\n\n \n", {}, "empty.txt has no text$"),
-        ("bytes.txt", b"\xff\xfe", {}, "bytes.txt is no text: .* Expected UTF-8"),
-        ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl, line 2 is no JSON"),
-        ("rows.jsonl", b'{"a": 1}\n', {"field": "a"}, r"line 1 has no text 'a': got \['a'\]"),
-        ("rows.jsonl", b"[1]\n", {}, "line 1 has no text 'text': got list"),
+        ("bytes.txt", b"\xff\xfe", {}, "bytes.txt is not UTF-8 text but UTF-16: save it as UTF-8"),
+        ("rows.jsonl", b'{"a": "x"}\n{"a"', {"field": "a"}, "rows.jsonl: line 2 is no JSON"),
+        ("rows.jsonl", b'{"a": 1}\n', {"field": "a"}, r"""line 1 has 'a': 1: expected {"a": "..."}"""),
+        ("rows.jsonl", b"[1]\n", {}, r"""line 1 is \[1\]: expected {"text": "..."}"""),
         ("rows.jsonl", b'{"text": "x"}\n', {"tasks": ["z"]}, r"has no text of the tasks \['z'\]"),
     ],
 )

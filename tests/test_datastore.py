@@ -5,6 +5,7 @@ import pytest
 
 from jaxspec import datastore
 from jaxspec.datastore import DatastoreError
+from jaxspec.testing import word_tokenizer
 
 ROWS = [[5, 1, 300, 1], [1, 300], [2], [1, 300, 1, 300, 1]]
 
@@ -102,3 +103,9 @@ def test_what_is_damaged_is_refused(folder, file, old, new, said):
         path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(DatastoreError, match=said):
         datastore.load(folder)
+
+
+def test_a_vocabulary_is_all_of_its_ids():
+    """Also of those above the number of tokens, where ids between them have none."""
+    some, other = (word_tokenizer({"<unk>": 0, "</s>": 1, word: 9}) for word in ("dog", "cat"))
+    assert datastore.vocabulary_of(some) != datastore.vocabulary_of(other)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import math
 import os
 import pkgutil
 import re
@@ -20,6 +21,7 @@ from typing import TypeVar
 
 import jax
 import pytest
+import safetensors
 import typer.main
 from typer.testing import CliRunner
 
@@ -27,10 +29,13 @@ import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
 from jaxspec.model import shipped
+from jaxspec.nets import t5
+from jaxspec.weights import orbax
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))] if README.is_file() else []
+MINUTES = re.compile(r"\b([\d.]+) minutes")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = typer.main.get_command(app)
 CHEAP = "jaxspec plan --alpha"  # needs no model: run, and compared with what the page shows
@@ -133,24 +138,138 @@ def public_names(module: ModuleType) -> list[str]:
     return [name for name, x in own.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
 
 
-@pytest.mark.slow
-def test_pages_build_with_every_public_name(tmp_path: Path):
+def tables_of_source(text: str) -> list[int]:
+    """How many rows each table has: after each line |---|, the lines that begin with |."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [len(rows.splitlines()) for rows in re.findall(r"^\|[-:| ]*-[-:| ]*\|\n((?:\|.*\n?)*)", prose, re.MULTILINE)]
+
+
+def tables_of_html(html: str) -> list[int]:
+    """How many rows each <table> has below its heads."""
+    return [body.count("<tr>") for body in re.findall(r"<table>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*/README.md"))], ids=name_of)
+def test_tables_of_a_page_are_tables(page: Path):
+    markdown = pytest.importorskip("markdown", reason='pip install -e ".[docs]" brings it')
+    text = page.read_text("utf-8")
+    assert tables_of_html(markdown.markdown(text, extensions=["tables", "fenced_code"])) == tables_of_source(text)
+
+
+def parameters_of(name: str) -> int | None:
+    """How many a shipped model or drafter has, as its files say; None of one that is not shipped."""
+    if name in shipped():
+        return orbax.read_manifest(shipped()[name]).parameters
+    tensors = ROOT / "checkpoints" / name / "model.safetensors"
+    if not tensors.is_file():
+        return None
+    with safetensors.safe_open(tensors, "np") as file:
+        return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+
+
+@pytest.mark.parametrize("page", [ROOT / "models" / "README.md", ROOT / "checkpoints" / "README.md"], ids=name_of)
+def test_tables_of_models_say_what_manifests_and_recipes_say(page: Path):
+    checked = set()
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
+        heads, _, *rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()]
+        for cells in rows if "parameters" in heads else ():
+            row = dict(zip(heads, cells, strict=True))
+            names = re.findall(r"`([\w-]+)`", cells[0])
+            for name, cell in zip(names, re.sub(r"\(.*?\)", "", row["parameters"]).split(", "), strict=True):
+                if (number := parameters_of(name)) is not None:
+                    assert cell.strip() in (f"{number:,}", f"{number / 1e6:.1f}M"), name
+                    checked.add(name)
+            for name in names:
+                header = (ROOT / "models" / f"{name}.toml").read_text("utf-8").partition("\nname = ")[0]
+                times = {time for head in heads if head.startswith("trained") for time in MINUTES.findall(row[head])}
+                assert times <= set(MINUTES.findall(header)), name
+                if re.match(r"\d", loss := row.get("held-out loss", "")):
+                    assert loss == f"{orbax.read_manifest(shipped()[name]).about['heldout_loss']:.2f}", name
+    assert {"debian-t5-large", "debian-t5-draft", "debian-gpt-eagle"} <= checked
+
+
+def test_parameters_in_the_text_of_pages_are_the_manifests():
+    checked = set()
+    for page in [*PAGES, *sorted((ROOT / "colab").glob("*.ipynb"))]:
+        text = page.read_text("utf-8")
+        named = re.findall(r"(debian-[\w-]+)[`\")]+ +[(#] ?([\d.]+)M", text)
+        for name, number in named + re.findall(r"(debian-[\w-]+): ([\d.]+) million parameters", text):
+            assert number == f"{(parameters_of(name) or 0) / 1e6:.1f}", f"{name_of(page)}: {name}"
+            checked.add((page.suffix, name))
+    assert {(suffix, f"debian-t5-{part}") for suffix in (".md", ".ipynb") for part in ("large", "draft")} <= checked
+
+
+def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
+    manifest = orbax.read_manifest(shipped()["debian-t5-draft"])
+    parts = jax.eval_shape(lambda: t5.init(manifest.model, jax.random.key(0)))
+    theirs = sum(x.size for x in jax.tree.leaves(t5.encoder_params(parts)))
+    own = manifest.parameters - theirs
+    for page, words in {
+        "README.md": f"{own / 1e6:.0f}M of its own",
+        "checkpoints/README.md": f"({own:,} its own)",
+        "docs/index.md": f"{theirs / 1e6:.1f}M of them the target's",
+        "docs/models.md": f"the encoder and the embedding, {theirs / 1e6:.1f}M, are its target's",
+        "models/debian-t5-draft.toml": f"{own / 1e6:.1f}M parameters",
+    }.items():
+        assert words in " ".join((ROOT / page).read_text("utf-8").split()), page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built."""
     for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(needed, reason='pip install -e ".[docs]" brings it')
-    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path))
+    folder = tmp_path_factory.mktemp("site")
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder))
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement of the theme's
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
 
+
+@pytest.mark.slow
+def test_tables_are_tables_in_the_built_site(site: Path):
+    for page in sorted(DOCS.rglob("*.md")):
+        if expected := tables_of_source(page.read_text("utf-8")):
+            folder = page.relative_to(DOCS).with_suffix("")
+            html = (site / (folder if folder.name != "index" else folder.parent) / "index.html").read_text("utf-8")
+            assert tables_of_html(html) == expected, name_of(page)
+
+
+PROBE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const wider = x => x.scrollWidth > x.clientWidth + 1, scrolls = x => getComputedStyle(x).overflowX == "auto"
+  const cut = [...document.querySelectorAll(".md-content pre > code")].filter(wider)
+  const tables = [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  cut.push(...tables.filter(x => wider(x) && !scrolls(x)))
+  document.body.dataset.seen = `${cut.length} of ${tables.length}, ${tables.filter(wider).length} scroll`
+}, 500))</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "scrolling"), [("results", 0), ("results_more", 4), ("choosing", 0)])
+def test_wide_tables_and_code_are_not_cut(page: str, scrolling: int, site: Path, chromium_command: list[str]):
+    """In a window of 1,300 pixels code is wrapped and tables fit; those of some twenty columns scroll."""
+    source = site / page / "index.html"
+    probed = source.with_name("probed.html")
+    probed.write_text(source.read_text("utf-8").replace("</body>", PROBE), "utf-8")
+    command = [*chromium_command, "--headless", "--window-size=1300,900", "--virtual-time-budget=4000", "--dump-dom"]
+    dom = subprocess.run([*command, probed.as_uri()], capture_output=True, text=True, timeout=60).stdout
+    seen = re.search(r'data-seen="(\d+) of (\d+), (\d+) scroll"', dom)
+    assert seen is not None and int(seen[1]) == 0 < int(seen[2]) and int(seen[3]) <= scrolling
+
+
+@pytest.mark.slow
+def test_pages_build_with_every_public_name(site: Path):
     loaded = re.findall(
-        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (tmp_path / "index.html").read_text("utf-8")
+        r'<(?:(?:script|img)[^>]* src|link[^>]* href)="([^"]*)', (site / "index.html").read_text("utf-8")
     )
     assert loaded and not [address for address in loaded if "//" in address], "a reader's browser should fetch nothing"
 
-    reference = [page.read_text("utf-8") for page in (tmp_path / "reference").rglob("*.html")]
+    reference = [page.read_text("utf-8") for page in (site / "reference").rglob("*.html")]
     assert reference and not [page for page in reference if "<blockquote>" in page], "an example that is no code"
 
-    raw = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
+    raw = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # what other projects' pages link with
     entries = [line.split() for line in zlib.decompress(raw).decode().splitlines()]
     listed = {name for name, kind, *_ in entries if kind != "py:module"}
     missing = [

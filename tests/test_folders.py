@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import jaxspec
-from jaxspec import datastore, folders
+from jaxspec import datastore, files, folders
 from jaxspec.weights import huggingface
 from jaxspec.weights.orbax import CheckpointError
 
@@ -35,7 +35,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     model = jaxspec.load("debian-t5-small")
-    with pytest.raises(CheckpointError, match=r"new would take 0\.0 GB of disk, and .* has 0\.0 GB left"):
+    with pytest.raises(CheckpointError, match=r"new would take \d+\.\d MB of disk, and .* has 1\.0 kB left"):
         huggingface.save(model, tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -68,7 +68,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from jaxspec import datastore, folders
+from jaxspec import datastore, files, folders
 
 left = int(sys.argv[2])
 
@@ -109,17 +109,59 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
 
 
-def test_what_a_kill_left_unfinished_goes_when_it_is_a_day_old(tmp_path):
-    """The next write sweeps it; what may be another process's work stays."""
-    old, young, other = (tmp_path / f".{name}.partial" for name in ("st[o]re.1", "st[o]re.2", "else.1"))
-    for left in (old, young, other):
+KILLED_WRITING = """
+import os, sys
+from pathlib import Path
+from jaxspec import files, folders
+
+print("begun", flush=True)
+with getattr({"folder": folders, "file": files}[sys.argv[2]], "whole")(Path(sys.argv[1])) as beside:
+    print("made", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_a_killed_process_left_unfinished_goes_with_the_next_write(tmp_path, kind):
+    """What a living one is writing stays."""
+    path, whole = tmp_path / "st[o]re", {"folder": folders.whole, "file": files.whole}[kind]
+    command, environment = (
+        [sys.executable, "-c", KILLED_WRITING],
+        {"PYTHONPATH": str(Path(folders.__file__).parents[1])},
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    def unfinished():
+        return [left for left in tmp_path.iterdir() if left.name.startswith(".st[o]re.")]
+
+    def write():
+        for left in unfinished():
+            os.utime(left, (0, 0))  # none is so young that its process may not have locked it yet
+        with whole(path) as beside:
+            (beside / "part" if kind == "folder" else beside).write_text("text")
+
+    with subprocess.Popen([*command, str(path), kind], env=environment, **pipes) as other:
+        assert other.stdout.read(11) == b"begun\nmade\n"
+        write()
+        assert len(unfinished()) == 1
+        other.kill()
+    assert len(unfinished()) == 1
+    (tmp_path / ".else.1.partial").mkdir()
+    write()
+    assert {left.name for left in tmp_path.iterdir()} == {"st[o]re", ".else.1.partial"}
+
+
+def test_where_nothing_can_be_locked_a_day_is_waited(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "fcntl", None)
+    old, young = (tmp_path / f".store.{name}.partial" for name in ("1", "2"))
+    for left in (old, young):
         left.mkdir()
         (left / "file").touch()
-    for path in (old, old / "file", young, other, other / "file"):
+    for path in (old, old / "file", young):
         os.utime(path, (0, 0))
-    with folders.whole(tmp_path / "st[o]re") as beside:
+    with folders.whole(tmp_path / "store") as beside:
         (beside / "file").touch()
-    assert {path.name for path in tmp_path.iterdir()} == {"st[o]re", young.name, other.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"store", young.name}
 
 
 def test_readers_find_what_a_kill_left_aside(tmp_path):

@@ -2,7 +2,11 @@
 
 import dataclasses
 import functools
+import os
+import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -11,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import drafters, folders, load_drafter, model, trim
+from jaxspec import drafters, folders, generate, load_drafter, model, trim, with_taps
 from jaxspec.base import Prompt
 from jaxspec.cli import names
 from jaxspec.cli.main import app
@@ -19,8 +23,8 @@ from jaxspec.model import Model, load, shipped
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.testing import word_tokenizer
-from jaxspec.weights import int8, orbax, parameters
+from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.weights import huggingface, int8, orbax, parameters
 from jaxspec.weights.orbax import CheckpointError
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
@@ -279,5 +283,108 @@ def test_a_folder_without_a_manifest(tmp_path):
 def test_a_tokenizer_with_more_ids_than_the_model(folder, tmp_path):
     small = GPTConfig(8, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)
     save_model(tmp_path / "small", gpt, small, "gpt", folder / "tiny-gpt")
-    with pytest.raises(CheckpointError, match="the tokenizer has 10 ids, but the model only 8"):
+    with pytest.raises(CheckpointError, match="the tokenizer has ids up to 9, but the model only up to 7"):
         load(tmp_path / "small")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(torch_dtype="auto"), "no option 'torch_dtype': it is called dtype"),
+        (dict(device_map="auto"), "no option 'device_map': it is called mesh, such as mesh=\"model=8\""),
+        (dict(trust_remote_code=True), "no option 'trust_remote_code': code that a model brings is never run"),
+        (dict(revison="v2"), r"no option 'revison': did you mean revision\?"),
+        (dict(dtype=None), "dtype is 'None', expected one of"),
+        (dict(mesh=2), "the mesh is 2: expected sizes such as 'data=2,model=4'"),
+    ],
+)
+def test_options_of_other_libraries_are_told_what_they_are_here(folder, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        load(folder / "tiny-gpt", **options)
+
+
+def test_a_dtype_may_be_another_librarys(folder):
+    class Dtype:
+        def __str__(self):
+            return "torch.bfloat16"
+
+    assert load(folder / "tiny-gpt", dtype=Dtype()).params["embedding"]["embedding"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("config", [None, "{}"], ids=["alone", "beside a config.json"])
+def test_an_adapter_is_no_model(tmp_path, config):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/llama"}')
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=r"is an adapter \(LORA, .*\) of some/llama, not a model: merge it into"):
+        load(tmp_path)
+
+
+def test_models_pickle(folder):
+    """As multiprocessing sends them: functions are made anew, and are those that this process has."""
+    whole = load(folder / "tiny-t5")
+    tapped = with_taps(load(folder / "tiny-gpt", dtype="int8"), [0])
+    for loaded in (whole, tapped, trim.trim_vocabulary(whole, ids=[1, 4, 5])):
+        again = pickle.loads(pickle.dumps(loaded))
+        assert again.name == loaded.name and again.config == loaded.config
+        assert (again.lm == loaded.lm) or trim.draft_tokens(again).tolist() == [1, 4, 5]
+        assert jax.tree.structure(again.params) == jax.tree.structure(loaded.params)
+        jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+        assert again.tokenizer("the old dog")["input_ids"] == loaded.tokenizer("the old dog")["input_ids"]
+
+
+def test_a_model_of_other_functions_says_what_to_send():
+    table = table_model(jax.random.key(0), 5)
+    with pytest.raises(TypeError, match=r"table-5 does not pickle, .*: send what it is made of"):
+        pickle.dumps(table)
+    by_value = pytest.importorskip("cloudpickle")  # ray's way, which stores functions
+    assert pickle.loads(by_value.dumps(table)).lm.vocab_size == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(layers=2), "layers_1/attention/key/bias is unexpected, .*, and 13 more"),
+        (
+            dict(dim=8),
+            r"embedding/embedding is \[16, 8\], expected \[16, 16\], layers_0/attention/key/bias is \[8\], ex",
+        ),
+        (dict(vocab_size=24), r"embedding/embedding is \[24, 16\], expected \[16, 16\]\. A model's lm, params and"),
+    ],
+)
+def test_parameters_of_another_network_are_named(change, message):
+    other = dataclasses.replace(GPT, **change)
+    wrong = Model(gpt.language_model(GPT), gpt.init(other, jax.random.key(0)), config=GPT)
+    with pytest.raises(ValueError, match=message):
+        generate(wrong, PROMPT, max_new_tokens=2)
+
+
+def test_parameters_that_are_none_are_named():
+    for net, config in ((t5, T5), (gpt, GPT)):
+        with pytest.raises(ValueError, match=r"the parameters are not those of the model's network: .* is missing"):
+            generate(Model(net.language_model(config), None, config=config), PROMPT, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "tokenizer.json is damaged, Expecting value"),
+        ("[]", "tokenizer.json is damaged, it is of type list, expected an object; copy or download it again"),
+        ("{}", "tokenizer.json lacks its model or its added_tokens"),
+    ],
+)
+def test_a_broken_tokenizer_is_named(tmp_path, text, message):
+    (tmp_path / "tokenizer.json").write_text(text)
+    for read in (huggingface.tokenizer, model.tokenizer_of):
+        with pytest.raises(CheckpointError, match=message):
+            read(tmp_path)
+
+
+def test_transformers_without_torch_gives_no_advice():
+    """In a process of its own, whose transformers finds no PyTorch; other lines are logged as ever."""
+    script = Path(__file__).parent / "scripts" / "without_torch.py"
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMERS_")
+    }  # as a user has it
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "imported\n" and "PyTorch" not in done.stderr and "another line" in done.stderr

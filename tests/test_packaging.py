@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,55 +22,64 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-CORE = {"base", "integers", "noise", "tree", "cache", "buffers", "warp"}
+CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "programs", "option_names", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
-TEXTS = {"corpus", "datastore", "folders", "files", "progress"}
+TEXTS = {"corpus", "datastore", "extras", "folders", "files", "progress"}
 MODELS = {"nets", "families", "strict_tables", "draft_heads", "recipes", "weights", "model", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
     "base": set(),
     "integers": set(),
+    "token_ids": {"base"},
     "tree": set(),
     "noise": {"base"},
     "cache": {"tree"},
     "buffers": {"base"},
-    "warp": {"base", "noise"},
+    "programs": set(),
+    "option_names": set(),
+    "quiet": set(),
+    "warp": {"base", "noise", "token_ids", "integers"},
     "trace": set(),
     "accept": CORE,
+    "extras": set(),
     "folders": set(),
-    "files": set(),
+    "files": {"folders"},
     "progress": set(),
     "corpus": {"base", "files"},
-    "datastore": {"folders"},
+    "datastore": {"folders", "token_ids", "extras"},
     "rounds": CORE | {"accept"},
     "drafters": CORE | {"accept", "rounds", "corpus", "datastore"},  # one may be a speculative decoder itself
     "policies": {"base", "tree"},
     "execution": CORE | {"accept"},
     "decode": CORE | {"accept", "rounds", "drafters", "policies", "trace", "sharding"},
-    "testing": DECODING | {"execution"},
+    "testing": DECODING | {"execution", "quiet"},
     "nets": CORE | {"drafters"},  # n-gram tables are a family of models
     "sharding": CORE,
     "families": {"nets"},
     "strict_tables": set(),
-    "recipes": {"nets", "draft_heads", "strict_tables"},
-    "weights": CORE | {"nets", "families", "strict_tables", "sharding", "drafters", "folders"},
-    "model": CORE | {"nets", "weights", "sharding", "folders", "trim"},
+    "recipes": {"nets", "draft_heads", "strict_tables", "files"},
+    "weights": CORE | {"nets", "families", "strict_tables", "sharding", "drafters", "folders", "extras", "quiet"},
+    "model": CORE | {"nets", "weights", "sharding", "folders", "trim", "quiet"},
     "draft_heads": DECODING | {"nets", "families", "weights", "model", "sharding", "folders", "trim"},
-    "vocabulary": {"model", "weights"},
+    "vocabulary": {"model", "token_ids", "weights"},
     "vocabulary_map": CORE,
     "trim": CORE | {"nets", "vocabulary_map"},  # the head of a network of ours
-    "shared_vocabulary": {"base", "vocabulary_map"},
-    "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door"},
+    "shared_vocabulary": {"base", "token_ids", "vocabulary_map"},
+    "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door", "extras"},
     "front door": DECODING | MODELS | {"execution", "sharding"},  # see `FRONT_DOORS`
-    "analysis": DECODING | MODELS | {"sharding", "training", "front door", "corpus", "files", "progress", "testing"},
+    "analysis": DECODING
+    | MODELS
+    | {"sharding", "training", "front door", "testing"}
+    | {"corpus", "extras", "files", "progress"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "warp", "sharding", "accept", "rounds", "drafters", "policies"),
-    "decode",
-    *("execution", "vocabulary_map", "shared_vocabulary", "folders", "files", "progress", "corpus", "datastore"),
+    *("base", "noise", "tree", "cache", "buffers", "programs", "integers", "option_names", "quiet", "warp", "sharding"),
+    *("accept", "rounds", "drafters", "policies", "decode", "execution"),
+    *("token_ids", "vocabulary_map", "shared_vocabulary", "extras", "folders", "files", "progress"),
+    *("corpus", "datastore"),
 )
 
 
@@ -121,6 +132,17 @@ def test_packages_import_only_what_lies_below_them():
         if wrong:
             upwards[str(file.relative_to(PACKAGE))] = sorted(wrong)
     assert upwards == {}
+
+
+def test_hints_name_extras_that_a_checkout_has():
+    named = set()
+    for file in PACKAGE.rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        assert "jaxspec-decoding[" not in source, f"{file.name}: that name is not on the package index"
+        named |= set(re.findall(r'pip install "\.\[(\w+)\]"', source))
+        named |= set(re.findall(r'extras\.missing\(.*, "(\w+)"\)', source))
+    extras = importlib.metadata.metadata("jaxspec-decoding").get_all("Provides-Extra") or []
+    assert {"datastore", "figures", "gguf", "train"} <= named <= set(extras)
 
 
 def test_types_have_one_address():

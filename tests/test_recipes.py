@@ -14,6 +14,12 @@ TABLE = {
     "train": dict(steps=2, batch_tokens=16, learning_rate=1),
 }
 
+PAIRS = TABLE | {
+    "family": "t5",
+    "model": dict(vocab_size=32, dim=8, ff_dim=8, head_dim=4, encoder_layers=1, decoder_layers=1, heads=2),
+    "data": TABLE["data"] | {"shapes": [[8, 8]], "tasks": ["translation"]},
+}
+
 COUNTED = {
     "name": "tiny",
     "family": "ngram",
@@ -56,6 +62,16 @@ def test_a_whole_number_will_do_for_a_float():
         ),
         (changed("train", dtype="float16"), "train.dtype is 'float16'"),
         (changed("train", average=1.0), "train.average is 1.0"),
+        (changed("data", tasks=["translation"]), r"data.tasks is \['translation'\]: a decoder-only model learns texts"),
+        (changed("data", repeat=[2, 1]), r"data.repeat is \[2, 1\]: expected a number for each"),
+        (changed("data", shapes=[[0, 8], [4, 8]]), r"data.shapes has \[4, 8\]: expected \[0, target\]"),
+        (PAIRS | {"data": PAIRS["data"] | {"tasks": []}}, "data.tasks is empty: an encoder-decoder learns tasks"),
+        (
+            PAIRS | {"data": PAIRS["data"] | {"shapes": [[0, 8]]}},
+            r"data.shapes has \[0, 8\]: expected \[source, target",
+        ),
+        (TABLE | {"distil": dict(teacher="x", texts=2)}, "distil.texts is 2 without distil.answers"),
+        (TABLE | {"distil": dict(teacher="x", temperatures=[1.0])}, r"distil.temperatures is \(1.0,\) without"),
         (TABLE | {"model": 3}, "must be a table"),
         (COUNTED | {"train": TABLE["train"]}, "unknown key 'train'"),
         (COUNTED | {"tables": dict(target="a", order=2, leest=1)}, r"\[tables\] .* 'leest': did you mean 'least'"),

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec import drafters
 from jaxspec.base import Model, Prompt
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.shared_vocabulary import share_vocabulary
 from jaxspec.testing import certify, table_model, word_tokenizer
-from jaxspec.trim import trim_vocabulary
+from jaxspec.trim import draft_tokens, trim_vocabulary
 from jaxspec.vocabulary_map import map_vocabulary
 from jaxspec.warp import SamplingParams, sampling
 from jaxspec.weights import int8
@@ -180,6 +181,24 @@ def test_tokens_that_spell_the_same_are_shared():
         "Ġdog": [3, 6],
         "Ġcat": [3],  # the letters of "cat" are no tokens
     }
+
+
+def test_tokens_above_the_number_of_tokens_are_shared_too():
+    """Ids with gaps between them, on both sides."""
+    ours = word_tokenizer({"<unk>": 0, "the": 1, "old": 5, "dog": 6, "</s>": 9})
+    theirs = word_tokenizer({"<unk>": 0, "dog": 4, "the": 7, "</s>": 8})
+    target = table_model(jax.random.key(1), 10)._replace(tokenizer=ours)
+    draft = table_model(jax.random.key(2), 9)._replace(tokenizer=theirs)
+    shared = share_vocabulary(draft, target)
+    assert shared.params.to_target.tolist() == [0, 10, 10, 10, 6, 10, 10, 1, 9]
+    text = jaxspec.generate(target, "the old", drafter=shared, gamma=2, max_new_tokens=5).tokens
+    assert text.tolist() == jaxspec.generate(target, "the old", max_new_tokens=5).tokens.tolist()
+
+
+def test_an_end_that_the_model_lacks_is_no_token_to_draft():
+    model = network("tied")
+    lacking = model._replace(config=dataclasses.replace(model.config, end_tokens=(39, 40, -1)))
+    assert draft_tokens(trim_vocabulary(lacking, size=4)).tolist() == [0, 1, 2, 39]
 
 
 BAD = {

@@ -1,6 +1,6 @@
 """The notebooks in JupyterLab, in a headless Chromium: sliders are moved, and pictures change.
 
-Needs the extra jaxspec-decoding[browser] and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps what
+Needs the extra "browser" and a Chromium or Chrome on the PATH. JAXSPEC_SCREENSHOTS=FOLDER keeps what
 was seen, to be looked at.
 """
 
@@ -24,9 +24,6 @@ import pytest
 from jaxspec.model import shipped
 
 COLAB = Path(__file__).resolve().parents[1] / "colab"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
 ANSWER = 60_000  # milliseconds for a page, or a picture, to appear
 SEEN = {  # colour and line of the words in a trace's legend
     "accepted draft token": ("rgb(0, 122, 90)", "none"),
@@ -40,8 +37,6 @@ if not COLAB.is_dir():
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed: see the extra `browser`")
 pytest.importorskip("ipywidgets")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the extra `browser`")
-if BROWSER is None:
-    pytest.skip("there is no Chromium or Chrome on the PATH", allow_module_level=True)
 if "debian-t5-large" not in shipped():
     pytest.skip("the checkpoints are not here", allow_module_level=True)
 
@@ -99,9 +94,10 @@ def _wait(address: str, server: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser():
+def browser(chromium_command):
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=BROWSER, headless=True, args=FLAGS)
+        path, *flags = chromium_command
+        chromium = driver.chromium.launch(executable_path=path, headless=True, args=flags)
         yield chromium
         chromium.close()
 

@@ -25,7 +25,7 @@ from jaxspec.accept.common import (
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def block() -> Rule:
     r"""Accept the longest prefix that passes, where prefixes are tested by the ratio of their joint probabilities.
 

@@ -22,7 +22,7 @@ from jaxspec.accept.common import (
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def classical_rejection() -> Rule:
     r"""Accept draft token x with probability p(x) / (M q(x)), M = max_x p(x) / q(x); otherwise draw from p, unmodified.
 

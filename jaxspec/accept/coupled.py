@@ -13,7 +13,7 @@ from jaxspec.accept.common import chain_verdict, count_accepted, exact_match, is
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def coupled() -> Rule:
     """Accept draft tokens while they are the tokens that plain sampling draws at their positions with the same key.
 

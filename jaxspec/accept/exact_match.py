@@ -11,7 +11,7 @@ from jaxspec.accept.rejection import rejection
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def exact_match() -> Rule:
     """Accept draft tokens while they equal the target's own choice: its argmax at temperature 0, otherwise its sample.
 

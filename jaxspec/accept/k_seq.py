@@ -18,7 +18,7 @@ from jaxspec.base import Distribution, Draft, Draw, Keys, Rule, Verdict
 HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
 
 
-@functools.cache
+@functools.lru_cache
 def k_seq() -> Rule:
     r"""Accept one of K independent candidates for a token, all of which have the same chance; the paper's K-SEQ.
 

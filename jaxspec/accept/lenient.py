@@ -22,9 +22,9 @@ from jaxspec.accept.common import (
 )
 from jaxspec.accept.rejection import rejection, verify_chain, verify_tree
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.integers import number
 
 
-@functools.cache
 def lenient(lenience: float) -> Rule:
     r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely draft tokens are accepted, too.
 
@@ -63,11 +63,15 @@ def lenient(lenience: float) -> Rule:
         >>> lenient(0.4).exact, lenient(1.0).exact
         (False, True)
     """
+    expected = "a number in (0, 1], 1 being none"
+    lenience = number(lenience, "lenience", expected)
     if not 0 < lenience <= 1:
-        raise ValueError(f"lenience is {lenience}: expected a number in (0, 1], 1 being none")
-    if lenience == 1:
-        return rejection()
+        raise ValueError(f"lenience is {lenience}: expected {expected}")
+    return rejection() if lenience == 1 else _lenient(lenience)
 
+
+@functools.lru_cache
+def _lenient(lenience: float) -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             if draft.parent is not None:
@@ -95,4 +99,4 @@ def lenient(lenience: float) -> Rule:
         return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
 
     name = f"lenient({lenience:g})"
-    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio)
+    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio, lenience=lenience)

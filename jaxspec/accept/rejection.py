@@ -30,7 +30,7 @@ from jaxspec.accept.remainder import Left
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 
 
-@functools.cache
+@functools.lru_cache
 def rejection() -> Rule:
     r"""Accept draft token x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(0, p - q)).
 
@@ -72,7 +72,7 @@ def rejection() -> Rule:
             return verify_tree(keys, position, draft, target)
         return verify_chain(keys, position, draft, target)
 
-    return Rule(verify, "rejection", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
+    return Rule(verify, "rejection", exact=True, trees=True, acceptance_ratio=acceptance_ratio, lenience=1.0)
 
 
 def acceptance_ratio(

@@ -26,7 +26,7 @@ from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
 SMALLEST = 1e-37  # of what is divided by
 
 
-@functools.cache
+@functools.lru_cache
 def traversal() -> Rule:
     r"""Judge a tree from its leaves: accept the path to the first node that passes, where paths are weighed as a whole.
 

@@ -22,9 +22,9 @@ from jaxspec.accept.common import (
     tree_verdict,
 )
 from jaxspec.base import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.integers import number
 
 
-@functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     r"""Inexact: accept draft token x if p(x) > min(epsilon, delta exp(-H(p))), where H is the entropy; then draw from
     p.
@@ -61,10 +61,16 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
         [1]
         [0]
     """
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if not 0 < value <= 1:
+    thresholds = {"epsilon": epsilon, "delta": delta}
+    for name, value in thresholds.items():
+        thresholds[name] = number(value, name, "a number in (0, 1]")
+        if not 0 < thresholds[name] <= 1:
             raise ValueError(f"{name} is {value}: expected a number in (0, 1]")
+    return _typical(**thresholds)
 
+
+@functools.lru_cache
+def _typical(epsilon: float, delta: float) -> Rule:
     def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
         if target.tokens is not None:
             return exact_match(draft, target.tokens)

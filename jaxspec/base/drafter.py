@@ -143,9 +143,11 @@ class Bound(NamedTuple, Generic[Functions]):
         models: of a drafter: those that it was made from, to be checked against the target.
         target: of a drafter that reads hidden states: the model that it was made for. The target must be that model,
             and its language model (with the taps that the drafter reads) is used.
+        name: what tables call it: its factory, with what tells it from others of that factory in short.
     """
 
     functions: Functions
     params: Params = None
     models: tuple[Model, ...] = ()
     target: Model | None = None
+    name: str = ""

@@ -44,6 +44,8 @@ class Rule(NamedTuple):
         acceptance_ratio: for each token x of a text, the probability that x is drafted and accepted, over p(x), so that
             products of it give how many draft tokens are accepted (see `analysis.measure.replay`); None where that is
             not known. Under a rule that judges draft tokens jointly the ratios multiply before they are cut at 1.
+        lenience: l of a rule that accepts each draft token x with probability min(1, p(x) / (l q(x))): 1 of
+            `rejection`, less of `lenient`; None of rules that accept otherwise.
 
     >>> import jax.numpy as jnp
     >>> def nothing(keys, position, draft, target):  # plain greedy decoding, in its own terms
@@ -61,3 +63,4 @@ class Rule(NamedTuple):
     trees: bool = False
     shares_noise: bool = False
     acceptance_ratio: AcceptanceRatio | None = None
+    lenience: float | None = None

@@ -43,27 +43,34 @@ def check(search: Search, settings: Settings, sampling: dict[str, Any], refused:
         raise ValueError(f"--early-stopping is {search.early_stopping!r}: expected one of {', '.join(STOPS)}")
 
 
-def run(session: Session, search: Search, as_json: bool, headline: Text, out: Console) -> None:
-    """Searches a batch of prompts at a time, and prints hypotheses and counts."""
+def run(session: Session, search: Search, as_json: bool, lines: bool, headline: Text, out: Console) -> None:
+    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, if `lines`, a line a prompt."""
     from jaxspec.base import Model
 
     drafter = session.job.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(f"--beams takes a model that drafts, not {session.settings.draft}: or --draft none")
-    found, seconds, rows = [], 0.0, session.settings.batch
+    hypotheses: list[dict[str, Any]] = []
+    steps, passes, seconds, rows = 0, 0, 0.0, session.settings.batch
     for start in session.sizes:
         _search(session, search, start, rows)  # compiles
     if not as_json:
         out.print(headline, "", sep="\n")
     for start in range(0, len(session.texts), rows):
         began = time.perf_counter()
-        found.append(_search(session, search, start, rows))
+        found = _search(session, search, start, rows)
         seconds += time.perf_counter() - began
-        if not as_json:
-            _show(session.texts[start : start + rows], found[-1], out)
-    steps, passes = sum(int((x.steps - 1).sum()) for x in found), sum(int(x.passes.sum()) for x in found)
+        steps, passes = steps + int((found.steps - 1).sum()), passes + int(found.passes.sum())
+        prompts, records = session.texts[start : start + rows], [r | {"row": r["row"] + start} for r in found.records()]
+        hypotheses += records
+        if lines:
+            for row, prompt in enumerate(prompts, start):
+                console.print_json({"prompt": prompt, "hypotheses": [r for r in records if r["row"] == row]})
+        elif not as_json:
+            _show(prompts, found, out)
     if as_json:
-        console.print_json(_report(session, search, found, rows, seconds))
+        totals = {"seconds": seconds, "settings": session.settings._asdict() | search._asdict()}
+        console.print_json(totals if lines else {"prompts": session.texts, "hypotheses": hypotheses} | totals)
     else:
         per_pass = steps / max(passes, 1)
         out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")
@@ -97,9 +104,3 @@ def _show(texts: list[str], found: BeamSearch, out: Console) -> None:
             if record["row"] == row:
                 grid.add_row(f"{record['score']:.4f}", Text(record["text"]))
         out.print(grid, "")
-
-
-def _report(session: Session, search: Search, found: list[BeamSearch], rows: int, seconds: float) -> dict[str, Any]:
-    records = [r | {"row": r["row"] + index * rows} for index, batch in enumerate(found) for r in batch.records()]
-    settings = session.settings._asdict() | search._asdict()
-    return {"prompts": session.texts, "hypotheses": records, "seconds": seconds, "settings": settings}

@@ -35,8 +35,8 @@ def bench(
     Lists (with commas) are axes: every combination has a row. "× plain" is over plain decoding by the same target.
 
     \b
-        jaxspec bench --gamma 1,3 --policy adaptive --draft debian-t5-draft,prompt_lookup
-        jaxspec bench --gamma 3 --dtype float32,int8 --also memory
+        jaxspec bench --gamma 2,3 --temperature 0,1
+        jaxspec bench --target debian-t5-edit --draft prompt_lookup --widen 32768 --gamma 7
         jaxspec bench --target random:t5-v1_1-small --draft none
     """
     from jaxspec.analysis.bench import table
@@ -52,10 +52,11 @@ def bench(
         options.refuse_others({"target", "dtype"}, "--loading")
     elif paper:
         options.refuse_others(PAPER, "--paper")
-    if paper or loading is not None:
-        return _paper(work, loading)
     if peer not in ("", PEER):
         raise ValueError(f"--peer is {peer!r}: expected {PEER}")
+    workload.check_files(work)
+    if paper or loading is not None:
+        return _paper(work, loading)
     before = memory.process_bytes()
     target, settings = workload.settings_of(work, ("jaxspec.generate", PEER) if peer else ("jaxspec",))
     if peer:  # which refuses to draft for batches

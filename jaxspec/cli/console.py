@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,14 +47,26 @@ def show(out: Console, made: Table, markdown: bool) -> None:
     if markdown:
         out.print(f"\n**{made.title}**\n" if made.title else "")
         made.title, made.box = None, box.MARKDOWN
+        for column in made.columns:  # a document's table has one line of heads, however wide
+            column.header, column.no_wrap = one_line(str(column.header)), True
     out.print(made)
 
 
+def one_line(head: str) -> str:
+    r"""Joins the lines of a column's head, and the parts of a word that was divided.
+
+    >>> [one_line(head) for head in ("pre-\ndicted", "tokens\na round", "no\nprefill")]
+    ['predicted', 'tokens a round', 'no prefill']
+    """
+    return head.replace("-\n", "").replace("\n", " ")
+
+
 def print_json(report: Any) -> None:
-    """One object, and nothing else."""
+    """One object in one line, which a reader has at once; escaped where the output is not UTF-8."""
     from jaxspec.analysis.bench import to_json
 
-    print(json.dumps(to_json(report), ensure_ascii=False))
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(to_json(report), ensure_ascii=not unicode), flush=True)
 
 
 def print_measured(**report: Any) -> None:

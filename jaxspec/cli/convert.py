@@ -40,8 +40,8 @@ def convert(
         jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
+    from jaxspec import files, folders, trim
     from jaxspec import model as front
-    from jaxspec import trim
     from jaxspec.model import HUGGING_FACE, OURS
     from jaxspec.weights import huggingface, int8, orbax
 
@@ -53,6 +53,10 @@ def convert(
     stored_as = dtype or (found.dtype if found.dtype in known else "float32")
     if stored_as not in known:
         raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
+    kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
+    if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
+        raise ValueError(complaint)
+    files.check_writable(to)
     with Console(stderr=True).status(f"reading {source}"):
         loaded = front.load(source, dtype=stored_as)
         model, drafted = trim.untrimmed(loaded), trim.draft_tokens(loaded)
@@ -101,9 +105,9 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     """Writes a checkpoint of jaxspec's; arguments as those of `weights.orbax.save`.
 
     Raises:
-        ValueError: the model has no tokenizer, or one with more tokens than it has logits.
+        ValueError: the model has no tokenizer, or one with ids that the model lacks.
     """
-    from jaxspec import vocabulary
+    from jaxspec import token_ids, vocabulary
     from jaxspec.nets import family_of
     from jaxspec.weights import orbax
 
@@ -113,10 +117,10 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
             "choose --format huggingface"
         )
     config = dataclasses.replace(model.config, dtype="float32")
-    if len(model.tokenizer) > config.vocab_size:
+    if (ids := token_ids.size(model.tokenizer)) > config.vocab_size:
         raise ValueError(
-            f"{model.name}: the tokenizer has {len(model.tokenizer)} ids, the model only {config.vocab_size}: take the "
-            "tokens that were added out of its files, or choose --format huggingface"
+            f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
+            "the tokens that were added out of its files, or choose --format huggingface"
         )
     about = about | {"converted_from": model.name}
     described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}

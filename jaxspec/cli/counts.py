@@ -76,36 +76,43 @@ def totals(decoded: Sequence[Decoded], target: str, draft: str | None) -> str:
     )
 
 
-def report(
-    session: Session, sampling: dict[str, Any], decoded: list[Decoded], found: tuple[Row, Row] | None, trace: bool
+def row_report(prompt: str, row: Decoded, trace: bool) -> dict[str, Any]:
+    """What `jaxspec generate --json` prints of one prompt; `trace` adds the rounds."""
+    counts = {field: getattr(row.counts, field) for field in ("rounds", "drafted", "accepted", "emitted")}
+    made: dict[str, Any] = {"prompt": prompt, "text": row.text, "tokens": row.tokens, "stats": counts}
+    if trace:
+        made["rounds"] = [
+            {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
+            | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
+            for x in row.rounds
+        ]
+    return made
+
+
+def totals_report(
+    session: Session, sampling: dict[str, Any], decoded: Sequence[Decoded], found: tuple[Row, Row] | None
 ) -> dict[str, Any]:
-    """What `jaxspec generate --json` prints: `found` is of --compare, `trace` adds the rounds."""
+    """What `jaxspec generate --json` prints of all prompts together; `found` is of --compare."""
     from jaxspec.analysis.measure import environment
 
-    each, about = [row.counts for row in decoded], environment.current()
-    total, rates = Counts.total(each), ("acceptance_rate", "tokens_per_round", "tokens_per_second")
+    total, about = Counts.total([row.counts for row in decoded]), environment.current()
+    rates = {name: getattr(total, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")}
     made: dict[str, Any] = {
-        "prompts": session.texts,
-        "texts": [row.text for row in decoded],
         "exact": session.job.decoder.exact,
-        "tokens": [row.tokens for row in decoded],
-        "stats": {
-            **{field: [getattr(c, field) for c in each] for field in ("rounds", "drafted", "accepted", "emitted")},
-            "total": total._asdict() | {name: getattr(total, name) for name in rates},
-        },
+        "stats": {"total": total._asdict() | rates},
         "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
         "versions": {name: getattr(about, name) for name in ("jaxspec", "jax", "jaxlib", "python")},
         "device": {name: getattr(about, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
     }
-    if trace:
-        made["rounds"] = [
-            [
-                {"tokens": x.new, "draft": x.draft, "accepted": x.num_accepted}
-                | ({} if x.parent is None else {"parent": x.parent, "path": x.path})
-                for x in row.rounds
-            ]
-            for row in decoded
-        ]
     if found is not None:
         made["compare"] = dict(zip(("plain", "speculative"), found, strict=True))
     return made
+
+
+def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
+    """One object of the reports of some prompts, in lists, and that of all together."""
+    lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
+        name: [row[name] for row in rows] for name in ("tokens", "rounds") if name in rows[0]
+    }
+    counts = {name: [row["stats"][name] for row in rows] for name in rows[0]["stats"]}
+    return {**lists, **totals, "stats": counts | totals["stats"]}

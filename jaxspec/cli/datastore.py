@@ -31,11 +31,12 @@ def datastore(
         jaxspec datastore texts.txt --tokenizer debian-t5-large --out store
         jaxspec generate --draft retrieval:store
     """
-    from jaxspec import corpus, folders, vocabulary
+    from jaxspec import corpus, files, folders, vocabulary
     from jaxspec import datastore as stores
 
     if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
         raise ValueError(complaint)
+    files.check_writable(out)
     target = vocabulary.load(tokenizer)
     found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     with console.progress() as bar:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxspec import trace
 from jaxspec.cli.counts import Counts, Decoded
 from jaxspec.cli.session import Session
-from jaxspec.trace import Round
+from jaxspec.trace import Prefix, Round
 
 if TYPE_CHECKING:
     from jaxspec.base import Stats
     from jaxspec.decode import Generation
 
 
-def decode_all(session: Session) -> list[Decoded]:
-    """Decodes a batch of prompts at a time, without showing anything; its seconds are divided among their tokens."""
+def decode_all(session: Session) -> Iterator[Decoded]:
+    """Decodes a batch of prompts at a time and yields its rows, among whose tokens its seconds are divided."""
     from jaxspec.decode.generate import complete
 
-    found = []
     for start in range(0, len(session.texts), session.settings.batch):
         job = session.rows(start, session.settings.batch)
         began = time.perf_counter()
         out = complete(job, session.settings.stop or ())
         share = (time.perf_counter() - began) / max(1, int(out.lengths.sum()))
-        found += [_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts))]
-    return found
+        yield from (_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts)))
 
 
 def _decoded(out: Generation, row: int, seconds: float) -> Decoded:
@@ -48,7 +46,8 @@ def stream(session: Session, index: int, show: Callable[[Any, Round], None]) -> 
         seconds += time.perf_counter() - began
         if piece is None:
             break
-        rounds.append(Round(list(tokens), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
+        before = Prefix(tokens, len(tokens))
+        rounds.append(Round(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path))
         text, stats = text + piece.text, piece.stats
         tokens += piece.tokens
         show(piece, rounds[-1])

@@ -2,13 +2,78 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.cli import names
 from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, parts, refuse_misspelt
+from jaxspec.cli.options import DRAFT, TARGET
 
 if TYPE_CHECKING:
     from jaxspec.base import Bound, Model
+
+
+def default(target: str) -> str:
+    """The drafter of a target for which none is named: a model that is made for it, else a look-up, said in a line."""
+    if (name := _sibling(target)) is not None:
+        return name
+    print(
+        f"No model is known that drafts for {target}: prompt_lookup drafts, which copies from the prompt and the text "
+        "so far (--draft NAME names another, --draft none decodes plainly).",
+        file=sys.stderr,
+    )
+    return "prompt_lookup"
+
+
+def default_model(target: str) -> str:
+    """As `default`, where only a model will do.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (name := _sibling(target)) is not None:
+        return name
+    raise ValueError(
+        f"--target {target} needs a --draft here: a smaller model with its vocabulary. `jaxspec bench` also measures "
+        "drafters that are no models, such as prompt_lookup"
+    )
+
+
+def _sibling(target: str) -> str | None:
+    """The shipped model that drafts for a target."""
+    from jaxspec import model
+
+    if target == TARGET:
+        return DRAFT
+    name = Path(target).name.removesuffix("-base") + "-small"
+    return name if target.endswith("-base") and name in model.shipped() else None
+
+
+def check(name: str, dtype: str = "float32") -> None:
+    """Refuses the name of a drafter that cannot be, before any model is loaded; the hub is not asked.
+
+    Raises:
+        ValueError: no such drafter, or one of its models or folders is not there.
+    """
+    from jaxspec import datastore, model
+    from jaxspec.draft_heads import load
+
+    for part in parts(name):
+        if part in (*COUNTED, "retrieval"):
+            continue
+        if (written := parse(part)) is None:
+            refuse_misspelt(part)
+            names.check_model(part, dtype)
+        elif written.kind == "retrieval":
+            datastore.read_manifest(Path(written.inner[0]))
+        elif written.kind == "head":
+            if not model.is_hub_id(written.inner[0]):
+                load.find(written.inner[0])
+        else:
+            for inner in written.inner:
+                check(inner, dtype)
 
 
 def drafter(
@@ -77,13 +142,14 @@ def drafter(
 
 def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:
     """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
-    from jaxspec import drafters, heads, trim
+    from jaxspec import drafters, trim
+    from jaxspec.draft_heads.load import load_drafter
 
     if written.kind == "head":
         if target is None:
             raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
         head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
-        return heads.load_drafter(written.inner[0], target=target, head=head)
+        return load_drafter(written.inner[0], target=target, head=head)
     if target is None:
         raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
     head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)

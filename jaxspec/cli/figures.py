@@ -10,15 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, names, options
-from jaxspec.cli.options import DRAFT, TARGET, Draft, Json, NewTokens, Repeats, Target
+from jaxspec import files
+from jaxspec.cli import console, drafter_names, names, options
+from jaxspec.cli.options import TARGET, Draft, Json, NewTokens, Repeats, Target
 
 
 def figures(
     out: Annotated[Path, options.text("FOLDER", "Where to write.")] = Path("figures"),
     formats: Annotated[str, options.text("NAMES", "png, svg or both, separated by a comma.", "--format")] = "png,svg",
     target: Target = TARGET,
-    draft: Draft = DRAFT,
+    draft: Draft = "",
     gamma: options.Gamma = 5,
     count: options.Count = 16,
     max_new_tokens: NewTokens = 48,
@@ -31,7 +32,7 @@ def figures(
     figure-2, -3 and -4 are theory; distribution-distance shows that samples of speculative decoding have the target's
     distribution. Measured, greedily, on held-out prompts: landscape (speed-up over α and γ, with the pair marked),
     decomposition (one position's distribution as accepted and residual mass, at temperature 1) and figure-5 (the passes
-    of one generation). Needs matplotlib: pip install "jaxspec-decoding[figures]"
+    of one generation). Needs matplotlib: pip install ".[figures]" in a checkout.
 
     \b
         jaxspec figures --theory-only
@@ -41,6 +42,9 @@ def figures(
 
     style.canvas()  # refuses at once where matplotlib is absent
     forms, written = tuple(part.strip() for part in formats.split(",")), []
+    style.check_formats(forms)
+    files.check_writable(out / "figure")
+    draft = draft or ("" if theory_only else drafter_names.default_model(target))
     with Console(stderr=True).status("drawing") as status:
         drawn = paper.of_theory()
         if not theory_only:

@@ -61,12 +61,16 @@ class Commands(TyperGroup):
         super().__init__(**options)
         self.commands = stubs
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        startup.show_anything()
+        return super().main(*arguments, **options)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)
         return name, stub if name is None else command(name), rest
 
 
-@functools.cache
+@functools.lru_cache
 def command(name: str) -> TyperCommand:
     """A command, with its options, from the file of its name."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.cli import console, lists, names, options, rows, workload
+from jaxspec.cli import console, drafter_names, lists, names, options, rows, workload
 from jaxspec.cli.options import flag, group_of, text
 from jaxspec.cli.workload import Workload
 
@@ -55,6 +55,7 @@ def measure(
         work, no_speed = _preset(work, table), no_speed or table in paper.UNTIMED
     if no_speed:
         work = _untimed(work)
+    workload.check_files(work)
     target, settings = workload.settings_of(work)
     quantities = ("alpha", "replay", "candidates") if no_speed else ("speed", "alpha", "costs", "search", "replay")
     columns = (*tables.DRAFTS, *tables.CANDIDATES) if no_speed else (*tables.THEORY, *tables.MEASURED)
@@ -67,7 +68,8 @@ def _preset(work: Workload, table: int) -> Workload:
 
     asked, beside = paper.OPTIONS[table], paper.BESIDE.get(table)
     unsaid = {name: value for name, value in asked.items() if name not in options.given.get()}
-    return work._replace(**unsaid, draft=f"{work.draft},{beside}" if beside else work.draft)
+    draft = work.draft or drafter_names.default(work.target)
+    return work._replace(**unsaid, draft=f"{draft},{beside}" if beside else draft)
 
 
 def _untimed(work: Workload) -> Workload:
@@ -115,7 +117,10 @@ def _card(work: Workload, folder: Path) -> None:
     from jaxspec.analysis.bench import model_card
     from jaxspec.analysis.measure import environment
 
-    target, draft = (workload.model(name, work, work.dtype) for name in (work.target, work.draft))
+    pair = work.target, work.draft or drafter_names.default_model(work.target)
+    for name in pair:
+        names.check_model(name, work.dtype)
+    target, draft = (workload.model(name, work, work.dtype) for name in pair)
     with Console(stderr=True).status("starting") as status:
         sizes = {"rows": work.count, "new_tokens": work.max_new_tokens}
         found = model_card.card(target, draft, folder, **sizes, doing=status.update)

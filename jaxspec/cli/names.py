@@ -47,6 +47,42 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, widen: int = 0
     return wide if few is None else trim.trim_vocabulary(wide, ids=few)._replace(name=made.name)
 
 
+def check_model(name: str, dtype: str = "float32") -> None:
+    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the hub is not asked.
+
+    Raises:
+        ValueError: there is no such model, shape or dtype.
+    """
+    from jaxspec import model
+    from jaxspec.analysis.measure import synthetic
+
+    model.dtype_name(dtype)
+    if name.startswith(RANDOM):
+        synthetic.config_of(name.removeprefix(RANDOM))
+    elif not model.is_hub_id(name):
+        model.find(name.removeprefix(UNROUNDED))
+
+
+def check_options(drafter: bool, **options: Any) -> None:
+    """Refuses options of `jaxspec.generate` that are wrong whatever the models are, before these are loaded.
+
+    Args:
+        drafter: whether there will be one.
+        **options: but for the drafter, and for token ids.
+
+    >>> check_options(True, gamma=-1)
+    Traceback (most recent call last):
+    ValueError: gamma is -1: expected an integer, 0 (plain decoding) or more
+    """
+    import jax.numpy as jnp
+
+    from jaxspec.decode.request import prepare
+    from jaxspec.testing import table_model_from
+
+    table = table_model_from(jnp.zeros((2, 2)))
+    prepare(table, [[0]], drafter=table if drafter else None, **options)
+
+
 def policy(text: str, **costs: Any) -> Bound:
     """A policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
 
@@ -126,8 +162,11 @@ def pair_job(
 
     if of_models and (draft == "none" or not drafter_syntax.is_model(draft)):
         raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
+    texts = None if prompts is None else from_file(prompts, count)
+    check_options(True, key=jax.random.key(seed), **more)
+    check_model(target, dtype)
+    drafter_names.check(draft, dtype)
     big = model(target, dtype, widen=widen)
     left = functools.partial(references, big, count)
     small = drafter_names.drafter(draft, lambda name: model(name, dtype), big, left)
-    texts = heldout_for(big, count) if prompts is None else from_file(prompts, count)
-    return prepare(big, texts, drafter=small, key=jax.random.key(seed), **more)
+    return prepare(big, texts or heldout_for(big, count), drafter=small, key=jax.random.key(seed), **more)

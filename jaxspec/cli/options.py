@@ -16,9 +16,14 @@ TARGET, DRAFT = "debian-t5-large", "debian-t5-draft"  # the default pair
 given: ContextVar[Sequence[str]] = ContextVar("given", default=())  # names of the options that a user typed
 
 
-def number(help: str, *names: str, least: int = 1) -> Any:
+def number(help: str, *names: str, least: int = 1, most: int | None = None) -> Any:
     """What typer should know of an option that is a whole number."""
-    return typer.Option(*names, help=help, min=least, metavar="N")
+    return typer.Option(*names, help=help, min=least, max=most, metavar="N")
+
+
+def seed_number(help: str) -> Any:
+    """What typer should know of a seed: `jax.random.key` reads 32 bits of it, and would take others for these."""
+    return number(help, least=0, most=2**32 - 1)
 
 
 def text(metavar: str, help: str, *names: str) -> Any:
@@ -32,7 +37,7 @@ def flag(help: str, *names: str) -> Any:
 
 
 Target = Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")]
-Draft = Annotated[str, text("MODEL", "Model that drafts.", "--draft", "-d")]
+Draft = Annotated[str, text("MODEL", "Model that drafts. Default: the target's sibling.", "--draft", "-d")]
 Gamma = Annotated[int, number("Draft tokens a round.", "--gamma", "-g")]
 Count = Annotated[int, number("Prompts to measure on.")]
 NewTokens = Annotated[int, number("Most new tokens of each prompt.", "--max-new-tokens", "-n", least=2)]
@@ -40,10 +45,11 @@ Repeats = Annotated[int, number("Timings of each pass.")]
 Temperature = Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")]
 Batches = Annotated[str, text("N,N", "Prompts decoded at a time.")]
 Prompts = Annotated[Path | None, text("FILE", "Prompts, one a line, or .jsonl with inputs; else held-out ones.")]
-Seed = Annotated[int, text("N", "Of the random numbers.")]
+Seed = Annotated[int, seed_number("Of the random numbers.")]
 Overwrite = Annotated[bool, flag("Replace what is there.", "--overwrite")]
 Markdown = Annotated[bool, flag("Print tables for a document.", "--markdown")]
 Json = Annotated[bool, flag("Print one JSON object and nothing else.", "--json")]
+JsonLines = Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")]
 
 
 def refuse(names: Sequence[str], mode: str) -> None:

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import cascade_plan, console, lists, names, options, tree_plan
-from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
+from jaxspec import files
+from jaxspec.cli import cascade_plan, console, drafter_names, lists, names, options, tree_plan
+from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench.plan import Plan
@@ -29,7 +30,7 @@ IGNORED = {  # options that would be, by what is asked for
 
 def plan(
     target: Annotated[str, options.text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET,
-    draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = DRAFT,
+    draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = "",
     gamma: Annotated[int, options.number("The largest γ to consider.", "--gamma", "-g")] = 16,
     temperature: Temperature = 0.0,
     batch: Batches = "1",
@@ -52,15 +53,15 @@ def plan(
     row_tokens: Annotated[int, options.number("With shapes: tokens in the cache.", least=0)] = 256,
     as_json: Json = False,
 ) -> None:
-    """Whether to speculate, with which γ at each batch size, and how much faster that will be.
+    """Whether to speculate, with which γ at each batch size, and how much faster that will be at most.
 
     For a pair, measured on prompts on this machine; for an acceptance rate and costs that are known; or for sizes on a
-    machine that is not here, by its bandwidth and peak:
+    machine that is not here, by its memory, bandwidth and peak:
 
     \b
         jaxspec plan --batch 1,8
         jaxspec plan --tree --nodes 32 --timed --figure tree.svg
-        jaxspec plan --draft cascade=3:MODEL:SMALLER
+        jaxspec plan --draft cascade=3:debian-t5-draft:prompt_lookup
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
@@ -80,6 +81,10 @@ def plan(
     known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
     mode = known or ("--tree" if tree else "a plan for a pair")
     options.refuse([name for name in options.given.get() if name in IGNORED[mode]], mode)
+    if figure is not None:
+        files.check_writable(figure)
+    if device or alpha is None:
+        draft = draft or drafter_names.default_model(target)
     if draft.startswith(("cascade:", "cascade=")):
         others = {"alpha": alpha is not None, "device": device, "tree": tree, "widen": widen, "batch": batches != (1,)}
         if any(others.values()):
@@ -91,7 +96,7 @@ def plan(
         assert alpha is not None
         sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
         plans = [planning.of_sizes(alpha, target, draft, device, batch=some, **sizes) for some in batches]
-        about = f"{target} with {draft} on {device}, by bandwidth and peak; real passes are slower"
+        about = f"{target} with {draft} on {device}, by memory, bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
         plans = [planning.plan(alpha, c, [1 + v * drafted for drafted in range(gamma + 1)], c_hat=c_hat)]
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
@@ -116,7 +121,7 @@ def plan(
 def _show(about: str, plans: Sequence[Plan], note: str) -> None:
     from jaxspec.analysis.bench import plan as planning
 
-    heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up", "operations"]
+    heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
     out, table = Console(highlight=False), console.table(heads)
     for found in plans:
         numbers = f"{found.alpha:.3f}", f"{found.c:.3f}", f"{found.v:.2f}", f"{found.gamma or 'plain'}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import io
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jaxspec import files
 
 if TYPE_CHECKING:
     from jaxspec.base import Model, Prompt
@@ -55,33 +58,18 @@ def as_chat(target: Model, texts: list[str]) -> Prompt:
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
-    """The first lines of a file that are not empty, each as an "input", and a "task" if it has one."""
-    where = "standard input" if str(file) == "-" else str(file)
-    try:
-        text = sys.stdin.read() if str(file) == "-" else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
-    numbered = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)  # `splitlines` ends one at U+2028, too
-    lines = [(n, line) for n, line in numbered if line.strip()][:count]
-    if not lines:
+    """The first lines of a file that are not blank, each as an "input", and a "task" if it has one."""
+    if str(file) == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):  # in the file's encoding, not in that of the terminal
+            sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
+        where, lines = "standard input", files.numbered(sys.stdin, "standard input")
+    else:
+        where, lines = str(file), files.read_lines(file)
+    is_json, first = where.endswith(".jsonl"), itertools.islice(lines, count)
+    rows = [files.json_object(line, at, ["input"], ["task"]) if is_json else {"input": line} for at, line in first]
+    if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")
-    is_json = where.endswith(".jsonl")
-    return [_row(line, f"{where}: line {n}") if is_json else {"input": line} for n, line in lines]
-
-
-def _row(line: str, where: str) -> dict[str, str]:
-    expected = 'expected {"input": "..."}, and perhaps a "task": "..."'
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
-    for name in ("input", "task"):
-        if not isinstance(row.get(name, "" if name == "task" else None), str):
-            found = f"has {name!r}: {json.dumps(row[name])[:60]}" if name in row else f"has no {name!r}"
-            raise ValueError(f"{where} {found}: {expected}")
-    return row
+    return rows
 
 
 def heldout_for(target: Model, count: int) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxspec.files import write_text
+from jaxspec.files import read_text, write_text
 
 BLOCK = re.compile(r"(```console\n(?P<commands>(?:\$ jaxspec (?:bench|measure) [^\n]*\n)+)```\n\n<!-- measured -->\n)"
                    r".*?(?=<!-- /measured -->)", re.DOTALL)  # fmt: skip
@@ -28,7 +28,7 @@ def fill(page: Path, store: Path | None) -> None:
         ValueError: the page has no such block, or there is no store.
         OSError: a command failed; what it has found is in the store.
     """
-    text = page.read_text(encoding="utf-8")
+    text = read_text(page)
     if store is None:
         raise ValueError(
             "--results needs --resume FILE: the tables are made of its rows, and what it lacks is measured"
@@ -39,7 +39,7 @@ def fill(page: Path, store: Path | None) -> None:
     for found in BLOCK.finditer(text):
         commands = [line.removeprefix("$ ") for line in found["commands"].splitlines()]
         tables = "\n".join(printed(command, store) for command in commands)
-        now = page.read_text(encoding="utf-8")  # with the tables before, and whatever was edited meanwhile
+        now = read_text(page)  # with the tables before, and whatever was edited meanwhile
         write_text(page, [now.replace(found[0], f"{found[1]}\n{tables}\n")])
 
 
@@ -47,7 +47,8 @@ def printed(command: str, store: Path) -> str:
     """The tables of a command, which runs in a process of its own."""
     arguments = [*shlex.split(command)[1:], "--markdown", "--resume", str(store.resolve())]
     print(f"$ {command}", file=sys.stderr, flush=True)
-    done = subprocess.run([sys.executable, "-m", "jaxspec", *arguments], stdout=subprocess.PIPE, env=os.environ)
+    utf8 = os.environ | {"PYTHONIOENCODING": "utf-8"}  # whatever the terminal can show
+    done = subprocess.run([sys.executable, "-m", "jaxspec", *arguments], stdout=subprocess.PIPE, env=utf8)
     if done.returncode:
         raise OSError(f"{command}: ended with {done.returncode}; its messages are above")
     text = re.sub(r"[ \t]+$", "", done.stdout.decode(), flags=re.MULTILINE)

@@ -63,8 +63,6 @@ def run(
         for made in table.tables(some, columns, None if work.markdown else out.width):
             console.show(out, made, work.markdown)
 
-    if work.csv is not None and not work.csv.resolve().parent.is_dir():
-        raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
     if not (work.as_json or work.markdown):
         heading(environment.current())
     with console.progress(remaining=True) as bar:

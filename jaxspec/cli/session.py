@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxspec.cli import drafter_names, names
-from jaxspec.cli.options import TARGET, Target, number, text
+from jaxspec.cli.options import TARGET, Target, number, seed_number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     batch: Annotated[int, number("Prompts decoded at a time.")] = 1
     stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
     ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
-    seed: Annotated[int, text("N", "Of sampling; the same seed gives the same text.")] = 0
+    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
     dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
     draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
     mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None
@@ -61,10 +61,33 @@ class Session(NamedTuple):
         return jobs.take(self.job, range(start, min(start + count, len(self.texts))))
 
 
-def open_session(settings: Settings, sampling: dict[str, Any], given: list[str], count: int, chat: bool) -> Session:
-    """Loads the models, and the held-out prompts if none are given."""
+def check(settings: Settings, sampling: dict[str, Any]) -> None:
+    """Refuses what is wrong whatever the models hold, before these are loaded.
+
+    Raises:
+        ValueError: there is such an option.
+    """
+    if settings.draft is not None:
+        drafter_names.check(settings.draft, settings.draft_dtype or settings.dtype)
+    names.check_options(settings.draft is not None, **_options(settings, sampling))
+
+
+def _options(settings: Settings, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Options of `jaxspec.generate`, but for the drafter, and for token ids."""
     import jax
 
+    return {
+        "gamma": settings.gamma,
+        "accept": names.rule(settings.rule) if settings.rule else None,
+        "policy": names.policy(settings.policy) if settings.policy else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "key": jax.random.key(settings.seed),
+        **sampling,
+    }
+
+
+def open_session(settings: Settings, sampling: dict[str, Any], given: list[str], count: int, chat: bool) -> Session:
+    """Loads the models, and the held-out prompts if none are given."""
     from jaxspec import sharding
     from jaxspec.decode.request import prepare
 
@@ -75,17 +98,12 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
 
     target = names.model(settings.target, settings.dtype, mesh)
     texts = given or heldout_for(target, count)
-    more: dict[str, Any] = sampling | ({"banned": tuple(settings.ban)} if settings.ban else {})
     job = prepare(
         target,
         as_chat(target, texts) if chat else texts,
         drafter=drafter_names.drafter(settings.draft, draft, target) if settings.draft is not None else None,
-        gamma=settings.gamma,
-        accept=names.rule(settings.rule) if settings.rule else None,
-        policy=names.policy(settings.policy) if settings.policy else None,
-        max_new_tokens=settings.max_new_tokens,
-        key=jax.random.key(settings.seed),
-        **more,
+        banned=tuple(settings.ban or ()),
+        **_options(settings, sampling),
     )
     return Session(settings, texts, job)
 

@@ -58,8 +58,9 @@ def show(session: Session, out: Console, trace: bool) -> list[Decoded]:
     if session.settings.batch == 1:
         one = _stream_trace if trace else _stream_text
         return [one(session, index, out) for index in range(len(session.texts))]
-    decoded = decode_all(session)
-    for text, row in zip(session.texts, decoded, strict=True):
+    decoded = []
+    for text, row in zip(session.texts, decode_all(session), strict=True):
+        decoded.append(row)
         if trace:
             out.print(Text(text, "dim"))
             for number, step in enumerate(row.rounds):

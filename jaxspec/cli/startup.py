@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 TERMINATED = 143  # exit code of kill, as shells have it
+
+
+def show_anything() -> None:
+    """Has what a terminal cannot show appear as an escape: \\u03b3 for γ in ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def prepare(environment: Mapping[str, str]) -> None:
@@ -25,7 +33,7 @@ def prepare(environment: Mapping[str, str]) -> None:
     import jax
     from absl import logging as absl
 
-    absl.set_verbosity(absl.ERROR)  # of checkpoints that are written and read
+    absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
 
     keep_programs(jax.config, environment)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, names, options
+from jaxspec.cli import console, drafter_names, names, options
 from jaxspec.cli.options import Json, NewTokens, Seed
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def verify(
     """
     if gamma > MOST:
         raise ValueError(f"--gamma is {gamma}: expected at most {MOST}, for what a round may draw is enumerated")
-    if bool(target) != bool(draft):
-        raise ValueError("a pair has two models: give --target and --draft, or neither")
+    if draft and not target:
+        raise ValueError("a pair has two models: give --target, too, or neither")
+    draft = draft or (drafter_names.default_model(target) if target else "")
     from jaxspec.accept import catalogue
     from jaxspec.analysis.measure import exactness, fits
     from jaxspec.cli import verify_tables as tables

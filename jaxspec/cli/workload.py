@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from jaxspec.cli import drafter_names, lists, names
-from jaxspec.cli.options import DRAFT, TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
+from jaxspec.cli.options import TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Workload(NamedTuple):
     """The shared options; lists are separated by commas, and every combination is measured."""
 
     target: Annotated[str, text("MODEL", "Model to decode from, or random:SHAPE.")] = TARGET
-    draft: Annotated[str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")] = DRAFT
+    draft: Annotated[str, text("NAMES", "Drafters, as in generate; unigram to 4-gram; none.", "--draft", "-d")] = ""
     gamma: Annotated[str, text("N,N", "Draft tokens a round, or plan.", "--gamma", "-g")] = "3"
     policy: Annotated[str, text("NAMES", "Draft-length policies to add, at the largest gamma.")] = ""
     rule: Annotated[str, text("NAMES", "Acceptance rules: block, lenient=0.3; all.")] = "rejection"
@@ -64,7 +64,8 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     from jaxspec.analysis.bench import product
 
     gammas = lists.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
-    drafts = [name for name in lists.values(work.draft, "--draft") if name != NONE]
+    named = work.draft or drafter_names.default(work.target)
+    drafts = [name for name in lists.values(named, "--draft") if name != NONE]
     policies = {
         name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
         for name in (lists.values(work.policy, "--policy") if work.policy else ())
@@ -74,16 +75,19 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     if drafts and policies and not most:
         raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
     rules = catalogue.RULES if work.rule == "all" else lists.values(work.rule, "--rule")
-    dtypes = lists.values(work.dtype, "--dtype")
-    targets = {dtype: model(work.target, work, dtype, work.widen) for dtype in dtypes}
-    first = targets[dtypes[0]]
+    dtypes, tasks = lists.values(work.dtype, "--dtype"), given_tasks(work)
     shared: dict[str, Any] = {
-        "task": tasks_of(first, work),
         "sampling": [{"temperature": heat} for heat in lists.temperatures(work.temperature, "--temperature")],
         "batch": list(lists.integers(work.batch, "--batch")),
         "rule": [names.rule(name) for name in rules],
     }
-    made = []
+    for dtype in dtypes:  # all that can be known is, before the first model is loaded
+        names.check_model(work.target, dtype)
+        for name in drafts:
+            drafter_names.check(name, dtype)
+    targets = {dtype: model(work.target, work, dtype, work.widen) for dtype in dtypes}
+    first = targets[dtypes[0]]
+    shared["task"], made = tasks or tasks_for(first, work), []
     for dtype, target in targets.items():
         load = functools.partial(_draft_model, work, dtype)
         left = functools.partial(references, target, max(work.count, work.rows))
@@ -142,22 +146,51 @@ def _draft_model(work: Workload, dtype: str, name: str) -> Model:
     return model(name, work, dtype, work.widen_draft, seed=1)
 
 
-def tasks_of(target: Model, work: Workload) -> list[Task]:
-    """Prompts: of a file, held out, or, for a published shape, random."""
-    from jaxspec import corpus
+def check_files(work: Workload) -> None:
+    """Refuses files that could not be written, or gone on with, when all is measured.
+
+    Raises:
+        ValueError, OSError: there is such a file.
+    """
+    from jaxspec import files
+    from jaxspec.analysis.bench import Store
+
+    if work.csv is not None and not work.csv.resolve().parent.is_dir():
+        raise ValueError(f"--csv is {work.csv}: there is no folder {work.csv.parent}")
+    for name, file in (("--csv", work.csv), ("--resume", work.resume)):
+        if file is not None and file.is_dir():
+            raise ValueError(f"{name} is {file}: expected a file, and this is a folder")
+        if file is not None:
+            files.check_writable(file)
+    Store(work.resume)
+
+
+def given_tasks(work: Workload) -> list[Task]:
+    """Prompts of a file, or of the tasks that are named; none, if the target is to say which it is for."""
     from jaxspec.analysis.bench import Task
-    from jaxspec.analysis.bench.paper import SOURCE
-    from jaxspec.analysis.measure.synthetic import random_prompt
 
     prompts, ends = max(work.count, work.rows), not work.full_length
     if work.task and work.prompts is not None:
         raise ValueError("got --task and --prompts: expected one of them")
     if work.target.startswith(names.RANDOM):
-        return [Task("random prompts", random_prompt(target, prompts, SOURCE), work.max_new_tokens, ends=False)]
+        return []
     if work.prompts is not None:
         return [Task(name, some, work.max_new_tokens, ends) for name, some in by_task(work.prompts, prompts).items()]
-    tasks = lists.values(work.task or ",".join(corpus.tasks_of(target)), "--task")
+    tasks = lists.values(work.task, "--task") if work.task else ()
     return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
+
+
+def tasks_for(target: Model, work: Workload) -> list[Task]:
+    """Prompts where none are given: held out, or, for a published shape, random."""
+    from jaxspec import corpus
+    from jaxspec.analysis.bench import Task
+    from jaxspec.analysis.bench.paper import SOURCE
+    from jaxspec.analysis.measure.synthetic import random_prompt
+
+    if work.target.startswith(names.RANDOM):
+        prompt = random_prompt(target, max(work.count, work.rows), SOURCE)
+        return [Task("random prompts", prompt, work.max_new_tokens, ends=False)]
+    return given_tasks(work._replace(task=",".join(corpus.tasks_of(target))))
 
 
 def _drafts_trees(drafter: Any) -> bool:

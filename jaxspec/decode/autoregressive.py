@@ -12,7 +12,7 @@ from jaxspec.base import Decoder, LanguageModel, Prompt, Request, RoundInfo, Sam
 from jaxspec.decode import state as states
 
 
-@functools.cache
+@functools.lru_cache
 def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
     """A decoder that draws each token from the target's own distribution.
 

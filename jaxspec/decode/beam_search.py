@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, sharding
+from jaxspec import buffers, programs, sharding
 from jaxspec import warp as warps
 from jaxspec.base import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights
 from jaxspec.decode import beams as bookkeeping
@@ -85,7 +85,7 @@ class BeamSearch:
 
 def beam_search(
     target: Model,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
     beams: int = 4,
     drafter: Model | None = None,
@@ -217,7 +217,7 @@ class DraftTree(NamedTuple):
     parent: Int[Array, "B D"]
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "size"))
+@programs.jit(static_argnames=("target", "draft", "size"))
 def _search(
     target: LanguageModel,
     draft: LanguageModel | None,

@@ -103,7 +103,7 @@ class Piece:
 
 def generate(
     target: Model,
-    prompts: Prompts,
+    prompts: Prompts | None = None,  # required; without them what was given in their place is named
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
@@ -134,7 +134,7 @@ def generate(
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
         eos_ids: tokens that end a row (part of the output), by id or by name; by default the model's or the
             tokenizer's.
-        stop: strings that end a row (cut from its text).
+        stop: strings that end a row (cut from its text); names of special tokens among them mean these tokens.
         num_samples: texts of each prompt, which share its prefill: rows 0 to n - 1 are the first prompt's, the next n
             the second's. What is given "one per row" is then of so many. The texts are those of a prompt that is
             given n times.
@@ -176,26 +176,30 @@ def generate(
 
 def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
     """Runs a job to its end; see `generate`, which is `prepare` and this."""
-    strings = _stop_strings(stop, job.target)
-    outcome = sharding.fetch(stopping.run(job, strings) if strings else loop.run(job))
+    stopper = _stop(stop, job.target)
+    outcome = sharding.fetch(stopping.run(job, stopper) if stopper.strings else loop.run(job))
     if outcome.failed.any():
         raise _failure(outcome.failed, job)
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    texts = _texts(job.target, tokens, outcome.length, strings)
+    rows = [] if job.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
+    texts = [stopping.text_of(stopper, row[:n].tolist()) for row, n in rows]
     trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, job.target.tokenizer)
     return Generation(texts, tokens, outcome.length, outcome.stats, trace, job.decoder.exact, job.target.tokenizer)
 
 
-def stream(target: Model, prompt: Prompts, *, stop: Sequence[str] = (), **options: Any) -> Iterator[Piece]:
+def stream(
+    target: Model, prompt: Prompts | None = None, *, stop: Sequence[str] = (), **options: Any
+) -> Iterator[Piece]:
     """Generates from one prompt and yields text as rounds finish; the arguments are `generate`'s.
 
     The pieces' texts joined are the text that `generate` returns. No character or word is ever cut in half: a word
-    is yielded when what follows it shows that it is complete.
+    is yielded when what follows it shows that it is complete, and that no later token changes how it is decoded.
 
     Raises:
-        ValueError, FloatingPointError: as `generate`; also for more than one prompt.
+        ValueError, FloatingPointError: as `generate`; also for more than one prompt, and in the end for a tokenizer of
+            an unknown kind that has changed text which was yielded.
 
     Example:
         >>> import jax, jaxspec
@@ -213,21 +217,26 @@ def stream(target: Model, prompt: Prompts, *, stop: Sequence[str] = (), **option
 
 def pieces(job: Job, stop: Sequence[str] = ()) -> Iterator[Piece]:
     """Streams a job of one prompt; see `stream`, which is `prepare` and this."""
-    return _pieces(job, _stop_strings(stop, job.target), job.target.tokenizer)
+    return _pieces(job, _stop(stop, job.target))
 
 
-def _pieces(job: Job, stop: Sequence[str], tokenizer: Any) -> Iterator[Piece]:
+def _pieces(job: Job, stop: stopping.Stop) -> Iterator[Piece]:
     committed: list[int] = []
-    shown = ""
-    for state, info in loop.rounds(job, stopping.edit(tokenizer, stop) if stop else None):
+    shown = visible = ""
+    for state, info in loop.rounds(job, stopping.edit(stop) if stop.strings else None):
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
         tokens, length, start, done, failed, stats, info = sharding.fetch(row)
         if failed[0]:
             raise _failure(failed, job)
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         committed += new
-        full_text = "" if tokenizer is None else stopping.decode(tokenizer, committed)
-        visible = stopping.truncate_at_stop(full_text, stop) if done[0] else stopping.stable_prefix(full_text, stop)
+        if stop.tokenizer is not None:
+            visible = (stopping.text_of if done[0] else stopping.stable_text)(stop, committed)
+        if done[0] and not visible.startswith(shown):
+            raise ValueError(
+                f"{shown[-WIDE:]!r} was yielded of a text that is {visible[-WIDE:]!r}: the tokenizer, of type "
+                f"{type(stop.tokenizer).__name__}, changes text when more follows. Take the text from jaxspec.generate"
+            )
         new_text = visible[len(shown) :] if visible.startswith(shown) else ""
         shown += new_text
         yield _piece(new_text, new, info, stats, bool(done[0]))
@@ -260,7 +269,7 @@ def _failure(failed: np.ndarray, job: Job) -> Exception:
     )
 
 
-def _stop_strings(stop: Sequence[str] | None, target: Model) -> tuple[str, ...]:
+def _stop(stop: Sequence[str] | None, target: Model) -> stopping.Stop:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence | set) or not all(isinstance(string, str) for string in strings):
         raise TypeError(f"stop is {stop!r}: expected a string, or a list of strings")
@@ -269,11 +278,4 @@ def _stop_strings(stop: Sequence[str] | None, target: Model) -> tuple[str, ...]:
         raise ValueError("stop strings need a tokenizer, which this model lacks: use eos_ids")
     if any(not string for string in strings):
         raise ValueError("stop has an empty string: it would end every row at once")
-    return strings
-
-
-def _texts(target: Model, tokens: np.ndarray, length: np.ndarray, stop: Sequence[str]) -> list[str]:
-    if target.tokenizer is None:
-        return []
-    full = [stopping.decode(target.tokenizer, row[:n].tolist()) for row, n in zip(tokens, length, strict=True)]
-    return [stopping.truncate_at_stop(text, stop) for text in full]
+    return stopping.stop_of(target.tokenizer, strings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib
 import numbers
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from jax.core import Tracer
+from rich import filesize
 
-from jaxspec import buffers
+from jaxspec import buffers, option_names
 from jaxspec.base import Prompt
 from jaxspec.warp.options import as_list
 
@@ -33,6 +35,7 @@ THEIR_NAMES = {  # of other libraries: ours
     "num_beams": "beams, of jaxspec.beam_search",
     "num_return_sequences": "num_samples",
     "num_speculative_tokens": "gamma",
+    "prompt": "prompts, the second argument (of jaxspec.stream, which takes one, prompt)",
     "prompt_lookup_num_tokens": "drafter=jaxspec.drafters.prompt_lookup(), and gamma",
     "rng": "key",
     "seed": "key=jax.random.key(seed)",
@@ -54,9 +57,16 @@ NOT_HERE = {  # what other libraries have and this one does in another way, or n
     "stopping_criteria": "see stop and eos_ids, or break out of jaxspec.stream",
     "use_cache": "a cache is always used",
 }
+LOADED = ("target", "drafter")  # arguments that are models
 MOST = 2**29  # new tokens: what a row holds is counted in int32
 MANY = 2**12  # rows, and
 LONG = 2**16  # new tokens, or draft tokens: above either it is asked whether memory can hold them
+
+
+CHAT = (
+    "write the conversation as the model's template has it, "
+    'target.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]'
+)
 
 
 def check_untraced(*trees: Any) -> None:
@@ -74,25 +84,22 @@ def check_untraced(*trees: Any) -> None:
         )
 
 
-def check_names(given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuses keywords that are no options, with the one that was probably meant.
-
-    >>> check_names(["temprature"], ["temperature", "top_k"])
-    Traceback (most recent call last):
-    TypeError: there is no option 'temprature': did you mean temperature?
-    """
-    for name in given:
-        if name in known:
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = NOT_HERE.get(name) or (f"did you mean {near[0]}?" if near else "")
-        if name in THEIR_NAMES:
-            meant = f"it is called {THEIR_NAMES[name]}"
-        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")
+def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses keywords that are no options of `generate`; see `option_names.check_names`."""
+    option_names.check_names(names, known, THEIR_NAMES, NOT_HERE)
 
 
 def uncalled(value: Any, name: str, home: str) -> str:
-    """What is wrong with a value that is none of `home`'s: perhaps it is a factory that was not called."""
+    """What is wrong with a value that is none of `home`'s: perhaps a name, or a factory that was not called."""
+    if isinstance(value, str | os.PathLike):
+        known = value in getattr(importlib.import_module(home), "__all__", ())
+        meant = f"{home}.{value}(...)" if known else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
+        return f"{name} is {str(value)!r}, a name" + (f": pass {meant}" if meant else "")
+    if hasattr(value, "state_dict"):
+        return (
+            f"{name} is a {type(value).__name__} of PyTorch: pass jaxspec.load(...) of the folder or hub id that it "
+            "came from"
+        )
     if callable(value) and getattr(value, "__module__", "").startswith("jaxspec"):
         made = f"{home}.{value.__name__}"
         return f"{name} is the function {value.__name__}: call it, and pass what it returns, {made}(...)"
@@ -133,11 +140,14 @@ def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
 def rows_of(prompts: Any) -> Prompt | list[Any]:
     """Prompts as texts (see `check_text`), or as rows of ids.
 
-    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array.
+    Taken are one text or several; a `Prompt`, of arrays or of lists; one row of ids, or several, as lists or an array,
+    of any library.
 
     >>> rows_of([[5, 6, 7], [8]]).length.tolist()
     [3, 1]
     """
+    if prompts is None:
+        raise TypeError("there are no prompts: give text, a list of texts, or token ids, as the second argument")
     if isinstance(prompts, Prompt):
         try:
             return Prompt(*(x if isinstance(x, jax.Array) else jnp.asarray(np.asarray(x)) for x in prompts))
@@ -150,39 +160,68 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
         return [prompts]
     if isinstance(prompts, bytes | bytearray):
         raise TypeError("the prompts are bytes: expected text, such as prompt.decode()")
+    if isinstance(prompts, Mapping) and "role" in prompts:
+        raise TypeError(f"the prompt is a chat message: {CHAT}")
     if isinstance(prompts, Mapping):
         raise TypeError(
             f"the prompts are a {type(prompts).__name__} with {', '.join(map(repr, prompts))}: expected the texts "
             'themselves, or their ids, which a tokenizer returns as ["input_ids"]'
         )
-    if isinstance(prompts, numbers.Number) or not hasattr(prompts, "__iter__") or getattr(prompts, "ndim", 1) == 0:
+    columns = getattr(prompts, "column_names", getattr(prompts, "columns", None))
+    if columns is not None:
+        names = ", ".join(map(repr, columns))
+        raise TypeError(f"the prompts are a {type(prompts).__name__} with the columns {names}: expected one of these")
+    rows = _as_python(prompts)
+    if isinstance(rows, numbers.Number) or not hasattr(rows, "__iter__"):
         raise TypeError(
             f"the prompts are of type {type(prompts).__name__}: expected text, a list of texts, or token ids"
         )
-    each = np.asarray(prompts) if isinstance(prompts, jax.Array) else list(prompts)
-    if len(each) and all(_is_id(x) for x in each):
-        each = [each]
-    if len(each) and all(isinstance(x, list | tuple | np.ndarray | jax.Array) for x in each):
-        rows = [np.asarray(row).tolist() for row in each]
-        for index, row in enumerate(rows):
-            if not all(_is_id(x) for x in row):
-                raise TypeError(f"prompt {index} is a list of more than integers: expected the ids of tokens")
-        return buffers.pad(rows)
-    return list(each)
+    rows = list(rows)
+    if rows and all(_is_id(_as_python(x)) for x in rows):
+        rows = [rows]
+    if not rows or isinstance(rows[0], str):
+        return rows
+    return buffers.pad([_ids_of(row, index) for index, row in enumerate(rows)])
+
+
+def _as_python(values: Any) -> Any:
+    """The lists and numbers of an array of any library; other values as they are."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def _ids_of(row: Any, index: int) -> list[int]:
+    """One prompt's ids."""
+    ids = _as_python(row)
+    if isinstance(row, Prompt):
+        raise TypeError(f"prompt {index} is a jaxspec.Prompt, which has rows itself: expected it without a list")
+    if not isinstance(ids, list | tuple):
+        check_text(ids, index)
+        raise TypeError(f"prompt {index} is text, and others are token ids: expected all of one kind")
+    ids = [_as_python(x) for x in ids]
+    for value in ids:
+        if isinstance(value, Mapping):
+            check_text(value, index)
+        if not _is_id(value):
+            raise TypeError(f"prompt {index} is a list of more than integers, it has {value!r}: expected ids of tokens")
+    return ids
+
+
 def check_text(text: Any, index: int) -> None:
     """Refuses what is no text that a tokenizer can read."""
     if isinstance(text, bytes):
         raise TypeError(f"prompt {index} is bytes: expected text, such as prompt.decode()")
+    if isinstance(text, Mapping) and "role" in text:
+        raise TypeError(f"prompt {index} is a chat message: {CHAT}")
+    if isinstance(text, Mapping):
+        raise TypeError(f"prompt {index} is a row with {', '.join(map(repr, text))}: expected the text itself")
     if not isinstance(text, str):
-        raise TypeError(f"prompt {index} is of type {type(text).__name__}: expected text, or a jaxspec.Prompt of all")
-    if not text.strip():
-        raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+        raise TypeError(
+            f"prompt {index} is {text!r:.80}, of type {type(text).__name__}: expected text, or all as token ids"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -211,11 +250,11 @@ def check_memory(needed: int, what: str, lower: str, devices: int = 1) -> None:
 
     >>> check_memory(2**60, "2**40 new tokens", "max_new_tokens")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: 2**40 new tokens take 1152921504.6 GB of memory, and there are ... GB: lower max_new_tokens
+    ValueError: 2**40 new tokens take 1.2 EB of memory, and there are ...B: lower max_new_tokens
     """
     stats = jax.devices()[0].memory_stats() or {}
     have = devices * stats.get("bytes_limit", 0) or psutil.virtual_memory().total
     if needed > have:
         raise ValueError(
-            f"{what} take {needed / 1e9:.1f} GB of memory, and there are {have / 1e9:.1f} GB: lower {lower}"
+            f"{what} take {filesize.decimal(needed)} of memory, and there are {filesize.decimal(have)}: lower {lower}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, programs
 from jaxspec.base import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights
 from jaxspec.decode.request import Job
 
@@ -76,7 +75,7 @@ def rounds(job: Job, edit: Edit | None = None) -> Iterator[tuple[State, RoundInf
         state, info = advance(job.decoder, job.weights, state)
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "max_new_tokens"))
+@programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
@@ -105,13 +104,13 @@ def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
     return Outcome(new, state.length - state.start, state.failed, state.stats, trace)
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "max_new_tokens"))
+@programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def start(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> State:
     """The state after prefill."""
     return decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
 
 
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+@programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
 def advance(decoder: Decoder, weights: Weights, state: State) -> tuple[State, RoundInfo]:
     """One round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(weights, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise, sharding
+from jaxspec import buffers, drafters, noise, rounds, sharding, token_ids
 from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
 from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
@@ -70,7 +70,7 @@ class Job(NamedTuple):
 
 def prepare(
     target: Model,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
@@ -87,7 +87,9 @@ def prepare(
     See `generate` for the arguments, their defaults and the errors.
     """
     if not isinstance(target, Model):
-        raise TypeError(f"target is of type {type(target).__name__}: expected a jaxspec.Model, as jaxspec.load gives")
+        what = inputs.uncalled(target, "target", "jaxspec")
+        raise TypeError(f"{what}: expected a jaxspec.Model, as jaxspec.load gives")
+    _check_names(sampling)
     named = dict(
         drafter=drafter,
         gamma=gamma,
@@ -105,7 +107,7 @@ def prepare(
 def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     sampling = dict(options)
     drafter, gamma, accept, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
-    inputs.check_names(sampling, [*OWN, "stop", *OPTIONS])
+    _check_names(sampling)
     expected = "an integer, 0 (plain decoding) or more"
     gamma = integer(gamma, "gamma", expected)
     if gamma < 0:
@@ -139,7 +141,9 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
         key = jax.random.key(0)  # nothing is drawn at temperature 0
     key = inputs.key_of(key)
     rule = accept_rules.rejection() if accept is None else accept
-    bound = None if gamma == 0 else _drafter(target, drafter, rule)
+    bound = _drafter(target, drafter, rule)
+    if bound is not None and not rounds.size_of(bound.functions, gamma).nodes:
+        bound = None
     if bound is not None and bound.target is not None:
         target = with_taps_of(target, bound.target)
     if policy is not None and drafter is None:
@@ -177,12 +181,21 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
 
 
+def _check_names(options: Iterable[str]) -> None:
+    if "stop" in options:
+        raise TypeError(
+            "a prepared generation has no stop strings, which are looked for in text, round by round: give stop to "
+            "jaxspec.generate or jaxspec.stream, or end rows at tokens with eos_ids"
+        )
+    inputs.check_names(options, [*OWN, "stop", *OPTIONS])
+
+
 def _devices(weights: Any) -> int:
     mesh = sharding.mesh_of(weights)
     return 1 if mesh is None else mesh.size
 
 
-def encode(target: Model, prompts: Prompts) -> Prompt:
+def encode(target: Model, prompts: Prompts | None) -> Prompt:
     """Strings, or token ids, as a checked Prompt in a bucket."""
     prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
@@ -209,8 +222,9 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
         )
     if tokens.shape[0] == 0:
         raise ValueError("got no prompts: expected at least one")
-    if not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(f"prompt tokens have dtype {tokens.dtype}: expected integers")
+    for name, array in (("tokens", tokens), ("lengths", length)):
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"prompt {name} have dtype {array.dtype}: expected integers")
     for index, (row, n) in enumerate(zip(tokens, length, strict=True)):
         if n < 1:
             raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
@@ -286,12 +300,11 @@ def _called(who: str, model: Model) -> str:
 
 @functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a second, and every call of `generate` compares
 def first_difference(ours: Any, theirs: Any) -> tuple[int, str, str] | None:
-    """The first token id below both sizes that two tokenizers do not agree on, and what each calls it."""
+    """Returns the first token id that both of two tokenizers have and do not agree on, and what each calls it."""
     if ours is theirs:
         return None
-    count = min(len(ours), len(theirs))
-    pairs = zip(ours.convert_ids_to_tokens(range(count)), theirs.convert_ids_to_tokens(range(count)), strict=True)
-    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), None)
+    pairs = zip(token_ids.words(ours), token_ids.words(theirs), strict=False)
+    return next(((i, a, b) for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
 
 
 def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndarray) -> None:
@@ -311,11 +324,7 @@ def _check_positions(lm: LanguageModel, who: str, prompt: Prompt, limit: np.ndar
 
 
 def _eos(target: Model, eos_ids: Any, batch: int):
-    if eos_ids is None:
-        known = None if target.tokenizer is None else target.tokenizer.eos_token_id
-        ends = list(getattr(target.config, "end_tokens", ()))
-        eos_ids = ends or ([] if known is None else [known])
-    eos_ids = inputs.end_ids(eos_ids, target.tokenizer)
-    check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
+    eos_ids = inputs.end_ids(token_ids.ends(target) if eos_ids is None else eos_ids, target.tokenizer)
+    eos_ids = check_ids(eos_ids, "eos_ids", target.lm.vocab_size)
     ends = np.asarray(list(eos_ids) or [-1], np.int32)
     return jnp.asarray(np.broadcast_to(ends, (batch, len(ends))))

@@ -31,7 +31,7 @@ from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.rounds import bucket_widths, check_trees, size_of, speculate, visited
 
 
-@functools.cache
+@functools.lru_cache
 def speculative(
     target: LanguageModel,
     drafter: Drafter,
@@ -54,8 +54,8 @@ def speculative(
         accept  z, then t      by the rule: path (1,)
         commit  [a b c z t]    the cache's entry of z moves to where x's is, and is then rewound: a b c z
 
-    The distribution of the output is the target's if the rule is exact, whatever the drafter does. With gamma 0 this is
-    plain decoding.
+    The distribution of the output is the target's if the rule is exact, whatever the drafter does. A chain of gamma 0
+    is plain decoding.
 
     With a policy gamma is the most draft tokens of a round, and the policy chooses how many each row makes. The drafter
     stops where no row goes on, and the target reads little more than the longest draft (`bucket_widths`).
@@ -73,9 +73,9 @@ def speculative(
     """
     if gamma < 0:
         raise ValueError(f"gamma is {gamma}: expected 0 (plain decoding) or more draft tokens a round")
-    if gamma == 0:
-        return autoregressive(target, sampler)
     nodes, depth = size_of(drafter, gamma)
+    if not nodes:
+        return autoregressive(target, sampler)
     check_trees(target, drafter, rule)
     if drafter.tree is not None and policy is not None and policy.should_continue is not None:
         raise ValueError(

@@ -1,13 +1,16 @@
-"""Stop strings and text that grows: only the host can see them, so rows are cut between rounds.
+"""Stop strings and text as it appears: only the host can see them, so rows are cut between rounds.
 
-Text is given out in whole words and whole characters only.
+The text of a row's first tokens need not be the beginning of its text: half a character, a run of byte tokens, and
+spaces that are cleaned up are decoded to something else when more follows. So a stop string is looked for after every
+token, however many a round commits; and text is given out in whole words, once no token can change it.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,41 +20,81 @@ from jaxspec.base import RoundInfo, State
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
 
-REPLACEMENT = "\ufffd"  # what a tokenizer decodes half of a multi-byte character to
+MARK = 0xD800  # the first of the characters that stand for special tokens: half surrogates, which no decoded text has
+MARKED = re.compile("[\ud800-\udfff]")
+# What `clean_up_tokenization_spaces` may still change: no string that it replaces has another character than these.
+UNCLEANED = re.compile("[ .?!,'ntmsver\ud800-\udfff]+\\Z")
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # how vocabularies of sentencepiece spell a token that is a byte
 
 
-def run(job: Job, stop: Sequence[str]) -> loop.Outcome:
+class Stop(NamedTuple):
+    """Stop strings, ready to be looked for in a tokenizer's text.
+
+    Attributes:
+        tokenizer: the target's; None if it has none, and then there are no strings.
+        strings: what ends a row. One that names special tokens, which decoded text does not show, is there twice: as it
+            is, and with a mark for each of these tokens.
+        marks: the mark of each special token that they name, by id.
+        special: ids of all special tokens.
+    """
+
+    tokenizer: Any
+    strings: tuple[str, ...]
+    marks: dict[int, str]
+    special: frozenset[int]
+
+
+def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
+    """Makes stop strings ready to be looked for.
+
+    >>> from jaxspec.testing import word_tokenizer
+    >>> text_of(stop_of(word_tokenizer(["<unk>", "</s>", "the", "old"]), ["</s>"]), [2, 3, 1, 2])
+    'the old'
+    """
+    added = {} if tokenizer is None else tokenizer.added_tokens_decoder
+    special = {token.content: index for index, token in added.items() if token.special}
+    marks, marked = dict[int, str](), list(strings)
+    for name in sorted(special, key=len, reverse=True):  # of two names, one within the other, the longer
+        if any(name in string for string in marked):
+            mark = marks[special[name]] = chr(MARK + len(marks))
+            marked = [string.replace(name, mark) for string in marked]
+    return Stop(tokenizer, tuple(dict.fromkeys([*strings, *marked])), marks, frozenset(special.values()))
+
+
+def run(job: Job, stop: Stop) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.rounds(job, edit(job.target.tokenizer, stop)):
+    for state, info in loop.rounds(job, edit(stop)):
         if info is not None:
             infos.append(info)
         last = state
     return loop.outcome(last, _trace(infos, len(job.request.limit), job.decoder.nodes), job.max_new_tokens)
 
 
-def edit(tokenizer: Any, stop: Sequence[str]) -> loop.Edit:
+def edit(stop: Stop) -> loop.Edit:
     """For `loop.rounds`: ends every row whose text holds a stop string at the token that completes it.
 
     The tokens after the string were then never committed, nor counted.
     """
-    return functools.partial(_cut, tokenizer, stop)
+    return functools.partial(_cut, stop)
 
 
-def _cut(tokenizer: Any, stop: Sequence[str], state: State, info: RoundInfo | None) -> tuple[State, RoundInfo | None]:
+def _cut(stop: Stop, state: State, info: RoundInfo | None) -> tuple[State, RoundInfo | None]:
     tokens, length, start = (np.asarray(x) for x in (state.tokens, state.length, state.start))
+    committed = length - start if info is None else np.asarray(info.num_committed)
     stopped, over = np.zeros(length.shape, bool), np.zeros_like(length)
     for row in range(len(length)):
         new = tokens[row, start[row] : length[row]].tolist()
-        if find_stop(decode(tokenizer, new), stop) is not None:
-            over[row] = len(new) - tokens_needed(tokenizer, new, stop)
+        needed = tokens_needed(stop, new, len(new) - int(committed[row]))
+        if needed is not None:
+            over[row] = len(new) - needed
             stopped[row] = True
     stats = state.stats._replace(emitted=state.stats.emitted - over)
     if info is not None:
-        committed = info.num_committed - over
-        lost = jnp.minimum(info.num_accepted, info.num_committed) - jnp.minimum(info.num_accepted, committed)
+        kept = info.num_committed - over
+        lost = jnp.minimum(info.num_accepted, info.num_committed) - jnp.minimum(info.num_accepted, kept)
         stats = stats._replace(accepted=stats.accepted - lost)
-        info = info._replace(num_committed=committed)
+        info = info._replace(num_committed=kept)
     done = jnp.logical_or(state.done, stopped)  # stays on the state's devices
     return state._replace(length=state.length - over, done=done, stats=stats), info
 
@@ -59,14 +102,69 @@ def _cut(tokenizer: Any, stop: Sequence[str], state: State, info: RoundInfo | No
 def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
     """The rounds that were run one by one, as `loop.run` reports them."""
     if infos:
-        return loop.Trace(*jax.tree.map(lambda *x: jnp.stack(x, axis=1), *infos))
+        # on the host: on a device it would be a program, and a compilation, for each number of rounds
+        return loop.Trace(*jax.tree.map(lambda *x: np.stack(x, axis=1), *jax.device_get(infos)))
     none = jnp.zeros((batch, 0), jnp.int32)
     return loop.Trace(jnp.zeros((batch, 0, nodes), jnp.int32), none, none, none, none)
+
+
+def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None:
+    """How many of a row's tokens it takes until their text holds a stop string; None if none occurs.
+
+    Args:
+        stop: the strings.
+        tokens: the row's new ones.
+        settled: how many of them are known to be too few.
+    """
+    ends = range(settled + 1, len(tokens) + 1)
+    return next((end for end in ends if find_stop(_marked(stop, tokens[:end]), stop.strings) is not None), None)
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Text of token ids, without special tokens."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def text_of(stop: Stop, tokens: Sequence[int]) -> str:
+    """A row's text, up to the first of the stop strings."""
+    text = _marked(stop, tokens)
+    return MARKED.sub("", text[: find_stop(text, stop.strings)])
+
+
+def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
+    """The part of an unfinished row's text that later tokens can no longer change, nor cut at a stop string.
+
+    Byte tokens at the end are left out: should the bytes of their run turn out to be no text, none of it is kept.
+    """
+    end = len(tokens)
+    while end and _is_open(stop, tokens[end - 1]):
+        end -= 1
+    text = _marked(stop, tokens[:end])
+    if getattr(stop.tokenizer, "clean_up_tokenization_spaces", False):
+        text = UNCLEANED.sub("", text)
+    return MARKED.sub("", stable_prefix(text, stop.strings))
+
+
+def _is_open(stop: Stop, token: int) -> bool:
+    """Whether a token is one of a run of bytes, or none that such a run would end at."""
+    word = None if token in stop.special else stop.tokenizer.convert_ids_to_tokens(token)
+    return word is None or BYTE.fullmatch(word) is not None
+
+
+def _marked(stop: Stop, tokens: Sequence[int]) -> str:
+    """The text of tokens, with a mark where a special token stands that a stop string names."""
+    text = decode(stop.tokenizer, tokens)
+    places = [index for index, token in enumerate(tokens) if token in stop.marks]
+    before = [_common(text, decode(stop.tokenizer, tokens[:index])) for index in places]
+    for index, at in zip(reversed(places), reversed(before), strict=True):
+        text = text[:at] + stop.marks[tokens[index]] + text[at:]
+    return text
+
+
+def _common(text: str, other: str) -> int:
+    """How many characters two texts have in common from their beginnings on."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
@@ -79,49 +177,25 @@ def find_stop(text: str, stop: Sequence[str]) -> int | None:
     return min(found) if found else None
 
 
-def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text before the first of the stop strings.
-
-    >>> truncate_at_stop("one. two", ["."]), truncate_at_stop("one", [])
-    ('one', 'one')
-    """
-    return text[: find_stop(text, stop)]
-
-
 def stable_prefix(text: str, stop: Sequence[str] = ()) -> str:
     """The part of a growing text that later tokens can no longer change, nor turn into a stop string.
 
     A word is held back until a space or line break follows it (its next piece may still come, and some tokenizers
-    change what stands before a piece); ideographs count as words of their own. Half a character is held back too.
+    change what stands before a piece), and so is half a character; ideographs count as words of their own. What a stop
+    string may begin with is held back, too.
 
     >>> stable_prefix("ein Beisp"), stable_prefix("ein Beispiel "), stable_prefix("a st", stop=["a stop"])
     ('ein ', 'ein Beispiel ', '')
     """
-    text = text.rstrip(REPLACEMENT)
+    beginnings = tuple({string[:size] for string in stop for size in range(1, len(string))})
     end = len(text)
-    while end > 0 and not (text[end - 1].isspace() or _ideograph(text[end - 1])):
+    while end and not (_ends_word(text[end - 1]) and not text.endswith(beginnings, 0, end)):
         end -= 1
-    for string in stop:
-        for size in range(min(len(string) - 1, len(text)), 0, -1):
-            if text.endswith(string[:size]):
-                end = min(end, len(text) - size)
-                break
     return text[:end]
 
 
-def tokens_needed(tokenizer: Any, tokens: Sequence[int], stop: Sequence[str]) -> int:
-    """How many of the tokens it takes until their text holds a stop string."""
-    low, high = 0, len(tokens)
-    while low < high:  # the text of a prefix grows with the prefix
-        middle = (low + high) // 2
-        if find_stop(decode(tokenizer, tokens[:middle]), stop) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _ideograph(character: str) -> bool:
-    """Scripts written without spaces: kana, CJK ideographs, Hangul and full-width forms."""
+def _ends_word(character: str) -> bool:
+    """White space, and scripts written without it: kana, CJK ideographs, Hangul and full-width forms."""
     code = ord(character)
-    return 0x3040 <= code <= 0x9FFF or 0xAC00 <= code <= 0xD7A3 or 0xF900 <= code <= 0xFAFF or code >= 0x20000
+    wide = 0x3040 <= code <= 0x9FFF or 0xAC00 <= code <= 0xD7A3 or 0xF900 <= code <= 0xFAFF or code >= 0x20000
+    return wide or character.isspace()

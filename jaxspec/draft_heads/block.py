@@ -331,7 +331,7 @@ class BlockHead(NamedTuple):
     requirements: TargetRequirements
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: BlockConfig) -> BlockHead:
     """Makes a block drafter's pure functions, for `drafters.block`."""
     net = BlockDrafter(config)
@@ -389,10 +389,10 @@ def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
     Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
     """
     check_target(head.functions.requirements, target, "a block drafter")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target)
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="block")
 
 
-@functools.cache
+@functools.lru_cache
 def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
         row = row_of(lm, prompt)

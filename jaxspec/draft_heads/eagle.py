@@ -202,7 +202,7 @@ class Eagle(Recurrent):
         return in_target_vocabulary(logits, self.vocabulary, config.layer.vocab_size)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: EagleConfig) -> RecurrentHead:
     """Makes an EAGLE head's pure functions, for `drafters.eagle`."""
     shared = not config.own_embedding, not config.own_head
@@ -250,7 +250,7 @@ def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
 
     Reference: Li et al., EAGLE, ICML 2024, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840.
     """
-    return recurrent.drafter(head, target, "an EAGLE head")
+    return recurrent.drafter(head, target, "an EAGLE head", "eagle")
 
 
 # --- its files

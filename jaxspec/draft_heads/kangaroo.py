@@ -96,7 +96,7 @@ class Net(nn.Module):
         return self.norm(x), cache
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: ExitAdapterConfig) -> ExitAdapter:
     """Makes an adapter's pure functions, for `drafters.early_exit`."""
     module, c = Net(config), config.layer

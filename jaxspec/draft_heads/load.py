@@ -96,7 +96,7 @@ def load_drafter(
     drafter = kind.drafter(network, target, head)
     if check is not False:
         check_acceptance(drafter, None if check is True else check, name=str(source))
-    return drafter
+    return drafter._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
 
 
 def check_acceptance(
@@ -146,7 +146,7 @@ def read_head(
         raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
     if taps is not None:
         stack.check_numbers(taps)
-    folder = _find(source, revision)
+    folder = find(source, revision)
     tokenizer = huggingface.tokenizer(folder)
     both = tokenizer is not None and target.tokenizer is not None
     if both and (first := first_difference(target.tokenizer, tokenizer)) is not None:
@@ -212,7 +212,13 @@ def shipped() -> dict[str, Path]:
     return drafters
 
 
-def _find(source: str | Path, revision: str | None) -> Path:
+def find(source: str | Path, revision: str | None = None) -> Path:
+    """The folder of a drafter that reads hidden states; one of the hub is downloaded first.
+
+    Raises:
+        CheckpointError: there is none.
+        ValueError: a revision is given of something that is not of the hub.
+    """
     path = Path(source).expanduser()
     folders.recover(path)
     if not path.exists() and path.parts[-2:-1] in ((), ("checkpoints",)):

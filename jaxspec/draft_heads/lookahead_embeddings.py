@@ -89,7 +89,7 @@ class LookAheadEmbeddings(NamedTuple):
     requirements: TargetRequirements
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: LookAheadConfig) -> LookAheadEmbeddings:
     """Makes the vectors' pure functions, for `drafters.lookahead_embeddings`."""
 
@@ -143,10 +143,10 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
     Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
     """
     check_target(head.functions.requirements, target, "the look-ahead vectors")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target)
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="lookahead_embeddings")
 
 
-@functools.cache
+@functools.lru_cache
 def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
     def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], Cache]:
         row, count = context.row, min(context.gamma, head.count)

@@ -198,7 +198,7 @@ class ParallelHeads(NamedTuple):
     requirements: TargetRequirements
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: HeadsConfig) -> ParallelHeads:
     """Makes the heads' pure functions, for `drafters.heads`."""
     logits_of = stack.pure(Heads(config), Heads.logits_of)
@@ -252,10 +252,10 @@ def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
     2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
     """
     check_target(head.functions.requirements, target, "the heads")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target)
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="heads")
 
 
-@functools.cache
+@functools.lru_cache
 def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 

@@ -124,7 +124,7 @@ class MTP(Recurrent):
         return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
 
 
-@functools.cache
+@functools.lru_cache
 def head(config: MTPConfig) -> RecurrentHead:
     """Makes a module's pure functions, for `drafters.mtp`."""
     c = config.layer
@@ -170,7 +170,7 @@ def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
 
     Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
     """
-    return recurrent.drafter(head, target, "an MTP module")
+    return recurrent.drafter(head, target, "an MTP module", "mtp")
 
 
 # --- its files

@@ -214,13 +214,13 @@ class Nodes(NamedTuple):
     hidden: Float[Array, "B F+1 D"]
 
 
-def drafter(head: Bound[RecurrentHead], target: Model, title: str) -> Bound[Drafter]:
-    """Drafts with any network that has these functions; `title` names it in complaints."""
+def drafter(head: Bound[RecurrentHead], target: Model, title: str, name: str) -> Bound[Drafter]:
+    """Drafts with any network that has these functions; `title` names the network in complaints."""
     check_target(head.functions.requirements, target, title)
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target)
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name=name)
 
 
-@functools.cache
+@functools.lru_cache
 def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HiddenState:
         row, shared = row_of(lm, prompt), shared_with(lm, weights.target)

@@ -103,7 +103,7 @@ def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
     return network._replace(functions=functions, params=TrimmedParams(network.params, model.params))
 
 
-@functools.cache
+@functools.lru_cache
 def _with_head(functions: Any, head: Head) -> Any:
     def with_own(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(params: TrimmedParams, *arguments: Any) -> Any:

@@ -31,9 +31,9 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import after, as_drafter, number, put, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, name_of, put, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
-from jaxspec.integers import integer
+from jaxspec.integers import integer, number
 from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
 
@@ -132,7 +132,8 @@ def cascade(
         draft = with_taps_of(draft, made.target)
     check_trees(draft.lm, made.functions, rule)
     functions = _cascade(draft.lm, made.functions, rule, gamma, inner_temperature)
-    return Bound(functions, (draft.params, made.params), (draft, *made.models))
+    name = f"cascade({name_of(draft)}, {name_of(made)})"
+    return Bound(functions, (draft.params, made.params), (draft, *made.models), name=name)
 
 
 def _check_levels(draft: Model, inner: Model) -> None:
@@ -148,7 +149,7 @@ def _check_levels(draft: Model, inner: Model) -> None:
         )
 
 
-@functools.cache
+@functools.lru_cache
 def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, inner_temperature: float) -> Drafter:
     nodes, depth = size_of(inner, inner_gamma)
     spare = nodes + 1  # that a row is fed beyond its draft

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import (
@@ -45,6 +42,11 @@ def as_drafter(drafter: Drafter | Bound[Drafter] | Model, name: str = "a drafter
     raise TypeError(f"{name} is {shown(drafter)}: expected a jaxspec.Model, or one of jaxspec.drafters")
 
 
+def name_of(draft: Model | Bound[Drafter]) -> str:
+    """What tables call a model or a drafter that another drafter is made of."""
+    return draft.name or ("a model" if isinstance(draft, Model) else "a drafter")
+
+
 def check_model(given: Any, name: str) -> None:
     """Refuses what is no model.
 
@@ -66,20 +68,6 @@ def shown(given: Any) -> str:
     if callable(given) and hasattr(given, "__name__"):
         return f"{given.__name__}, which was not called"
     return f"of type {type(given).__name__}"
-
-
-def number(value: Any, name: str, expected: str) -> float:
-    """A finite real number of any kind as Python's; True and False are none.
-
-    >>> number(np.float32(0.5), "factor", "a finite number")
-    0.5
-    """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 0:
-        real = np.issubdtype(value.dtype, np.integer) or jnp.issubdtype(value.dtype, jnp.floating)
-    if real and math.isfinite(value):
-        return float(value)
-    raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
 def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:

@@ -81,10 +81,10 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
             f"expected at least {fed} nodes, or a smaller depth or width"
         )
     lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
-    return tree_cache.with_trees(draft, _dynamic_tree(reader, lm, nodes, depth, width))
+    return tree_cache.with_trees(draft, _dynamic_tree(reader, lm, nodes, depth, width), "dynamic_tree")
 
 
-@functools.cache
+@functools.lru_cache
 def _dynamic_tree(reader: NodeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
     fed = (depth - 1) * width  # which may be more than are verified
     spare = max(fed - nodes, 0)

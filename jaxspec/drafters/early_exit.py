@@ -64,4 +64,4 @@ def early_exit(
         tap, *_ = adapter.functions.requirements.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
     first = tuple(range(layers))
-    return own_layers.bound(target, Parts(first, first), head, adapter)
+    return own_layers.bound(target, Parts(first, first), f"early_exit({layers})", head, adapter)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
-from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of
+from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of, name_of
 
 
 def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
@@ -57,10 +57,11 @@ def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
     if any(target.lm != targets[0].lm for target in targets[1:]):
         raise ValueError("the drafters read the hidden states of different targets, or different taps: expected one")
     functions = _fallback(tuple(drafter.functions for drafter in made))
-    return Bound(functions, tuple(drafter.params for drafter in made), models, targets[0] if targets else None)
+    params, target = tuple(drafter.params for drafter in made), targets[0] if targets else None
+    return Bound(functions, params, models, target, "+".join(map(name_of, made)))
 
 
-@functools.cache
+@functools.lru_cache
 def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> tuple[Any, ...]:
         return tuple(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec import noise
 from jaxspec.base import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights
-from jaxspec.drafters.common import as_drafter
+from jaxspec.drafters.common import as_drafter, name_of
 
 
 def greedy(draft: Model | Bound[Drafter]) -> Bound[Drafter]:
@@ -38,10 +38,10 @@ def greedy(draft: Model | Bound[Drafter]) -> Bound[Drafter]:
     drafter = as_drafter(draft)
     if drafter.functions.lm is None and drafter.target is None:
         raise ValueError("greedy got a drafter without a model: expected a model, or a drafter that samples from one")
-    return drafter._replace(functions=_greedy(drafter.functions))
+    return drafter._replace(functions=_greedy(drafter.functions), name=f"greedy({name_of(drafter)})")
 
 
-@functools.cache
+@functools.lru_cache
 def _greedy(drafter: Drafter) -> Drafter:
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         def certain(*arguments) -> Distribution:

@@ -25,7 +25,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
-from jaxspec.drafters.common import after, as_drafter, confidence_of, log_probs_of, put
+from jaxspec.drafters.common import after, as_drafter, confidence_of, log_probs_of, name_of, put
 from jaxspec.integers import integer
 
 Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " B"]]
@@ -76,10 +76,11 @@ def horizontal_cascade(
         )
     functions = _horizontal_cascade(both[0].functions, both[1].functions, tokens)
     params, models = tuple(made.params for made in both), both[0].models + both[1].models
-    return Bound(functions, params, models, both[0].target)
+    name = f"horizontal_cascade({tokens}, {name_of(both[0])}, {name_of(both[1])})"
+    return Bound(functions, params, models, both[0].target, name)
 
 
-@functools.cache
+@functools.lru_cache
 def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
     def parts(weights: Weights, caches: Caches) -> list[tuple[Weights, Caches]]:
         pairs = zip(weights.draft, caches.draft, strict=True)

@@ -58,10 +58,10 @@ def jacobi(longest: int = 16) -> Bound[Drafter]:
     longest = integer(longest, "longest", "an integer, the most draft tokens of a round")
     if longest < 1:
         raise ValueError(f"longest is {longest}: expected at least 1 draft token")
-    return Bound(_jacobi(longest))
+    return Bound(_jacobi(longest), name="jacobi")
 
 
-@functools.cache
+@functools.lru_cache
 def _jacobi(longest: int) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> JacobiState:
         return JacobiState(prompt_tokens(prompt, longest), jnp.full_like(prompt.length, -1))

@@ -82,10 +82,10 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
         raise ValueError(
             f"pool is {pool}: expected at least {max(window, candidates)}, what a pass enters and what it verifies"
         )
-    return Bound(_lookahead(window, ngram - 1, candidates, pool))
+    return Bound(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
 
 
-@functools.cache
+@functools.lru_cache
 def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
     branch = candidates * levels  # nodes of the candidates, before those of the window
     nodes, depth = branch + window * levels, window + levels - 1

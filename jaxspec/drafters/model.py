@@ -73,10 +73,10 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
     """
-    return Bound(_model(draft.lm, coupled, can_continue), draft.params, (draft,))
+    return Bound(_model(draft.lm, coupled, can_continue), draft.params, (draft,), name=draft.name or "a model")
 
 
-@functools.cache
+@functools.lru_cache
 def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> ModelState:
         _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)

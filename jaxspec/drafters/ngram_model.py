@@ -94,7 +94,7 @@ def language_model(config: NGramConfig) -> LanguageModel:
     return _language_model(config)
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: NGramConfig) -> LanguageModel:
     def read(
         params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
 from jaxspec.drafters.common import same_state, searched
+from jaxspec.integers import integers
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
@@ -69,12 +70,13 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Bound[Drafter]:
         >>> draft.tokens.tolist(), draft.length.tolist()  # after 5 6, and so after 6, the target has generated 9
         ([[9, 0]], [1])
     """
+    n, top, slots = integers(n=n, top=top, slots=slots)
     if not 2 <= n <= LONGEST or top < 1 or slots < 1:
         raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
-    return Bound(_online_ngram(n, top, slots))
+    return Bound(_online_ngram(n, top, slots), name=f"online_ngram({n})")
 
 
-@functools.cache
+@functools.lru_cache
 def _online_ngram(n: int, top: int, slots: int) -> Drafter:
     sizes = tuple(range(n - 1, 0, -1))
     weight = [2**size * SHARES // rank for size in sizes for rank in range(1, top + 1)]

@@ -105,13 +105,14 @@ class Halves(NamedTuple):
 
 
 def bound(
-    target: Model, parts: Parts, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
+    target: Model, parts: Parts, name: str, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
 ) -> Bound[Drafter]:
     """The drafter that runs these parts of its target.
 
     Args:
         target: one of jaxspec's networks.
         parts: what drafts.
+        name: of the drafter.
         head: a model whose head makes the drafter's logits; None: the target.
         adapter: a network between the parts, which are the first layers then, and the head; None: the final norm.
 
@@ -120,7 +121,7 @@ def bound(
         ValueError: the target's layers cannot be run in part, or the head or the adapter is for another model.
     """
     layers_of(target)
-    lm, name = target.lm, target.name or "the target"
+    lm = target.lm
     if head is not None:
         check_model(head, "head")
     network = None if adapter is None else adapter.functions
@@ -128,13 +129,14 @@ def bound(
         check_target(network.requirements, target, "an adapter")
     own = Own(None if head is None else head.params, None if adapter is None else adapter.params)
     if head is None:
-        return Bound(_own_layers(lm, parts, None, network), own, target=target)
+        return Bound(_own_layers(lm, parts, None, network), own, target=target, name=name)
     if head.lm.head is None or (head.lm.feature_size, head.lm.vocab_size) != (lm.feature_size, lm.vocab_size):
         raise ValueError(
             f"the head is that of {head.name or 'a model'} of width {head.lm.feature_size} with {head.lm.vocab_size} "
-            f"token ids, and {name} has {lm.feature_size} and {lm.vocab_size}: expected jaxspec.trim_vocabulary(target)"
+            f"token ids, and {target.name or 'the target'} has {lm.feature_size} and {lm.vocab_size}: expected "
+            "jaxspec.trim_vocabulary(target)"
         )
-    return Bound(_own_layers(lm, parts, head.lm.head, network), own, target=target)
+    return Bound(_own_layers(lm, parts, head.lm.head, network), own, target=target, name=name)
 
 
 def layers_of(target: Model) -> Layers:
@@ -167,7 +169,7 @@ def halves(parts: Parts, count: int) -> Halves:
     return Halves(Parts(first, first), own, Parts(rest, rest))
 
 
-@functools.cache
+@functools.lru_cache
 def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: ExitAdapter | None) -> Drafter:
     layers = lm.layers
     assert layers is not None and lm.head is not None

@@ -58,10 +58,13 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     continuations.check(candidates, length)
-    return Bound(_prompt_lookup(longest, shortest, TreeSize(candidates * length, length) if candidates > 1 else None))
+    if candidates == 1:
+        return Bound(_prompt_lookup(longest, shortest, None), name="prompt_lookup")
+    functions = _prompt_lookup(longest, shortest, TreeSize(candidates * length, length))
+    return Bound(functions, name=f"prompt_lookup({candidates} candidates)")
 
 
-@functools.cache
+@functools.lru_cache
 def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
         return prompt

@@ -18,6 +18,7 @@ from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Pro
 from jaxspec.datastore import Datastore, DatastoreError
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, no_state, same_state, searched
+from jaxspec.integers import integers
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
@@ -71,6 +72,7 @@ def retrieval(
         >>> draft.tokens.tolist(), draft.length.tolist()
         ([[8, 5, 0]], [2])
     """
+    shortest, longest, occurrences = integers(shortest=shortest, longest=longest, occurrences=occurrences)
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     if longest > LONGEST:
@@ -84,7 +86,8 @@ def retrieval(
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
     tree = TreeSize(candidates * length, length) if candidates > 1 else None
-    return Bound(_retrieval(longest, shortest, occurrences, tree), params)
+    name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
+    return Bound(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
 def _check(store: Datastore, target: Model) -> None:
@@ -102,7 +105,7 @@ def _check(store: Datastore, target: Model) -> None:
         raise DatastoreError(f"the datastore has {store.vocab_size} token ids and the target {target.lm.vocab_size}")
 
 
-@functools.cache
+@functools.lru_cache
 def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | None) -> Drafter:
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         return searched(lambda: search(weights.draft, context.row, context.gamma), context), caches

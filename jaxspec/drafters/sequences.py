@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxspec.base import Bound, Drafter, Model
+from jaxspec.drafters.common import name_of
 from jaxspec.drafters.shape import branching
 from jaxspec.drafters.tree import tree
 from jaxspec.integers import integers
@@ -46,4 +47,5 @@ def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int | None = No
             f"length is {length}, the tokens of a sequence, and the drafter drafts {most} tokens ahead: expected at "
             f"most {most}"
         )
-    return tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")
+    drafter = tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")
+    return drafter._replace(name=f"sequences({k} of {length} tokens, {name_of(draft)})")

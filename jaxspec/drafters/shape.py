@@ -110,7 +110,7 @@ def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
     return _shape_of(nodes)
 
 
-@functools.cache
+@functools.lru_cache
 def _shape_of(choices: Choices) -> Shape:
     if not choices:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")

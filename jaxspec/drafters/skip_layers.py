@@ -44,7 +44,7 @@ def skip_layers(
     Reference: Zhang et al., Draft & Verify, ACL 2024, arXiv 2309.08168.
     """
     count, name = own_layers.layers_of(target).count, target.name or "the target"
-    chosen = []
+    chosen, names = [], []
     for what, layers in (("attention", attention), ("mlp", mlp)):
         skipped = _integers(what, layers)
         if odd := [layer for layer in skipped if not 0 <= layer < count]:
@@ -52,11 +52,12 @@ def skip_layers(
         if len(set(skipped)) < len(skipped):
             raise ValueError(f"{what} is {skipped}: expected each layer once")
         chosen.append(tuple(layer for layer in range(count) if layer not in skipped))
+        names.append(f"{what}={skipped}")
     if not any(chosen):
         raise ValueError(f"attention and mlp skip all {count} layers of {name}: expected some of them to be left")
     if all(len(run) == count for run in chosen):
         raise ValueError("attention and mlp skip nothing: the drafter would be the target; expected some layers")
-    return own_layers.bound(target, Parts(*chosen), head)
+    return own_layers.bound(target, Parts(*chosen), f"skip_layers({', '.join(names)})", head)
 
 
 def _integers(what: str, layers: Sequence[int]) -> list[int]:

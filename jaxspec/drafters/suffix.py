@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.drafters import continuations
-from jaxspec.drafters.common import no_commit, number, same_state, searched
+from jaxspec.drafters.common import no_commit, same_state, searched
 from jaxspec.drafters.prompt_lookup import NO_TOKEN, match_lengths, text_of
-from jaxspec.integers import integers
+from jaxspec.integers import integers, number
 
 
 class SuffixOptions(NamedTuple):
@@ -112,10 +112,11 @@ def suffix(
         )
     continuations.check(candidates, length)
     tree = TreeSize(candidates * length, length) if candidates > 1 else None
-    return Bound(_suffix(SuffixOptions(longest, places, factor, least_probability, least_score, share, tree)))
+    options = SuffixOptions(longest, places, factor, least_probability, least_score, share, tree)
+    return Bound(_suffix(options), name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
 
 
-@functools.cache
+@functools.lru_cache
 def _suffix(options: SuffixOptions) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
         return prompt

@@ -64,10 +64,10 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Draft
     Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
     """
     choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
-    return Bound(_token_recycling(shape_of(choices)))
+    return Bound(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
 
 
-@functools.cache
+@functools.lru_cache
 def _token_recycling(shape: Shape) -> Drafter:
     nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
     parents = jnp.asarray(shape.parents, jnp.int32)

@@ -83,10 +83,10 @@ def tree(
             f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
         )
     lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
-    return tree_cache.with_trees(draft, _tree(reader, lm, made, draw))
+    return tree_cache.with_trees(draft, _tree(reader, lm, made, draw), "tree")
 
 
-@functools.cache
+@functools.lru_cache
 def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1

@@ -32,6 +32,7 @@ from jaxspec.base import (
     Verdict,
     Weights,
 )
+from jaxspec.drafters.common import name_of
 from jaxspec.drafters.model import ModelState, known, last_logits, prefill, read_last_two, take_back
 
 Logits = tuple[Float[Array, "B n W"], Cache]
@@ -114,14 +115,16 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
     return found
 
 
-def with_trees(draft: Model | Bound[Drafter], functions: Drafter) -> Bound[Drafter]:
-    """A drafter of trees, with the values of what it drafts with."""
+def with_trees(draft: Model | Bound[Drafter], functions: Drafter, kind: str) -> Bound[Drafter]:
+    """A drafter of trees of a `kind`, with the values of what it drafts with."""
+    assert functions.tree is not None
+    name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
     if isinstance(draft, Model):
-        return Bound(functions, draft.params, (draft,))
-    return draft._replace(functions=functions)
+        return Bound(functions, draft.params, (draft,), name=name)
+    return draft._replace(functions=functions, name=name)
 
 
-@functools.cache
+@functools.lru_cache
 def of_model(lm: LanguageModel) -> NodeReader:
     """A model as a reader: the carry is its cache."""
 

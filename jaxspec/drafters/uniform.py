@@ -29,10 +29,10 @@ def uniform() -> Bound[Drafter]:
         >>> bool(out.stats.tokens_per_round[0] > 1.5)
         True
     """
-    return Bound(_uniform())
+    return Bound(_uniform(), name="uniform")
 
 
-@functools.cache
+@functools.lru_cache
 def _uniform() -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Float[Array, "B V"]:
         batch, _, vocab = prefilled.logits.shape

@@ -57,7 +57,7 @@ def without_backoff(tables: Model, min_context: int | None = None) -> Bound[Draf
     return model(tables, can_continue=_deep_enough(least))
 
 
-@functools.cache
+@functools.lru_cache
 def _deep_enough(least: int) -> Callable[[Rows], Bool[Array, " B"]]:
     def can_continue(cache: Rows) -> Bool[Array, " B"]:
         return cache.context >= least

@@ -49,8 +49,8 @@ def of(table: dict) -> Family:
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     """The first family whose config.json can hold all of a configuration, and that config.json.
 
-    What is written is read again and compared: but for the dtype, and for a T5's limit on positions and lists of
-    end tokens, which have no place in a config.json, nothing is lost.
+    What is written is read again and compared: but for the dtype, for the end tokens, which
+    `weights.huggingface.save` writes, and for a T5's limit on positions, which has no place there, nothing is lost.
 
     Raises:
         FamilyError: there is none.
@@ -60,14 +60,14 @@ def describe(config: Any) -> tuple[Family, dict[str, Any]]:
     ('Llama', 8.0)
     """
     config = dataclasses.replace(config, dtype="float32")
+    if hasattr(config, "end_tokens"):
+        config = dataclasses.replace(config, end_tokens=())
     if isinstance(config, T5Config):
         config = dataclasses.replace(config, max_positions=None)
     if isinstance(config, DecoderConfig):
         layers = [config.is_local(i) for i in range(config.layers)]
         window = config.window if any(layers) else None
-        config = dataclasses.replace(
-            config, local=decoders.period(layers) if window else (), window=window, end_tokens=()
-        )
+        config = dataclasses.replace(config, local=decoders.period(layers) if window else (), window=window)
     for family in FAMILIES:
         try:
             table = family.write(config)

@@ -119,7 +119,7 @@ def check(table: dict) -> None:
             check(value)
 
 
-def need(table: dict, key: str) -> Any:
+def need(table: Mapping[str, Any], key: str) -> Any:
     """An entry that has no default.
 
     >>> need({"hidden_size": 64}, "vocab_size")

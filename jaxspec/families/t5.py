@@ -23,7 +23,8 @@ def read(table: dict) -> T5Config:
 
     Whether the head is tied and whether it is scaled are two facts. Older files have one key for both,
     tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
-    always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`).
+    always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`). A decoder's row
+    begins with decoder_start_token_id; without one with bos_token_id, as in transformers, or pad_token_id, as T5's do.
     """
     kind = table.get("feed_forward_proj", "relu")
     if kind not in FEED_FORWARD:
@@ -31,7 +32,8 @@ def read(table: dict) -> T5Config:
     activation, gated = FEED_FORWARD[kind]
     tied = table.get("tie_word_embeddings", True) is not False
     scaled = table.get("scale_decoder_outputs", tied) is not False
-    start = table.get("decoder_start_token_id")
+    starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token for token in starts if token is not None), None)
     layers = need(table, "num_layers")
     shape = (
         need(table, "vocab_size"),

@@ -49,7 +49,7 @@ class AdapterCache(NamedTuple):
     length: Int[Array, " batch"]
 
 
-@functools.cache
+@functools.lru_cache
 def from_function(
     apply: Callable[..., Any],
     vocab_size: int,
@@ -145,7 +145,7 @@ def from_linen(
     return from_function(_apply_of(module), vocab_size, **options)
 
 
-@functools.cache
+@functools.lru_cache
 def _apply_of(module: nn.Module) -> Callable[..., Any]:
     return lambda params, *arguments, **named: module.apply({"params": params}, *arguments, **named)
 

@@ -277,14 +277,14 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
     return _language_model(config, stack.check_taps(taps, config.layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(Decoder(c, taps), empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(Decoder(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:

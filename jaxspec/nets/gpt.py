@@ -36,6 +36,7 @@ class GPTConfig:
         epsilon: added to the variance in every norm.
         scale_scores: whether scores are divided by the root of a head's dimension.
         scale_by_layer: whether they are also divided by the layer's number, counted from 1.
+        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
     """
 
     vocab_size: int
@@ -50,6 +51,7 @@ class GPTConfig:
     epsilon: float = 1e-5
     scale_scores: bool = True
     scale_by_layer: bool = False
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.activation not in ACTIVATIONS:
@@ -175,14 +177,14 @@ def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel
     return _language_model(config, stack.check_taps(taps, config.layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
     c, dtype = config, jnp.dtype(config.dtype)
 
     def empty(batch: int, capacity: int) -> kv.KVCache:
         return kv.empty(batch, c.layers, c.heads, capacity, c.head_dim, dtype)
 
-    return stack.decoder_only(GPT(c, taps), empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
+    return stack.decoder_only(GPT(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:

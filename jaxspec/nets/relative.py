@@ -30,7 +30,7 @@ def relative_bucket(
     return jnp.take(table, distance + max_distance, mode="clip")
 
 
-@functools.cache
+@functools.lru_cache
 def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
     """The buckets of the distances -max_distance..max_distance; those beyond are in the last.
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
+from jaxspec.nets.mismatch import Init, named_mismatch
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]
 UpdateCache = Callable[[Float[Array, "B K T D"], Float[Array, "B K T D"]], KeysValues]
@@ -248,6 +249,8 @@ def layers_of(module: nn.Module, count: int) -> Layers:
 
 def decoder_only(
     module: nn.Module,
+    init: Init,
+    config: Any,
     empty: Callable[[int, int], kv.KVCache],
     layers: int,
     vocab_size: int,
@@ -259,6 +262,7 @@ def decoder_only(
 
     Args:
         module: the network.
+        init, config: what makes its parameters.
         empty: makes a cache for (batch, capacity).
         layers: how many there are.
         vocab_size, max_positions, feature_size, taps: see `LanguageModel`.
@@ -272,7 +276,8 @@ def decoder_only(
             logits = net.logits(net.features(last(x, prompt)))
             return Forward(logits, net.features(x), taps), cache._replace(length=prompt.length)
 
-        return nn.apply(read, module)({"params": params})
+        with named_mismatch(params, init, config, {"layers": layers}):
+            return nn.apply(read, module)({"params": params})
 
     def extend(
         params: Params, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None

@@ -24,6 +24,7 @@ from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.nets.mismatch import named_mismatch
 from jaxspec.nets.relative import RelativeBias, biases, distances
 
 
@@ -44,6 +45,7 @@ class T5Config:
         max_positions: longest prompt and longest output to accept; T5's biases would go on for ever.
         dtype: of the computation: "float32" or "bfloat16". Logits are float32 always.
         epsilon: added to the mean square in every norm.
+        end_tokens: what ends a row; empty for the tokenizer's end-of-sequence token.
     """
 
     vocab_size: int
@@ -63,6 +65,7 @@ class T5Config:
     dtype: str = "float32"
     scaled_head: bool | None = None
     epsilon: float = 1e-6
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.scaled_head is None:
@@ -292,12 +295,14 @@ def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
     return _language_model(config, stack.check_taps(taps, config.decoder_layers))
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
     module = T5(config, taps)
+    layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
 
     def prefill(params, prompt, capacity, encoded=None):
-        return module.apply({"params": params}, prompt, capacity, encoded, method="prefill")
+        with named_mismatch(params, init, config, layers):
+            return module.apply({"params": params}, prompt, capacity, encoded, method="prefill")
 
     def extend(params, cache, tokens, parent=None):
         return module.apply({"params": params}, cache, tokens, parent, method="extend")

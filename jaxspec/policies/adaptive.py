@@ -87,10 +87,10 @@ def adaptive(
         checked(forget, "forget", 0, 1),
         checked(pause, "pause", 0, most, int),
     )
-    return Bound(_adaptive(), values)
+    return Bound(_adaptive(), values, name="adaptive")
 
 
-@functools.cache
+@functools.lru_cache
 def _adaptive() -> Policy:
     def init(params: Params, prompt: Prompt) -> AcceptanceState:
         rows = prompt.length.shape

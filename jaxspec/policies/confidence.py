@@ -36,10 +36,10 @@ def confidence(threshold: Any = 0.4) -> Bound[Policy]:
     Reference: Mamou et al., "Dynamic Speculation Lookahead", arXiv 2405.04304 (who train a classifier to decide, and
     compare it with a threshold); Kim et al., "Speculative Decoding with Big Little Decoder", arXiv 2302.07863.
     """
-    return Bound(_confidence(), checked(threshold, "threshold", 0, 1))
+    return Bound(_confidence(), checked(threshold, "threshold", 0, 1), name="confidence")
 
 
-@functools.cache
+@functools.lru_cache
 def _confidence() -> Policy:
     def max_draft(params: Params, state: Params, gamma: int) -> Int[Array, " B"]:
         return jnp.full(jnp.shape(params), gamma, jnp.int32)

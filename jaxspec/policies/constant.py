@@ -31,10 +31,11 @@ def constant(draft_tokens: Any) -> Bound[Policy]:
         >>> jaxspec.generate(target, prompt, policy=constant([1, 3]), **options).stats.rounds.tolist()
         [4, 2]
     """
-    return Bound(_constant(), checked(draft_tokens, "draft_tokens", 0, float("inf"), int))
+    limit = checked(draft_tokens, "draft_tokens", 0, float("inf"), int)
+    return Bound(_constant(), limit, name="constant")
 
 
-@functools.cache
+@functools.lru_cache
 def _constant() -> Policy:
     def max_draft(params: Int[Array, " B"], state: Params, gamma: int) -> Int[Array, " B"]:
         return params

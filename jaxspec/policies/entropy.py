@@ -44,10 +44,10 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Bound[Policy]:
     if np.any(np.asarray(least) > np.asarray(most)):
         raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
-    return Bound(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)))
+    return Bound(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)), name="entropy")
 
 
-@functools.cache
+@functools.lru_cache
 def _entropy() -> Policy:
     def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.zeros(prompt.length.shape, jnp.float32)

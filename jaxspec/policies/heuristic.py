@@ -45,10 +45,10 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
     values = Params(
         checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
     )
-    return Bound(_heuristic(), values)
+    return Bound(_heuristic(), values, name="heuristic")
 
 
-@functools.cache
+@functools.lru_cache
 def _heuristic() -> Policy:
     def init(params: Params, prompt: Prompt) -> Float[Array, " B"]:
         return jnp.broadcast_to(params.start, prompt.length.shape)

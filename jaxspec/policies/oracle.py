@@ -42,10 +42,10 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
         raise ValueError(
             f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]"
         )
-    return Bound(_oracle(), Params(array.astype(np.int32)))
+    return Bound(_oracle(), Params(array.astype(np.int32)), name="oracle")
 
 
-@functools.cache
+@functools.lru_cache
 def _oracle() -> Policy:
     def init(params: Params, prompt: Prompt) -> Int[Array, " B"]:
         return jnp.zeros_like(prompt.length)

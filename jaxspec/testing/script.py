@@ -59,7 +59,7 @@ class Program:
         return state, record
 
 
-@functools.cache
+@functools.lru_cache
 def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
     """`decoder.init`, on rows of (prompt, request without keys); `shared` are the weights."""
 
@@ -70,7 +70,7 @@ def init_program(decoder: Decoder, headroom: int, vocab: int) -> Program:
     return Program(call, 8, vocab)
 
 
-@functools.cache
+@functools.lru_cache
 def step_program(decoder: Decoder, vocab: int) -> Program:
     """`decoder.step`, on rows of State without keys; `shared` are the weights."""
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers
+from jaxspec import buffers, programs
 from jaxspec.base import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def table_model_from(table: Float[Array, " ..."], *, encoder: bool = False) -> M
     return Model(_language_model(config), table, None, config, f"table-{config.vocab}")
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(config: TableConfig) -> LanguageModel:
     vocab, order, encoder = config
 
@@ -224,7 +224,7 @@ def _prefixes(lm: LanguageModel, prompt: Prompt, new: Int[np.ndarray, "N t"]) ->
     return Prefix(Prompt(jnp.asarray(rows), jnp.asarray(length)), jnp.asarray(start))
 
 
-@functools.cache
+@functools.lru_cache
 def _jitted(sampler: Sampler):
     return jax.jit(sampler)
 
@@ -254,7 +254,7 @@ def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) 
     return np.asarray(_network(target.lm, target.params, many, jnp.asarray(new)), np.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("lm",))
+@programs.jit(static_argnames=("lm",))
 def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
     first, cache = lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + new.shape[1])
     if new.shape[1] == 0:

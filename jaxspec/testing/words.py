@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from jaxspec import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
 def word_tokenizer(
-    words: Sequence[str], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
+    words: Sequence[str] | Mapping[str, int], *, end: str = "</s>", unknown: str = "<unk>", **options: Any
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers whose tokens are whole words; their ids are their places in `words`.
+    """A tokenizer of transformers whose tokens are whole words; their ids are their places in `words`, or its values.
 
     Args:
         words: the vocabulary, `end` and `unknown` among it.
@@ -33,10 +35,11 @@ def word_tokenizer(
         >>> jaxspec.generate(model, "the old", max_new_tokens=4).texts
         ['dog the dog old']
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers  # imported late: transformers takes a second
+    quiet.import_transformers()  # late: it takes a second
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    ids = {word: i for i, word in enumerate(words)}
+    ids = dict(words) if isinstance(words, Mapping) else {word: i for i, word in enumerate(words)}
     if len(ids) < len(words):
         raise ValueError(f"{len(words) - len(ids)} of {len(words)} words are there twice: expected each once")
     if absent := {end, unknown} - set(ids):

@@ -5,11 +5,24 @@ pathlib.Path("trace.html").write_text(trace.page(rounds, target.tokenizer), enco
 """
 
 from jaxspec.trace.html import html, page
-from jaxspec.trace.rounds import Branch, Judged, Round, Spelt, branches, judge, of_row, spell, spelt, spelt_branches
+from jaxspec.trace.rounds import (
+    Branch,
+    Judged,
+    Prefix,
+    Round,
+    Spelt,
+    branches,
+    judge,
+    of_row,
+    spell,
+    spelt,
+    spelt_branches,
+)
 
 __all__ = [
     "Branch",
     "Judged",
+    "Prefix",
     "Round",
     "Spelt",
     "branches",

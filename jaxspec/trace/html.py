@@ -10,7 +10,7 @@ import html as escaping
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.trace.rounds import Round, spelt, spelt_branches
+from jaxspec.trace.rounds import CONTEXT, Round, spelt, spelt_branches
 
 BOX = "background:#fff;color:#222;font:14px/1.6 ui-monospace,Menlo,Consolas,monospace;padding:0.6em 0.8em"
 LINE = "white-space:pre-wrap;overflow-wrap:anywhere"
@@ -42,7 +42,7 @@ def html(rounds: Sequence[Round], tokenizer: Any = None, *, context: int = 120) 
     lines = [f'<div style="{LINE};margin-bottom:0.4em">one line a round: {legend}</div>']
     width = len(str(len(rounds)))
     for number, step in enumerate(rounds):
-        before, *parts = spelt(tokenizer, step)
+        before, *parts = spelt(tokenizer, step, max(context, CONTEXT))
         before = before if len(before) <= context else "…" + before[len(before) - context :]
         spans = [_span(name, text) for name, text in zip(STYLES, (before, *parts), strict=True) if text]
         line = f"{number:>{width}}  <bdi>{''.join(spans)}</bdi>"

@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 HALF_CHARACTER = "\ufffd"
+CONTEXT = 256  # tokens before a round that are spelt: more than any line shows
+
+
+class Prefix(Sequence[int]):
+    """The first `length` tokens of a list that all rounds of a row share, so that a round's size is that of its own.
+
+    >>> text = [5, 6, 7]
+    >>> Prefix(text, 2), Prefix(text, 2)[-1:], Prefix(text, 2) == [5, 6]
+    ([5, 6], [6], True)
+    """
+
+    def __init__(self, tokens: list[int], length: int):
+        self._tokens, self._length = tokens, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        places = range(self._length)[index]
+        return self._tokens[places] if isinstance(places, int) else [self._tokens[place] for place in places]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self[:])
 
 
 class Round(NamedTuple):
@@ -20,7 +49,7 @@ class Round(NamedTuple):
         parent, path: of a tree, as in `base.Draft` and `base.Verdict`, the path cut to its length; None: a chain.
     """
 
-    before: list[int]
+    before: Sequence[int]
     new: list[int]
     draft: list[int]
     num_accepted: int
@@ -37,7 +66,7 @@ class Judged(NamedTuple):
 
 
 class Spelt(NamedTuple):
-    """A round as text: what was committed before it, and its tokens by what became of them."""
+    """A round as text: the end of what was committed before it, and its tokens by what became of them."""
 
     before: str
     accepted: str
@@ -67,7 +96,7 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[Round]:
     for index, committed in enumerate(trace.num_committed[row].tolist()):
         if committed:
             accepted, draft = int(trace.num_accepted[row, index]), trace.draft[row, index].tolist()
-            made = Round(tokens[:at], tokens[at : at + committed], draft, accepted)
+            made = Round(Prefix(tokens, at), tokens[at : at + committed], draft, accepted)
             if trace.parent is None:
                 made = made._replace(draft=draft[: trace.draft_length[row, index]])
             else:
@@ -106,7 +135,7 @@ class Branch(NamedTuple):
         lead: the lines that lead to it, drawn.
         tokens: with what became of each: "accepted", "rejected", "untried" (not tested), or "own", which is the
             target's, after the accepted ones.
-        before: the tokens that precede them.
+        before: the last of the tokens that precede them.
     """
 
     lead: str
@@ -155,19 +184,23 @@ def branches(step: Round) -> list[Branch]:
             if node > 0 and under:
                 below(node, lead + ("   " if last else "│  "), [*before, *(token for token, _ in tokens)])
 
-    below(0, "", list(step.before))
+    below(0, "", list(step.before[-CONTEXT:]))
     return found
 
 
-def spelt(tokenizer: Any, step: Round) -> Spelt:
-    """A round as text; without a tokenizer, as ids."""
+def spelt(tokenizer: Any, step: Round, context: int = CONTEXT) -> Spelt:
+    """Spells a round; without a tokenizer, as ids. Of the tokens before it only the last `context` are, after a "…"."""
     accepted, rejected, own = judge(step)
-    committed = [*step.before, *accepted]
+    before = step.before[-context:] if context else []
+    cut = "…" if len(before) < len(step.before) else ""
     if tokenizer is None:
-        return Spelt(*("".join(f" {token}" for token in part) for part in (step.before, accepted, rejected, own)))
+        parts = ("".join(f" {token}" for token in part) for part in (before, accepted, rejected, own))
+        return Spelt(cut + next(parts), *parts)
+    committed = [*before, *accepted]
     own_text = spell(tokenizer, committed, own)
-    parts = spell(tokenizer, step.before, accepted), spell(tokenizer, committed, rejected), own_text
-    return Spelt(_decode(tokenizer, step.before), *("".join(part) for part in parts))
+    parts = spell(tokenizer, before, accepted), spell(tokenizer, committed, rejected), own_text
+    text = _decode(tokenizer, before)
+    return Spelt(cut + text.lstrip(HALF_CHARACTER) if cut else text, *("".join(part) for part in parts))
 
 
 def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
@@ -177,13 +210,14 @@ def spell(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[
         so_far.append(token)
         whole = _decode(tokenizer, so_far)
         piece = whole[len(shown) :] if whole.startswith(shown) else ""
-        pieces.append(piece or tokenizer.convert_ids_to_tokens(token))
+        pieces.append(piece or tokenizer.convert_ids_to_tokens(token) or f" {token}")  # an id may have no token
         shown = whole.rstrip(HALF_CHARACTER)
     return pieces
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(list(tokens), skip_special_tokens=True)
+    """Text as tokens spell it, so that what they add can be told: cleaning up spaces would change earlier text."""
+    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def spelt_branches(tokenizer: Any, step: Round) -> list[tuple[str, list[tuple[str, str]]]]:

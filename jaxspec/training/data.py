@@ -47,7 +47,7 @@ def read_pairs(
 
     Those of the files `also` come after those of `path`.
     """
-    rows = [row for file in (path, *also) for row in _read(file) if row["task"] in tasks]
+    rows = [row for file in (path, *also) for row in _read(file, "task", "input", "output") if row["task"] in tasks]
     if not rows:
         raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
     sources = tokenizer([row["input"] for row in rows])["input_ids"]
@@ -70,7 +70,7 @@ def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
     """
     end, empty = tokenizer.eos_token_id, np.zeros((0,), np.int32)
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    texts = [row["text"] for row in _read(path)]
+    texts = [row["text"] for row in _read(path, "text")]
     if not texts:
         raise ValueError(f"{path} is empty")
     examples = []
@@ -81,10 +81,10 @@ def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
     return [example for example in examples if len(example.target) > 8]
 
 
-def _read(path: Path) -> list[dict]:
+def _read(path: Path, *fields: str) -> list[dict]:
     if not path.is_file():
         raise FileNotFoundError(f"no training data at {path}: `jaxspec train --help` says how it is made")
-    return list(read_jsonl(path))
+    return list(read_jsonl(path, *fields))
 
 
 def buckets(widths: Sequence[tuple[int, int]], tokens: int) -> list[Bucket]:

@@ -21,7 +21,7 @@ from rich.progress import track
 
 from jaxspec.base import Model, Params, Prompt
 from jaxspec.decode import generate
-from jaxspec.files import write_jsonl, write_text
+from jaxspec.files import json_object, numbered, write_jsonl, write_text
 from jaxspec.training.data import Example
 from jaxspec.training.divergences import Divergence, kl
 from jaxspec.training.losses import LossFunction, logits_and_labels, over_real
@@ -163,7 +163,7 @@ def _open(path: Path, header: dict[str, Any]) -> dict[tuple[int, ...], list[int]
         return {}
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
-    first, *rows = map(json.loads, whole.splitlines())
+    first, *rows = (json_object(line, where) for where, line in numbered(whole.splitlines(), path))
     if first != header:
         raise ValueError(f"{path} holds answers of {first}, expected {header}: move it away to have new ones made")
     if whole != text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +15,7 @@ import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Float
 
+from jaxspec import folders
 from jaxspec import progress as bars
 from jaxspec.recipes import Train
 from jaxspec.training import optimizer
@@ -114,6 +116,8 @@ def fit(
 
     Raises:
         FloatingPointError: the loss is no longer finite; the last checkpoint stays.
+        OSError: the disk is full; the last checkpoint stays.
+        ValueError: `folder` holds the state of another model.
     """
     rule, evaluation = optimizer.make(train), jax.jit(objective.heldout_loss)
     steps = [(0, make_step(objective.loss, rule, train.average))]
@@ -130,8 +134,16 @@ def fit(
         if train.average:
             state = state._replace(average=jax.tree.map(jnp.copy, params))
         if manager.latest_step() is not None:
-            state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
+            try:
+                state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
+            except (ValueError, TypeError, KeyError) as error:
+                reason = str(error).splitlines()[0][:120]
+                raise ValueError(
+                    f"{folder} holds the state of another model's training ({reason}): choose another folder for the "
+                    "state, or remove this one"
+                ) from error
             log(f"resumed at step {int(state.step)} from {folder}")
+        _check_room(state, folder, "nothing was trained")
         with bars.bar(progress, remaining=True) as bar:
             task = bar.add_task("training", total=train.steps, completed=int(state.step))
             recent: list[float] = []
@@ -149,5 +161,24 @@ def fit(
                     log(f"step {done}: loss {np.mean(recent):.4f}, held-out {shown}")
                     recent = []
                 if done % train.save_every == 0 or done == train.steps:
-                    manager.save(done, args=ocp.args.StandardSave(state))
+                    _save(manager, done, state, folder)
     return state.best, heldout(state)
+
+
+def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: Path) -> None:
+    """Writes a checkpoint; of one that finds no room nothing stays."""
+    last = manager.latest_step()
+    stays = "the run has no saved state" if last is None else f"the last saved state is that of step {last}"
+    _check_room(state, folder, stays)  # Orbax's threads would print at length what stops them
+    try:
+        with folders.full_disk(folder, stays):
+            manager.save(step, args=ocp.args.StandardSave(state))
+    except OSError:
+        for unfinished in folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _check_room(state: TrainState, folder: Path, stays: str) -> None:
+    if complaint := folders.no_room(folder, sum(x.nbytes for x in jax.tree.leaves(state))):
+        raise OSError(f"{complaint}: {stays}")

@@ -7,6 +7,7 @@ run that is resumed makes the same ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,13 @@ from jaxspec.warp import SamplingParams, sampling
 
 
 def on_policy(
-    loss: LossFunction, student: LanguageModel, share: float, *, prompt: int = 16, eos: int = -1, seed: int = 0
+    loss: LossFunction,
+    student: LanguageModel,
+    share: float,
+    *,
+    prompt: int = 16,
+    eos: Sequence[int] = (),
+    seed: int = 0,
 ) -> LossFunction:
     """The same loss, on texts of which the student has written a share itself.
 
@@ -33,7 +40,7 @@ def on_policy(
         student: the model whose parameters these are.
         share: how many of the rows: 1 is all, 0.5 a mixture.
         prompt: tokens of a row that a decoder-only student is given.
-        eos: the token that ends a text; -1: there is none.
+        eos: the tokens that end a text.
         seed: of the draws.
     """
 
@@ -50,7 +57,7 @@ def on_policy(
     return lambda params, batch: loss(params, mixed(params, batch))
 
 
-def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: int) -> Batch:
+def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt: int, eos: Sequence[int]) -> Batch:
     """The batch with texts that a model has written; arguments as of `on_policy`.
 
     Raises:
@@ -68,7 +75,7 @@ def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt
         keys=noise.row_keys(key, rows),
         sampling_params=SamplingParams(jnp.ones(rows)),
         limit=jnp.full(rows, most, jnp.int32),
-        eos=jnp.full((rows, 1), eos, jnp.int32),
+        eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
     )
     weights = Weights(jax.lax.stop_gradient(params))
     out = loop.generation(autoregressive(lm, sampling()), weights, read, request, most)

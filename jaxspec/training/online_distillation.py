@@ -10,7 +10,6 @@ V vocabulary.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, sharding
+from jaxspec import buffers, programs, sharding
 from jaxspec.base import Bound, Drafter, LanguageModel, Model, Params, Prompt
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
@@ -230,7 +229,7 @@ def online(
     return Online(lambda: jax.device_put(fresh(), places), current, update)
 
 
-@functools.partial(jax.jit, static_argnames=("lm",))
+@programs.jit(static_argnames=("lm",))
 def _collect(
     lm: LanguageModel,
     params: Params,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import transformers
 
 import jaxspec
-from jaxspec import folders, trim, vocabulary
+from jaxspec import files, folders, token_ids, trim, vocabulary
 from jaxspec.base import Params
-from jaxspec.model import load
+from jaxspec.model import load, tokenizer_of
 from jaxspec.nets import net_of
 from jaxspec.nets.resize import resize
 from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
@@ -27,6 +27,7 @@ from jaxspec.training.on_policy import on_policy
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import orbax
 
+RECORD = "recipe.json"  # beside a run's state: whose it is
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits
 
 
@@ -44,7 +45,7 @@ def draft_tokens(recipe: Recipe, folder: Path, work: Path) -> list[int] | None:
     distil = recipe.distil
     if distil is None or distil.draft_vocab is None:
         return None
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
+    tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     asked = dataclasses.replace(distil, texts=0, weight=0.0, own=0.0)  # the answers, which are stored
     _, tasks = teach(recipe, asked, examples(recipe.data, recipe.family == "t5", folder, tokenizer), work, False)
     counts = np.zeros(recipe.model.vocab_size, np.int64)
@@ -62,9 +63,8 @@ def distillation_of(recipe: Recipe, distil: Distil) -> LossFunction:
     loss = distillation(config, teacher, distil.weight, DIVERGENCES[distil.divergence])
     if not distil.own:
         return loss
-    end = None if teacher.tokenizer is None else teacher.tokenizer.eos_token_id
     student = net_of(config).language_model(config)
-    return on_policy(loss, student, distil.own, prompt=distil.prompt, eos=-1 if end is None else end)
+    return on_policy(loss, student, distil.own, prompt=distil.prompt, eos=token_ids.ends(teacher))
 
 
 def _in_training(recipe: Recipe) -> Any:
@@ -90,7 +90,7 @@ def fixed_parameters(recipe: Recipe) -> dict[str, Any]:
     if recipe.distil is None or not recipe.distil.share_encoder:
         return {}
     teacher = trim.untrimmed(load(recipe.distil.teacher))
-    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "dtype")
+    own = ("decoder_layers", "tied_head", "scaled_head", "max_positions", "end_tokens", "dtype")
     if (
         teacher.lm.encoder is None
         or dataclasses.replace(teacher.config, **{name: getattr(recipe.model, name) for name in own}) != recipe.model
@@ -108,7 +108,7 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     Returns:
         The parameters, and the held-out negative log likelihood per token in nats.
     """
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / recipe.data.tokenizer)
+    tokenizer = tokenizer_of(folder / recipe.data.tokenizer)
     likelihood, encoder = cross_entropy(recipe.model), recipe.family == "t5"
     tasks = examples(recipe.data, encoder, folder, tokenizer)
     loss = cross_entropy(_in_training(recipe))
@@ -127,6 +127,33 @@ def train(recipe: Recipe, folder: Path, work: Path, log: Callable[[str], None] =
     objective = Objective(loss, early_exit.Steps(training) if recipe.early_exit else training, likelihood, heldout)
     learnt, loss = fit(params, objective, recipe.train, work / "state", log=log, progress=progress)
     return learnt | fixed, loss
+
+
+def check_run(recipe: Recipe | HeadRecipe, work: Path) -> None:
+    """Refuses a folder that holds the run of another recipe, and writes down whose the run is; steps may differ.
+
+    Raises:
+        ValueError: it is another one's.
+    """
+    record, table = work / RECORD, dataclasses.asdict(recipe)
+    for name in ("steps", "evaluate_every", "save_every"):
+        del table["train"][name]
+    mine = {name: json.dumps(value) for name, value in _flat(table)}
+    if record.is_file():
+        theirs = files.json_object(files.read_text(record), str(record))
+        if differ := [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]:
+            named = [f"{name} is {theirs.get(name)} there and {mine.get(name)} here" for name in differ]
+            raise ValueError(
+                f"{work} holds the run of another recipe ({folders.some(named)}): give another --work, or remove it"
+            )
+    elif not (work / "state").exists():  # else it was begun before this was written down, by whatever recipe
+        files.write_text(record, [json.dumps(mine), "\n"])
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables, by their paths."""
+    for name, value in table.items():
+        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
 
 
 def checkpoint(
@@ -153,9 +180,11 @@ def checkpoint(
 
     Raises:
         FileNotFoundError: the data is not there.
-        OSError: another process trains with its state in `work`.
-        ValueError: there is something at `out`, or another dtype.
+        OSError: another process trains with its state in `work`, or the disk is full.
+        ValueError: there is something at `out`, another recipe's run in `work`, or another dtype.
     """
+    for place in (out, work / "state"):
+        files.check_writable(place)
     counted = isinstance(recipe, TableRecipe)
     wanted = [recipe.data.train, recipe.data.heldout]
     if not isinstance(recipe, TableRecipe) and recipe.data.tokenizer:
@@ -173,6 +202,7 @@ def checkpoint(
         raise ValueError(f"dtype is {dtype!r}: tables are integers and have none")
     if isinstance(recipe, HeadRecipe):
         with folders.locked(work, "another training run"):
+            check_run(recipe, work)
             return heads.checkpoint(recipe, folder, out, work, dtype=dtype, overwrite=overwrite)
     if dtype not in orbax.DTYPES:
         raise ValueError(f"dtype is {dtype!r}: expected one of {', '.join(orbax.DTYPES)}")
@@ -187,6 +217,7 @@ def checkpoint(
         hits = f"the first draft token is right for {found.about['heldout_hits']:.1%} of held-out tokens"
         return f"{out}: {size:,} bytes; contexts: {contexts or 'none'}; {hits}"
     with folders.locked(work, "another training run"):
+        check_run(recipe, work)
         params, loss = train(recipe, folder, work)
     about |= {"heldout_loss": round(float(loss), 4), "steps": recipe.train.steps}
     about |= {} if recipe.distil is None else {"teacher": recipe.distil.teacher}

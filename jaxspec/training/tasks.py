@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.recipes import Data, HeadRecipe, Recipe
+from jaxspec.recipes import Data, HeadRecipe, Recipe, check_data
 from jaxspec.training import data
 
 Tasks = dict[str, list[data.Example]]
@@ -20,13 +20,18 @@ def examples(about: Data, encoder: bool, folder: Path, tokenizer, held: bool = F
         folder: holds the files.
         tokenizer: of the model.
         held: the held-out examples instead of those to train on.
+
+    Raises:
+        RecipeError: the data are not those of such a model.
+        FileNotFoundError, ValueError: a file is missing, or has no examples.
     """
+    check_data(about, encoder)
     path = folder / (about.heldout if held else about.train)
     also = () if held else [folder / name for name in about.also]
     source = max(s for s, _ in about.shapes)
     target = max(t for _, t in about.shapes)
     if not encoder:
-        return {"text": data.read_texts(path, tokenizer, target)}
+        return {"text": [example for file in (path, *also) for example in data.read_texts(file, tokenizer, target)]}
     return {task: data.read_pairs(path, tokenizer, [task], source, target, also) for task in about.tasks}
 
 

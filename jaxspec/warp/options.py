@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import token_ids
 from jaxspec.base import LogitsProcessor, Model, Sampler
+from jaxspec.integers import integer
 from jaxspec.warp import penalties
 from jaxspec.warp.sampling import SamplingParams, chain, greedy, mask_padding_ids, sampling
 
 
 class Sizes(NamedTuple):
-    """What options are checked against: prompts, the width of the logits, and how many ids the tokenizer knows."""
+    """What options are checked against: prompts, the width of the logits, and the tokenizer's largest id plus one."""
 
     batch: int
     vocab: int
@@ -43,33 +45,49 @@ class Option(NamedTuple):
 
 def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
     """A number, or one per prompt, as an array [batch]."""
-    array = np.asarray(value)
+    expected = "a number, or one per prompt" if np.issubdtype(dtype, np.floating) else "an integer, or one per prompt"
+    array = _array(value, name, expected)
     if array.dtype.kind not in ("iuf" if np.issubdtype(dtype, np.floating) else "iu"):
-        raise ValueError(f"{name} is {value!r}: expected a number, or one per prompt")
+        raise ValueError(f"{name} is {value!r}: expected {expected}")
     if array.shape not in ((), (batch,)):
-        raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected a number, or one per prompt")
+        raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected {expected}")
     if array.dtype.kind in "iu" and array.size and np.max(np.abs(array.astype(np.float64))) >= 2**31:
         raise ValueError(f"{name} is {value!r}: expected a number below 2**31")
     return np.broadcast_to(array.astype(dtype), (batch,))
 
 
 def as_list(values: Any) -> list[Any]:
-    """One value, or several, as a list.
+    """One value, or several, as a list; what is an array, of any library, as Python's numbers.
 
-    >>> as_list(3), as_list({3}), as_list("end")
-    ([3], [3], ['end'])
+    >>> as_list(3), as_list({3}), as_list("end"), as_list(np.array([3, 4]))
+    ([3], [3], ['end'], [3, 4])
     """
+    values = values.tolist() if hasattr(values, "tolist") else values
     try:
         return [values] if isinstance(values, str) else list(values)
     except TypeError:
         return [values]
 
 
-def check_ids(ids: Iterable[int], name: str, vocab: int) -> None:
-    """Refuses what is not the id of a token."""
-    for token in ids:
-        if not isinstance(token, int | np.integer) or not 0 <= token < vocab:
-            raise ValueError(f"{name} has {token}: expected ids from 0 to {vocab - 1}")
+def _array(value: Any, name: str, expected: str) -> np.ndarray:
+    """A value as an array."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):  # rows of several lengths
+        raise ValueError(f"{name} is {value!r}: expected {expected}") from None
+
+
+def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
+    """The ids of tokens as Python's integers.
+
+    Raises:
+        ValueError: something else is among them: text, a float, True, an integer past the vocabulary.
+    """
+    expected = f"ids from 0 to {vocab - 1}"
+    found = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
+    if odd := [token for token in found if not 0 <= token < vocab]:
+        raise ValueError(f"{name} has {odd[0]}: expected {expected}")
+    return found
 
 
 def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = np.float32):
@@ -84,16 +102,20 @@ def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = n
 
 def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
     whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
+    expected = f"{{id: bias}}, or an array of shape ({sizes.vocab},) or ({sizes.batch}, {sizes.vocab})"
     if isinstance(bias, Mapping):
-        check_ids(list(bias), name, sizes.vocab)
-        whole[:, list(bias)] = list(bias.values())
+        ids = check_ids(bias, name, sizes.vocab)
+        for token, value in zip(ids, bias.values(), strict=True):
+            number = _array(value, name, expected)
+            if number.shape or number.dtype.kind not in "iuf":
+                raise ValueError(f"{name} has {value!r} for token {token}: expected a number")
+            whole[:, token] = number
     else:
-        array = np.asarray(bias, np.float32)
+        array = _array(bias, name, expected)
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"{name} is {bias!r}: expected {expected}")
         if array.shape not in ((sizes.vocab,), (sizes.batch, sizes.vocab)):
-            raise ValueError(
-                f"{name} has shape {array.shape}: expected {{id: bias}}, or an array of shape ({sizes.vocab},) or "
-                f"({sizes.batch}, {sizes.vocab})"
-            )
+            raise ValueError(f"{name} has shape {array.shape}: expected {expected}")
         whole[:] = array
     bad = whole[np.isnan(whole) | np.isposinf(whole)]
     if bad.size:
@@ -102,8 +124,7 @@ def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
 
 
 def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
-    banned = as_list(banned)
-    check_ids(banned, name, sizes.vocab)
+    banned = check_ids(as_list(banned), name, sizes.vocab)
     whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
     whole[:, banned] = -np.inf
     return whole
@@ -188,7 +209,7 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
         ValueError: an option out of range; every token ruled out.
     """
     vocab = target.lm.vocab_size
-    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(len(target.tokenizer), vocab))
+    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
     given = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
     found: dict[str, np.ndarray] = {}
     processors: dict[LogitsProcessor, None] = {}  # in order, each once

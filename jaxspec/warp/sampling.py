@@ -38,7 +38,7 @@ class SamplingParams(NamedTuple):
     frequency: Float[Array, " batch"] | None = None
 
 
-@functools.cache
+@functools.lru_cache
 def greedy() -> Sampler:
     """The distribution at temperature 0: a point mass on the largest logit, without a softmax.
 
@@ -53,7 +53,7 @@ def greedy() -> Sampler:
     return sampler
 
 
-@functools.cache
+@functools.lru_cache
 def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False) -> Sampler:
     """The distribution at any temperature, 0 included: temperature, then top-k, then top-p, then min-p.
 
@@ -88,7 +88,7 @@ def sampling(top_k: int | None = None, top_p: bool = False, min_p: bool = False)
     return sampler
 
 
-@functools.cache
+@functools.lru_cache
 def chain(*processors: LogitsProcessor, to: Sampler) -> Sampler:
     """The sampler that puts logits through each processor in order, and then through `to`.
 
@@ -116,7 +116,7 @@ def chain(*processors: LogitsProcessor, to: Sampler) -> Sampler:
     return sampler
 
 
-@functools.cache
+@functools.lru_cache
 def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
     """`inner` with every id at or past `ids` removed first: the rows that pad a vocabulary to a round number.
 

@@ -1,11 +1,7 @@
-"""GGUF files, llama.cpp's format: one file with sizes, tokenizer and weights, which are often quantised.
+"""GGUF files, llama.cpp's format: sizes, tokenizer and weights, which are often quantised.
 
-    magic, version, counts | metadata: key, type, value | tensors: name, shape, type, offset | data, aligned
-
-The `gguf` package (extra "gguf") has the names of tensors and undoes quantisations; the header is read here, since its
-own reader makes several NumPy arrays for each of a vocabulary's tokens: minutes and gigabytes for 262,144. Weights are
-converted by rows, so that the host holds little besides the model. What is quantised in the file is of the dtype that
-the model is loaded in.
+The `gguf` package (extra "gguf") has the names of tensors and undoes quantisations. Weights are converted by rows, so
+that the host holds little besides the model. What is quantised in the file is of the dtype that the model is loaded in.
 """
 
 from __future__ import annotations
@@ -14,127 +10,27 @@ import contextlib
 import dataclasses
 import functools
 import math
-import mmap
-import struct
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families
+from jaxspec import extras, families
 from jaxspec.base import Params
 from jaxspec.families import Family, FamilyError, llama_cpp
 from jaxspec.nets import rotary
-from jaxspec.weights import huggingface
+from jaxspec.weights import gguf_tokenizer, huggingface
+from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
 from jaxspec.weights.orbax import CheckpointError
-from jaxspec.weights.tensors import Shard, Stored, damaged
+from jaxspec.weights.tensors import Shard, Stored
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of struct, by the format's number
-WIDTHS = {kind: struct.calcsize(f"<{form}") for kind, form in SCALARS.items()}
-STRING, ARRAY = 8, 9
-MOST_AXES = 4
+__all__ = ["is_file", "name_of", "open_file", "package", "read", "restore"]
+
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
 ROPE = "rope_freqs.weight"  # what each frequency is divided by, of models whose positions are scaled
-
-
-class Header(NamedTuple):
-    """What stands before the data.
-
-    Attributes:
-        metadata: values by key; an array is a list.
-        tensors: of each its shape, rows first, its type's number and where it begins in the file.
-    """
-
-    metadata: dict[str, Any]
-    tensors: dict[str, tuple[tuple[int, ...], int, int]]
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path is a file that begins as these do, or is called so."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
-
-
-def read(path: Path) -> Header:
-    """The header of a file.
-
-    Raises:
-        CheckpointError: it is no such file, or damaged.
-    """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _header(content)
-    except (struct.error, ValueError, OverflowError, MemoryError) as error:
-        raise damaged(path, error) from error
-
-
-def _header(content: mmap.mmap) -> Header:
-    at = 0
-
-    def take(form: str) -> Any:
-        nonlocal at
-        found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
-        at += struct.calcsize(f"<{form}")
-        return found[0] if len(found) == 1 else found
-
-    def text() -> str:
-        nonlocal at
-        start = at + 8
-        at = start + take("Q")
-        if at > len(content):
-            raise ValueError("it ends within a text")
-        return content[start:at].decode()
-
-    def value(kind: int) -> Any:
-        nonlocal at
-        if kind == STRING:
-            return text()
-        if kind != ARRAY:
-            found = take(SCALARS[kind])
-            return float(str(np.float32(found))) if SCALARS[kind] == "f" else found  # 1e-06, not 9.99999997e-07
-        kind, count = take("IQ")
-        if kind == STRING:
-            return [text() for _ in range(count)]
-        if count > len(content):
-            raise ValueError("it ends within an array")
-        return list(struct.unpack(f"<{count}{SCALARS[kind]}", content[at : (at := at + count * WIDTHS[kind])]))
-
-    if content[:4] != MAGIC:
-        raise ValueError("it is no GGUF file")
-    at = 4
-    if (version := take("I")) not in VERSIONS:
-        raise ValueError(f"its version is {version}, expected one of {VERSIONS}")
-    tensors, keys = take("QQ")
-    metadata: dict[str, Any] = {}
-    for _ in range(keys):
-        key = text()
-        if (kind := take("I")) not in (STRING, ARRAY) and kind not in WIDTHS:
-            raise ValueError(f"{key!r} is of an unknown type, {kind}")
-        try:
-            metadata[key] = value(kind)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
-    entries: dict[str, tuple[tuple[int, ...], int, int]] = {}
-    for _ in range(tensors):
-        name, axes = text(), take("I")
-        if not 1 <= axes <= MOST_AXES:
-            raise ValueError(f"tensor {name!r} has {axes} axes")
-        shape = tuple(take("Q") for _ in range(axes))[::-1]
-        if name in entries:
-            raise ValueError(f"it holds {name!r} twice")
-        entries[name] = (shape, *take("IQ"))
-    step = metadata.get("general.alignment", 32)
-    if not isinstance(step, int) or step < 1:
-        raise ValueError(f"its alignment is {step!r}")
-    data = -(-at // step) * step
-    return Header(metadata, {name: (shape, kind, data + x) for name, (shape, kind, x) in entries.items()})
 
 
 def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, Any]:
@@ -147,9 +43,8 @@ def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | Non
         mesh: what to place the parameters on; None for the default device.
     """
     family, config, shard = open_file(path, header)
-    ends = [header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    ends = tuple(dict.fromkeys(x for x in ends if isinstance(x, int) and 0 <= x < config.vocab_size))
-    if len(ends) > 1 and hasattr(config, "end_tokens"):
+    ends = tuple(i for i in gguf_tokenizer.end_ids(header.metadata) if i < config.vocab_size)
+    if hasattr(config, "end_tokens"):
         config = dataclasses.replace(config, end_tokens=ends)
     return huggingface.assemble(path, family, config, [shard], dtype, mesh)
 
@@ -161,12 +56,12 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         CheckpointError: the model is none of our families, its quantisation has no reader, or the file is damaged.
     """
     try:
-        table = llama_cpp.config_json(header.metadata, {name: x[0] for name, x in header.tensors.items()})
+        table = llama_cpp.config_json(header.metadata, {name: x.shape for name, x in header.tensors.items()})
         if ROPE in header.tensors:
-            table["rope_scaling"] = _llama3(path, header, table)
+            table["rope_scaling"] = _llama3(header, table)
         if table["model_type"] == "t5" and HEAD in header.tensors:
             # Tied, so that `huggingface.assemble` leaves out an exact copy; one quantised otherwise it keeps as a head.
-            table["tie_word_embeddings"] = table["scale_decoder_outputs"] = _repeats_embedding(path, header)
+            table["tie_word_embeddings"] = table["scale_decoder_outputs"] = _repeats_embedding(header)
         family = families.of(table)
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -174,18 +69,18 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
     return family, config, _shard(path, header, family, config)
 
 
-def _repeats_embedding(path: Path, header: Header) -> bool:
+def _repeats_embedding(header: Header) -> bool:
     """Whether the head is the embedding, up to how both are quantised: of a T5, one that was tied, and so is scaled."""
-    head, embedding = (_stored(path, name, *header.tensors[name]) for name in (HEAD, EMBEDDING))
+    head, embedding = (_stored(name, header.tensors[name]) for name in (HEAD, EMBEDDING))
     if head.shape != embedding.shape:
         return False
     head, embedding = (np.asarray(x[:COMPARED], np.float32) for x in (head, embedding))
     return bool(np.linalg.norm(head - embedding) <= ALIKE * np.linalg.norm(embedding))
 
 
-def _llama3(path: Path, header: Header, table: dict[str, Any]) -> dict[str, Any]:
+def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
     """The scaling of a Llama 3's positions, which the file has as a divisor for each frequency."""
-    divisors = np.asarray(_stored(path, ROPE, *header.tensors[ROPE])[:])
+    divisors = np.asarray(_stored(ROPE, header.tensors[ROPE])[:])
     head_dim = table.get("head_dim") or table["hidden_size"] // table["num_attention_heads"]
     low, high, original, factor = 1.0, 4.0, 8192, float(divisors.max())
     plain = rotary.frequencies(head_dim, table["rope_theta"])
@@ -222,9 +117,9 @@ def _shard(path: Path, header: Header, family: Family, config: Any) -> Shard:
 
     shapes = {
         theirs: shape[::-1] if theirs in transposed else shape
-        for theirs, shape in ((theirs, header.tensors[name][0]) for theirs, name in held.items())
+        for theirs, shape in ((theirs, header.tensors[name].shape) for theirs, name in held.items())
     }
-    stored = {theirs: _stored(path, name, *header.tensors[name]) for theirs, name in held.items()}
+    stored = {theirs: _stored(name, header.tensors[name]) for theirs, name in held.items()}
 
     def read(only: Container[str] | None = None) -> Iterator[tuple[str, np.ndarray | Stored]]:
         return ((name, convert(name, x)) for name, x in stored.items() if only is None or name in only)
@@ -253,7 +148,7 @@ def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
     return output | {name: ours for name, ours in named.items() if name is not None}
 
 
-@functools.cache
+@functools.lru_cache
 def _quantisation(number: int) -> tuple[Any, int, int] | str:
     """Of a type of tensors: the package's type, and how many entries and bytes a block has; else what it is called."""
     gguf = package()
@@ -273,8 +168,9 @@ def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
         return package().dequantize(packed, kind)
 
 
-def _stored(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int) -> Stored:
-    """A tensor of the file; its rows are read as float32."""
+def _stored(name: str, entry: Entry) -> Stored:
+    """A tensor of a file; its rows are read as float32."""
+    path, shape, number, offset = entry
     known = _quantisation(number)
     if isinstance(known, str):
         raise CheckpointError(
@@ -310,4 +206,4 @@ def package() -> Any:
         import gguf
 
         return gguf
-    raise CheckpointError('a GGUF file is read with the gguf package: pip install "jaxspec-decoding[gguf]"')
+    raise CheckpointError(extras.missing("gguf, which reads GGUF files,", "gguf"))

@@ -1,40 +1,78 @@
-"""The tokenizer that a GGUF file holds: a vocabulary, its merges or scores, and which tokens are special.
+"""The tokenizer that a GGUF file holds, made to read and end text as llama.cpp does.
 
-How text is cut before merges are applied is named only (`tokenizer.ggml.pre`); the patterns are those that the models'
-own tokenizers were trained with.
+The file has a vocabulary, merges or scores, and types of tokens. How text is cut before merges are applied is named
+only (`tokenizer.ggml.pre`); the patterns are those that the models' own tokenizers were trained with.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxspec import quiet
+from jaxspec.families.common import need
 from jaxspec.weights.orbax import CheckpointError
 
-CONTROL, USER_DEFINED = 3, 4  # types of tokens
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
 SPACE = "▁"  # for a space, in vocabularies of sentencepiece
-ROLES = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
+EXTRA_IDS = 100  # sentinels of a T5
+KEY = "tokenizer.ggml."
+NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}  # transformers'
+ASSUMED = {  # ids of a file that does not say them
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
+END_TEXTS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>"),
+    *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+END_ROLES = {  # roles whose tokens end a text, and the texts of tokens that have the role where no key names one
+    **{"eos": (), "eot": (), "eom": ()},
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+NOT_ENDS = (  # where all of the first end a text, the second does not
+    *((marks, "<|end|>") for marks in ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"})),
+    *((marks, "<|end|>") for marks in ({"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})),
+    *((marks, "</s>") for marks in ({"<|tool_response>"}, {"<|plamo:eos|>"})),
+)
+
+
+class Cut(NamedTuple):
+    """How a byte-level tokenizer cuts text into words.
+
+    Attributes:
+        patterns: each cuts what those before it left.
+        whole_words: whether a word that is in the vocabulary is its token, whatever the merges.
+        add_bos: whether a text begins with BOS in a file that does not say.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+
+
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {  # None: as GPT-2 does
-    "default": None,
-    "gpt-2": None,
-    "llama-bpe": rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "llama3": rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
-    "qwen2": rf"{_WORDS}|\p{{N}}|{_REST}",
-    "deepseek-r1-qwen": rf"{_WORDS}|\p{{N}}|{_REST}",
-    "tekken": rf"{_CASED}|\p{{N}}|{_SLASHED}",
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+CUTS = {
+    "default": Cut((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mellum"), Cut((_GPT2,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), Cut((r"\p{N}", _GPT2))),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Cut((_LLAMA3,), True, True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Cut((_LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Cut((rf"{_WORDS}|\p{{N}}|{_REST}",))),
+    "tekken": Cut((rf"{_CASED}|\p{{N}}|{_SLASHED}",), True, True),
 }
-EXTRA_IDS = 100  # sentinels of a T5
 
 
 def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
@@ -47,48 +85,114 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
     Raises:
         CheckpointError: it is of a kind that is not known.
     """
-    kind = metadata.get("tokenizer.ggml.model", "no_vocab")
-    if kind == "no_vocab":
+    kind = metadata.get(f"{KEY}model", "no_vocab")
+    if kind in ("no_vocab", "none"):
         return None
     if kind not in KINDS:
         raise CheckpointError(f"{path}: its tokenizer is of the kind {kind!r}, expected one of {', '.join(KINDS)}")
+    if kind == "gpt2" and f"{KEY}pre" not in metadata:
+        logging.getLogger(__name__).warning(
+            "%s does not say how its tokenizer cuts text (tokenizer.ggml.pre): 'default' is assumed, as by llama.cpp, "
+            "which may be wrong. Convert the model again with a newer llama.cpp",
+            path,
+        )
+    quiet.import_transformers()
     try:
-        return _with_special(KINDS[kind](metadata, _options(metadata, kind)), metadata)
+        return _tokenizer(kind, metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # tokenizers raises anything
         raise CheckpointError(f"the tokenizer in {path} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _options(metadata: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Names of special tokens, and whether each text begins and ends with one."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    found: dict[str, Any] = {}
-    for role, key in ROLES.items():
-        index = metadata.get(f"tokenizer.ggml.{key}")
-        found[role] = None if index is None else tokens[index]
-    if found["unk_token"] is None:
-        found["unk_token"] = "<unk>" if "<unk>" in tokens else found["eos_token"]
-    for side, otherwise in (("bos", kind == "llama"), ("eos", kind == "t5")):
-        found[f"add_{side}_token"] = metadata.get(f"tokenizer.ggml.add_{side}_token", otherwise)
-    return found | {"chat_template": metadata.get("tokenizer.chat_template")}
+def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens at which llama.cpp ends a text, the end-of-sequence token first: those that a key or their text says.
+
+    >>> end_ids({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "<|im_end|>"]})
+    (2, 3)
+    """
+    if metadata.get(f"{KEY}model") not in KINDS:
+        return ()
+    tokens, ids = need(metadata, f"{KEY}tokens"), _ids(metadata)
+    by_role = [ids[role] for role in END_ROLES if role in ids]
+    texts = _end_texts(ids)
+    ends = dict.fromkeys([*by_role, *(i for i, token in enumerate(tokens) if token in texts)])
+    ending = {tokens[i] for i in ends}
+    removed = {text for marks, text in NOT_ENDS if marks <= ending}
+    return tuple(i for i in ends if tokens[i] not in removed)
 
 
-def _sentencepiece(metadata: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """Llama 2's and Mistral's, or Gemma's, whose merges are ordered as its tokens are and whose spaces are spaces."""
-    from transformers import GemmaTokenizer, LlamaTokenizer
+def _end_texts(ids: Mapping[str, int]) -> set[str]:
+    return END_TEXTS.union(*(texts for role, texts in END_ROLES.items() if role not in ids))
 
-    tokens = metadata["tokenizer.ggml.tokens"]
-    if str(metadata.get("general.architecture")).startswith("gemma"):
-        tokens = [SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
-        rank: Sequence[float] = range(len(tokens))
-        made, options = GemmaTokenizer, {name: value for name, value in options.items() if value is not None}
-    else:
-        rank, made = [-score for score in metadata["tokenizer.ggml.scores"]], LlamaTokenizer
-        options = options | {"add_prefix_space": metadata.get("tokenizer.ggml.add_space_prefix")}
-    merges: Any = [tuple(pair.split(" ")) for pair in metadata.get("tokenizer.ggml.merges", ())]
-    merges = merges or merges_of(tokens, rank)
-    return made(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, **options)
+
+def _named(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The token of each role that a key names; none past the vocabulary."""
+    keys = {role: metadata.get(f"{KEY}{role}_token_id") for role in {**NAMES, **END_ROLES}}
+    return {role: i for role, i in keys.items() if isinstance(i, int) and 0 <= i < len(metadata[f"{KEY}tokens"])}
+
+
+def _ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The token of each role: the one that a key names, else the one that is assumed."""
+    assumed = ASSUMED[metadata[f"{KEY}model"]]
+    return {role: i for role, i in assumed.items() if i < len(metadata[f"{KEY}tokens"])} | _named(metadata)
+
+
+def _tokenizer(kind: str, metadata: Mapping[str, Any]) -> Any:
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, ids = need(metadata, f"{KEY}tokens"), _ids(metadata)
+    backend, adds = KINDS[kind](metadata, ids)
+    types = dict(enumerate(metadata.get(f"{KEY}token_type", ())))
+    named, ending = set(_named(metadata).values()), _end_texts(ids)
+    special = {
+        token: i
+        for i, token in enumerate(tokens)
+        if types.get(i) in (UNKNOWN, CONTROL) or token in ending or i in named
+    }
+    defined = [token for i, token in enumerate(tokens) if types.get(i) == USER_DEFINED and token not in special]
+    # Both are matched whole, before anything else is done to a text.
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False) for token in defined])
+    added = [side for side in ("bos", "eos") if side in ids and metadata.get(f"{KEY}add_{side}_token", side in adds)]
+    if added:
+        backend.post_processor = processors.TemplateProcessing(
+            single=sorted([*added, "$A"], key=("bos", "$A", "eos").index),
+            special_tokens=[{"id": side, "ids": [ids[side]], "tokens": [tokens[ids[side]]]} for side in added],
+        )
+    # A token that is assumed to have a role is special only if its type says so.
+    names = {name: tokens[ids[role]] for role, name in NAMES.items() if role in ids and tokens[ids[role]] in special}
+    every = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        extra_special_tokens=[token for token in every if token not in names.values()],
+        clean_up_tokenization_spaces=False,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        **names,
+    )
+
+
+def _sentencepiece(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, Sequence[str]]:
+    """Makes one of Llama 2's kind, Mistral's or Gemma's: pairs are merged by the scores of what they make."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, scores = metadata[f"{KEY}tokens"], need(metadata, f"{KEY}scores")
+    backend = Tokenizer(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(tokens)},
+            merges=merges_of(tokens, [-score for score in scores]),
+            unk_token=tokens[ids["unknown"]] if "unknown" in ids else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(metadata.get(f"{KEY}add_space_prefix", True))
+    steps = [normalizers.Prepend(SPACE)] if prefix else []  # to an indented text, too
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    shown = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*shown, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return backend, ("bos",)
 
 
 def merges_of(tokens: Sequence[str], rank: Sequence[float]) -> list[tuple[str, str]]:
@@ -108,54 +212,44 @@ def merges_of(tokens: Sequence[str], rank: Sequence[float]) -> list[tuple[str, s
     return [(token[:-i], token[-i:]) for _, i, _, token in found]
 
 
-def _bytes(metadata: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """GPT-2's and those of its kind: Llama 3's, Qwen's, Mistral's newer ones."""
-    from tokenizers import Regex, pre_tokenizers
-    from transformers import GPT2Tokenizer
+def _byte_level(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, Sequence[str]]:
+    """Makes one of GPT-2's kind: Llama 3's, Qwen's, Mistral's newer ones."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in SPLITS:
-        raise CheckpointError(f"its tokenizer cuts text as {name!r}, expected one of {', '.join(SPLITS)}")
-    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges: Any = [tuple(pair.split(" ")) for pair in metadata["tokenizer.ggml.merges"]]
-    made = GPT2Tokenizer(vocab=vocab, merges=merges, **options)
-    if (pattern := SPLITS[name]) is not None:
-        made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    return made
+    name = metadata.get(f"{KEY}pre", "default")
+    if name not in CUTS:
+        raise CheckpointError(f"its tokenizer cuts text as {name!r}, expected one of {', '.join(CUTS)}")
+    cut = CUTS[name]
+    vocab = {token: i for i, token in enumerate(metadata[f"{KEY}tokens"])}
+    merges: Any = [tuple(pair.split(" ")) for pair in need(metadata, f"{KEY}merges")]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=cut.whole_words))
+    words: list[Any] = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in cut.patterns]
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, letters])
+    backend.decoder = decoders.ByteLevel()
+    return backend, ("bos",) if cut.add_bos else ()
 
 
-def _unigram(metadata: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """A T5's, whose sentinels llama.cpp calls [PAD32000] and on."""
-    from transformers import T5Tokenizer
+def _unigram(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, Sequence[str]]:
+    """Makes a T5's, whose sentinels llama.cpp calls [PAD32000] and on."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens = metadata[f"{KEY}tokens"]
     padding = [i for i, token in enumerate(tokens) if token.startswith("[PAD") and token.endswith("]")]
-    for n, i in enumerate(padding[:EXTRA_IDS]):
-        tokens[i] = f"<extra_id_{EXTRA_IDS - 1 - n}>"
-    vocab = list(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
-    names = {role: options[role] for role in ("eos_token", "unk_token", "pad_token") if options[role] is not None}
-    return T5Tokenizer(vocab=vocab, **names)
+    sentinels = {i: f"<extra_id_{EXTRA_IDS - 1 - n}>" for n, i in enumerate(padding[:EXTRA_IDS])}
+    tokens = [sentinels.get(i, token) for i, token in enumerate(tokens)]
+    vocab: list[Any] = list(zip(tokens, need(metadata, f"{KEY}scores"), strict=True))
+    backend = Tokenizer(models.Unigram(vocab, ids.get("unknown"), byte_fallback=False))
+    charsmap = bytes(x % 256 for x in metadata.get(f"{KEY}precompiled_charsmap", ()))
+    steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if merged := metadata.get(f"{KEY}remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex(pattern), to) for pattern, to in ((r"\A +| +\z", ""), (" +", " "))]
+    if merged or metadata.get(f"{KEY}add_space_prefix", False):
+        steps += [normalizers.Replace(Regex(r"\A(?= *[^ ])"), " ")]  # none in white space only
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    backend.decoder = decoders.Metaspace(SPACE, "always")
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in sentinels.values()])
+    return backend, ("eos",)
 
 
-def _with_special(made: Any, metadata: Mapping[str, Any]) -> Any:
-    """Adds tokens that are matched whole in text: those that control, which are not shown, and those of the user."""
-    from tokenizers import AddedToken
-
-    kinds = metadata.get("tokenizer.ggml.token_type", ())
-    known = made.get_vocab()
-    typed = [(x, kind) for x, kind in zip(metadata["tokenizer.ggml.tokens"], kinds, strict=False) if x in known]
-    special = [AddedToken(token, normalized=False, special=True) for token, kind in typed if kind == CONTROL]
-    own = [AddedToken(token, normalized=False, special=False) for token, kind in typed if kind == USER_DEFINED]
-    if special:
-        made.add_special_tokens({"additional_special_tokens": special}, replace_extra_special_tokens=False)
-    if own:
-        made.add_tokens(own)
-    return made
-
-
-KINDS = {"llama": _sentencepiece, "gpt2": _bytes, "t5": _unigram}
+KINDS = {"llama": _sentencepiece, "gpt2": _byte_level, "t5": _unigram}

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
@@ -21,17 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families, folders, sharding
+from jaxspec import families, folders, quiet, sharding
 from jaxspec.base import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
-from jaxspec.families.common import EMBEDDING, HEAD
+from jaxspec.families.common import EMBEDDING, HEAD, LARGEST
 from jaxspec.weights import int8, parameters, tensors
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
 from jaxspec.weights.tensors import Stored
 
 CONFIG = "config.json"
-GENERATION = "generation_config.json"  # the end tokens, where there are several
+ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"  # which tokens begin and end a text, and options of transformers' `generate`
+NOT_READ = {  # keys that change the text of transformers' `generate` at temperature 0, and the value that does not
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "stop_strings")),
+    "num_beams": 1,
+}
 SHARD_BYTES = 5 * 10**9  # of the files that `save` writes, as transformers has it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "tokenizer_config.json")
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
@@ -43,6 +52,25 @@ IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 def is_folder(folder: Path) -> bool:
     """Whether there is a Hugging Face model: a folder with a config.json."""
     return (folder / CONFIG).is_file()
+
+
+def refuse_adapter(folder: Path, name: str | Path) -> None:
+    """Refuses the changes to a model that an adapter is, which are no model by themselves.
+
+    Raises:
+        CheckpointError: there is an adapter; `name` is what the user calls it.
+    """
+    if not (folder / ADAPTER).is_file():
+        return
+    try:
+        table = read_object(folder / ADAPTER)
+    except (FamilyError, ValueError):
+        table = {}
+    kind, base = table.get("peft_type", "LoRA"), table.get("base_model_name_or_path", "another model")
+    raise CheckpointError(
+        f"{name} is an adapter ({kind}, by its {ADAPTER}) of {base}, not a model: merge it into that with peft, "
+        "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(FOLDER), and load the folder"
+    )
 
 
 def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
@@ -65,6 +93,7 @@ def download(name: str, revision: str | None = None, files: tuple[str, ...] = WE
             wanted = [*SMALL_FILES, weights]
             how: dict[str, Any] = dict(allow_patterns=wanted, ignore_patterns=IN_FOLDERS)
             folder = Path(snapshot_download(name, revision=revision, **how))
+            refuse_adapter(folder, name)
             if list(folder.glob(weights)):
                 return folder
     except (OSError, ValueError) as error:
@@ -140,7 +169,7 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
 def read_config(folder: Path) -> tuple[Family, Any]:
     """The family that config.json names, and the configuration of its network, as it has it (see `_without_copies`).
 
-    Several end tokens, as models that chat have, are listed in generation_config.json, or, without one, in config.json.
+    Which tokens begin and end a text is taken from where transformers takes it: see `_generation`.
 
     Raises:
         CheckpointError: either cannot be read, or describes none of our networks.
@@ -149,12 +178,16 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     try:
         table = read_object(path)
         family = families.of(table)
-        config = family.read(table)
+        start, ends = _generation(folder, table)
+        config = family.read(table | start)
+    except CheckpointError:
+        raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path} describes no model that can be loaded: {_reason(error)}") from error
-    generation = folder / GENERATION
-    ends = _end_tokens(generation if generation.is_file() else path, config.vocab_size)
-    return family, dataclasses.replace(config, end_tokens=ends) if ends and hasattr(config, "end_tokens") else config
+    if ends and not any(0 <= token < config.vocab_size for token in ends):
+        text = "%s: eos_token_id is %s, and the model has ids from 0 to %d: texts go on to max_new_tokens"
+        logging.getLogger(__name__).warning(text, folder, list(ends), config.vocab_size - 1)
+    return family, dataclasses.replace(config, end_tokens=ends)
 
 
 def _reason(error: Exception) -> str:
@@ -162,17 +195,41 @@ def _reason(error: Exception) -> str:
     return str(error) if type(error) in (FamilyError, OSError) else f"{type(error).__name__}: {error}"
 
 
-def _end_tokens(path: Path, vocab: int) -> tuple[int, ...]:
-    """The list of them in a file; empty if there is one only, which the tokenizer knows, too."""
-    try:
-        ends = read_object(path).get("eos_token_id")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
-    if not isinstance(ends, list):
-        return ()
-    if odd := [x for x in ends if type(x) is not int or not 0 <= x < vocab]:
-        raise CheckpointError(f"{path}: eos_token_id lists {odd[0]!r}, expected ids from 0 to {vocab - 1}")
-    return tuple(ends)
+def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tuple[int, ...]]:
+    """The keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
+
+    As in transformers, generation_config.json alone says so where there is one; otherwise config.json does, and its
+    text_config what config.json leaves open. An id that the model lacks stays among the ends: it never occurs.
+
+    Args:
+        folder: of the model.
+        table: its config.json.
+
+    Raises:
+        CheckpointError: the file that says so is no JSON object, or has something else than ids there.
+    """
+    path = folder / GENERATION
+    if path.is_file():
+        try:
+            named = read_object(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be used: {error}. Download it again, or remove it") from error
+    else:
+        path = folder / CONFIG
+        named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
+    asked = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
+    if asked:
+        text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options"
+        logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in asked.items()))
+    ends = named.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if odd := [x for x in ends if type(x) is not int]:
+        raise CheckpointError(f"{path}: eos_token_id has {odd[0]!r}: expected an id, or a list of ids")
+    start, vocab = named.get("decoder_start_token_id"), table.get("vocab_size") or LARGEST
+    if start is not None and not (type(start) is int and 0 <= start < vocab):
+        raise CheckpointError(f"{path}: decoder_start_token_id is {start!r}: expected an id from 0 to {vocab - 1}")
+    starts = {"decoder_start_token_id": start, "bos_token_id": named.get("bos_token_id")}
+    return (starts if any(x is not None for x in starts.values()) else {}), tuple(ends)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -182,7 +239,10 @@ def read_object(path: Path) -> dict[str, Any]:
         FamilyError: it holds something else.
         ValueError: it is no JSON.
     """
-    table = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply ({error})") from None
     if not isinstance(table, dict):
         raise FamilyError(f"it is of type {type(table).__name__}, expected an object")
     return table
@@ -197,12 +257,35 @@ def tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
+    quiet.import_transformers()
     from transformers import AutoTokenizer
 
+    return read_tokenizer(AutoTokenizer, folder, trust_remote_code=False)
+
+
+def read_tokenizer(kind: Any, folder: Path, **options: Any) -> Any:
+    """A tokenizer of one of transformers' classes.
+
+    Raises:
+        CheckpointError: it cannot be loaded; the message names a file that is no JSON.
+    """
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return kind.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # transformers raises anything
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+        why = _damage(folder) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {why}") from error
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with the JSON of a tokenizer, if that is it."""
+    for path in [folder / name for name in TOKENIZER_FILES if name.endswith(".json") and (folder / name).is_file()]:
+        try:
+            table = read_object(path)
+        except (FamilyError, ValueError) as error:
+            return f"{path.name} is damaged, {error}; copy or download it again"
+        if path.name == "tokenizer.json" and not {"model", "added_tokens"} <= table.keys():
+            return f"{path.name} lacks its model or its added_tokens; copy or download it again"
+    return None
 
 
 def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -239,8 +322,9 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
             return folder
         (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         if ends := getattr(model.config, "end_tokens", ()):
-            text = json.dumps({"eos_token_id": list(ends)}, indent=2)
-            (beside / GENERATION).write_text(text + "\n", encoding="utf-8")
+            kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
+            generation = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
+            (beside / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(beside)
         write_weights(beside, named)

@@ -333,7 +333,7 @@ def _read_params(folder: Path, expected: Params, place: Callable[[tuple[Any, ...
     return orbax_arrays.read(folder / "params", check, place)
 
 
-@functools.cache
+@functools.lru_cache
 def _abstract(config: Any, family: str) -> Params:
     """Shapes and types of the network's parameters."""
     return jax.eval_shape(lambda: NETS[family].init(config, jax.random.key(0)))

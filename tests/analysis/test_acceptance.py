@@ -33,10 +33,13 @@ def measure(target, drafter, prompt, *, batch=16, advance=lambda rows: None, **o
 class Words:
     """As much of a tokenizer as decoding needs: one id ends a row, the last two ids pad the vocabulary."""
 
-    eos_token_id = 3
+    eos_token_id, added_tokens_decoder = 3, {}
 
     def __len__(self) -> int:
         return VOCAB - 2
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"w{i}": i for i in range(len(self))}
 
     def convert_ids_to_tokens(self, ids) -> list[str]:
         return [f"w{i}" for i in ids]

@@ -125,7 +125,7 @@ def test_unknown_formats_are_refused(tmp_path, formats):
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r'pip install "jaxspec-decoding\[figures\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[figures\]"'):
         style.canvas()
 
 

@@ -60,7 +60,7 @@ def test_without_the_extra(monkeypatch, package, call):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", refusing)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r'pip install "jaxspec-decoding\[train\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[train\]"'):
         call(["a"], ["a"])
     with pytest.raises(ImportError, match=package.replace("_", "-")):
         quality.check()

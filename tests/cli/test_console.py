@@ -1,5 +1,9 @@
 """The look that tables share."""
 
+import io
+
+from rich.console import Console
+
 from jaxspec.cli import console
 
 
@@ -10,3 +14,17 @@ def test_names_are_on_the_left_and_numbers_on_the_right(shown):
     assert title == "Sizes"
     assert (upper, lower) == ("│      │   two │", "│ name │ lines │")
     assert row == "│ it   │     7 │"
+
+
+def test_a_table_of_a_document_has_one_line_of_heads():
+    made = console.table(["pre-\ndicted", "tokens\na round"], first="name", title="Sizes")
+    made.add_row("it", "7", "1.50")
+    printed = io.StringIO()
+    console.show(Console(file=printed, width=400), made, markdown=True)
+    lines = [line.rstrip() for line in printed.getvalue().splitlines() if line.strip()]
+    assert lines == [
+        "**Sizes**",
+        "| name | predicted | tokens a round |",
+        "|------|-----------|----------------|",
+        "| it   |         7 |           1.50 |",
+    ]

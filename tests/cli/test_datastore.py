@@ -99,11 +99,11 @@ def test_what_cannot_work_is_refused(project, monkeypatch):
     for arguments, said in [
         (("none.txt", "--tokenizer", "target"), "no text at none.txt"),
         (("texts.txt", "--tokenizer", "nobody"), "no checkpoint at nobody"),
-        (("pairs.jsonl", "--tokenizer", "target"), "line 1 has no text 'text'"),
+        (("pairs.jsonl", "--tokenizer", "target"), "line 1 has no 'text'"),
     ]:
         result = call(*arguments, "--out", "store")
         assert result.exit_code == 2 and said in result.stderr
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     result = call("texts.txt", "--tokenizer", "target", "--out", "store")
-    assert result.exit_code == 2 and 'pip install "jaxspec-decoding[datastore]"' in result.stderr
+    assert result.exit_code == 2 and 'pip install ".[datastore]"' in result.stderr
     assert not (project / "store").exists()

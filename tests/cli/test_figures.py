@@ -62,4 +62,4 @@ def test_an_unknown_format_is_refused(run):
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("--theory-only")
-    assert result.exit_code == 2 and "jaxspec-decoding[figures]" in result.stderr
+    assert result.exit_code == 2 and 'pip install ".[figures]"' in result.stderr

@@ -1,14 +1,21 @@
 """`jaxspec generate`: what it prints, as text and as JSON, and what it refuses, with tables for models."""
 
+import importlib
+import json
+
 import jax
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import datastore
+from jaxspec import datastore, model
+from jaxspec.cli import convert
+from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.session import Session, Settings
 
+SMALL = ("-n", "12", "-g", "3")
 PROMPT = heldout("translation", 1)[0]
 
 
@@ -101,8 +108,125 @@ def test_a_decoder_only_target_continues_held_out_texts_with_its_small_sibling(r
     assert found["settings"]["draft"] == "debian-gpt-small"
 
 
-def test_what_is_piped_in_is_decoded(report):
-    assert report("-", input=f"{PROMPT}\n\n{PROMPT}")["prompts"] == [PROMPT, PROMPT]
+def test_what_is_piped_in_is_decoded(run):
+    *rows, totals = map(json.loads, run("-", "--json", input=f"{PROMPT}\n\n{PROMPT}").splitlines())
+    assert [row["prompt"] for row in rows] == [PROMPT, PROMPT] and totals["stats"]["total"]["prompts"] == 2
+
+
+@pytest.mark.parametrize(("mode", "batch"), [("--json", 1), ("--json", 2), ("--trace", 2)])
+def test_what_was_done_is_printed_before_an_interruption(mode, batch, report, run, invoke, monkeypatch, tmp_path):
+    """Two prompts of four are done then; the first call compiles."""
+    library, texts, calls = (
+        importlib.import_module("jaxspec.decode.generate"),
+        heldout("translation", 4),
+        iter(range(1 + 2 // batch)),
+    )
+    complete, wanted = library.complete, report()["texts"] if mode == "--json" else run(mode, "--batch", "2")
+    (tmp_path / "prompts.txt").write_text("\n".join(texts))
+
+    def interrupted(*arguments):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return complete(*arguments)
+
+    monkeypatch.setattr(library, "complete", interrupted)
+    result = invoke("--prompts", str(tmp_path / "prompts.txt"), mode, "--batch", str(batch))
+    assert result.exit_code == 130
+    if mode == "--json":
+        rows = list(map(json.loads, result.stdout.splitlines()))
+        assert [(row["prompt"], row["text"]) for row in rows] == list(zip(texts, wanted, strict=False))
+    else:
+        assert wanted.startswith(result.stdout) and texts[1][:60] in result.stdout
+
+
+def test_lines_of_a_file_are_the_columns_of_one_report(report, run, tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(heldout("translation", 2)))
+    whole, asked = report("--trace"), ("--prompts", str(tmp_path / "prompts.txt"), "--trace", "--json")
+    *rows, totals = map(json.loads, run(*asked).splitlines())
+    for one, many in (("prompt", "prompts"), ("text", "texts"), ("tokens", "tokens"), ("rounds", "rounds")):
+        assert [row[one] for row in rows] == whole[many]
+    assert {name: [row["stats"][name] for row in rows] for name in rows[0]["stats"]} == {
+        name: value for name, value in whole["stats"].items() if name != "total"
+    }
+    assert set(totals) == {"exact", "stats", "settings", "versions", "device"}
+    *rows, totals = map(json.loads, run(*asked[:2], "--beams", "2", "--json").splitlines())
+    assert [record for row in rows for record in row["hypotheses"]] == report("--beams", "2")["hypotheses"]
+
+
+def test_a_target_without_a_sibling_drafts_by_a_look_up(zoo, report, invoke):
+    result = invoke(PROMPT, "--target", "stranger", "--json")
+    found = json.loads(result.stdout)
+    assert found["settings"]["draft"] == "prompt_lookup"
+    assert "No model is known that drafts for stranger: prompt_lookup drafts" in " ".join(result.stderr.split())
+    assert found["texts"] == report(PROMPT, "--target", "stranger", "--draft", "none")["texts"]
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**64)])
+def test_a_seed_that_no_key_has_is_refused(seed, invoke):
+    result = invoke(PROMPT, "--seed", seed)
+    assert result.exit_code == 2 and "Invalid value for '--seed'" in result.stderr
+
+
+@pytest.mark.parametrize("charset", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
+    """JSON is the same; text has escapes in their place."""
+    prompt = "translate English to German: “cat” 😀"
+    whole = report(prompt)
+
+    def shown(*arguments):
+        result = CliRunner(charset=charset).invoke(app, ["generate", *SMALL, prompt, *arguments], input=b"")
+        assert result.exit_code == 0
+        return result.stdout_bytes.decode(charset)
+
+    found = json.loads(shown("--json"))
+    assert all(found[name] == whole[name] for name in ("prompts", "texts", "tokens"))
+    assert "\\u201ccat\\u201d \\U0001f600" in shown("--draft", "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "a", "--rule", "blok"], "--rule has 'blok'"),
+        (["generate", "a", "--gamma", "-1"], "--gamma is -1"),
+        (["generate", "a", "--policy", "clever"], "--policy is 'clever'"),
+        (["generate", "a", "--temperature", "-1"], "--temperature is -1"),
+        (["generate", "a", "--max-new-tokens", "0"], "--max-new-tokens is 0"),
+        (["generate", "a", "--draft", "tree=0:debian-t5-draft"], "expected tree:NAME"),
+        (["generate", "a", "--draft", "prompt_lookup+debian-t5-draf"], "no checkpoint at debian-t5-draf"),
+        (["generate", "a", "--draft", "head:nowhere"], "no drafter at nowhere"),
+        (["generate", "a", "--draft", "retrieval:nowhere"], "no datastore at nowhere"),
+        (["generate", "a", "--draft-dtype", "bf16"], "Did you mean 'bfloat16'?"),
+        (["bench", "--rule", "blok"], "--rule has 'blok'"),
+        (["bench", "--policy", "clever"], "--policy is 'clever'"),
+        (["bench", "--temperature", "-1"], "--temperature is '-1'"),
+        (["bench", "--batch", "0"], "--batch is '0'"),
+        (["bench", "--draft", "debian-t5-draft,suffix=3"], "expected suffix"),
+        (["bench", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
+        (["bench", "--task", "songs"], "no held-out prompts for 'songs'"),
+        (["bench", "--csv", "file/rows.csv"], "there is no folder file"),
+        (["bench", "--resume", "file/rows.jsonl"], "Not a directory"),
+        (["bench", "--resume", "file"], "file: line 1 is no measurement"),
+        (["bench", "--csv", "."], "--csv is .: expected a file"),
+        (["measure", "--csv", "nowhere/rows.csv"], "there is no folder nowhere"),
+        (["plan", "--temperature", "-1"], "--temperature is -1"),
+        (["plan", "--target", "stranger"], "--target stranger needs a --draft"),
+        (["plan", "--tree", "--figure", "file/tree.svg"], "Not a directory"),
+        (["plan", "--prompts", "nowhere.txt"], "nowhere.txt: No such file"),
+        (["figures", "--format", "gif"], "--format are ['gif']"),
+        (["figures", "--out", "file"], "Not a directory"),
+        (["verify", "--target", "stranger"], "--target stranger needs a --draft"),
+        (["convert", "debian-t5-large", "file/to"], "Not a directory"),
+        (["convert", "debian-t5-large", "."], "exists: pass --overwrite"),
+    ],
+)
+def test_what_can_be_known_is_refused_before_any_model_is_loaded(arguments, said, loading, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("no measurement\n\n")
+    monkeypatch.setattr(model, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    if arguments[0] == "convert":
+        monkeypatch.setattr(convert, "stored", lambda folder: convert.Stored(model.OURS, "float32", {}))
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
@@ -118,7 +242,6 @@ def test_text_and_counts_are_printed(mode, report, run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([""], "prompt 0 is empty"),
         (["a", "--gamma", "-1"], "--gamma is -1"),
         (["a", "-n", "0"], "--max-new-tokens is 0"),
         (["a", "-t", "-1"], "--temperature is -1"),
@@ -131,9 +254,8 @@ def test_text_and_counts_are_printed(mode, report, run):
         (["a", "--ban", "99"], "--ban has 99"),
         (["a", "--target", "nowhere", "--draft", "none"], "no checkpoint at nowhere"),
         (["a", "--target", "nowhere"], "no checkpoint at nowhere"),
-        (["a", "--target", "stranger"], "needs a --draft"),
         (["a", "--check"], "--check is of drafters that read hidden states, as head:DIR: --draft is debian-t5-draft"),
-        (["a", "--target", "someone/something"], "needs a --draft"),
+        (["a", "--target", "someone/something", "--draft", "none"], "no checkpoint at someone/something"),
         (["a", "--draft", "stranger"], "different tokenizers"),
         (["a", "--draft", "debian-gpt-small"], "both must be of one kind"),
         (["das " * 600, "--target", "debian-gpt-base"], "positions"),

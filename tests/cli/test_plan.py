@@ -56,8 +56,22 @@ def test_sizes_on_a_machine(report, run):
     assert found["environment"]["command"]
     result = run(*asked[:3], "t5-v1_1-xxl", *asked[4:], "--batch", "1,32")
     assert "Batch 32: Speculate" in result.stdout
-    (llama,) = report(*asked[:3], "llama-3.1-8b", "--draft", "llama-3.2-1b", "--device", "tpu-v5e")["plans"]
-    assert 0.15 < llama["c"] < 0.18  # 1.24 of 7.5 billion parameters
+
+
+def test_a_pair_that_a_machine_has_no_room_for_is_not_recommended(report, run):
+    llama = ("--alpha", "0.75", "--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--device")
+    (small,), (large,) = (report(*llama, device)["plans"] for device in ("tpu-v5e", "h100"))
+    assert 0.15 < small["c"] < 0.18  # 1.24 of 7.5 billion parameters
+    assert (small["gamma"], small["improvement"], small["obstacles"][0]) == (0, 1.0, "memory")
+    assert (large["gamma"], large["obstacles"]) == (small["best"], []) and large["improvement"] > 1.5
+    # 8.03 and 1.24 billion parameters, and 256 tokens of 32 and 16 layers of 8 heads of 128 and 64, keys and values
+    weights, caches = (2 * 8.03e9, 2 * 1.236e9), (256 * 32 * 8 * 128 * 4, 256 * 16 * 8 * 64 * 4)
+    for name, bytes_, cache in zip(("target", "draft"), weights, caches, strict=True):
+        assert small["memory"][name] == large["memory"][name] == pytest.approx(bytes_ + cache, rel=1e-3)
+    eight, many = report(*llama, "tpu-v6e", "--batch", "8,512")["plans"]
+    assert eight["gamma"] and many["obstacles"][0] == "memory"  # of their caches
+    said = " ".join(run(*llama, "tpu-v5e").stdout.split())
+    assert "take 16.1 GB (target) and 2.5 GB (drafter), and the machine has 16.0 GB, where not even the" in said
 
 
 def test_a_pair_is_measured(run):

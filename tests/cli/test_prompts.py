@@ -1,5 +1,6 @@
 """Where prompts come from: files, standard input in all its states, and the held-out ones."""
 
+import codecs
 import io
 import json
 import sys
@@ -45,10 +46,20 @@ def test_json_lines_may_say_of_which_task_they_are(tmp_path):
     assert prompts.by_task(file, 2) == {"prose": ["0", "3"], "mixed": ["1"], "code": ["2"]}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path, monkeypatch):
+    """From a pipe neither, in whatever encoding the terminal is."""
+    content = codecs.BOM_UTF8 + "dä\r\ndie".encode()
+    (tmp_path / "prompts.txt").write_bytes(content)
+    assert prompts.from_file(tmp_path / "prompts.txt") == ["dä", "die"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "ascii", "surrogateescape"))
+    assert prompts.from_file("-") == ["dä", "die"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"input": "a"', "is no JSON"),
+        ('{"input": "a", "b": ' + "[" * 100_000, "is no JSON"),
         ('{"text": "a"}', "has no 'input'"),
         ('{"input": 3}', "has 'input': 3"),
         ('{"input": "a", "task": ["b"]}', """has 'task': ["b"]"""),

@@ -1,10 +1,12 @@
 """Decoding at once and round by round: whole rounds, the same samples, and texts that end at a stop string."""
 
+import jax
 import numpy as np
 import pytest
 
 from jaxspec import model
 from jaxspec.analysis.measure import cost
+from jaxspec.cli import decoding, session
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
@@ -31,6 +33,25 @@ def test_text_ends_before_a_stop_string(report, run):
     cut = whole[: whole.index(stop)]
     assert report("--stop", stop)["texts"][row] == cut
     assert whole not in run("--stop", stop)
+
+
+def test_a_stop_string_compiles_nothing_that_is_timed(zoo, loading, caplog):
+    settings = session.Settings(draft="debian-t5-draft", stop=["Katze"], max_new_tokens=12)
+    opened = session.open_session(settings, {}, [], 2, chat=False)
+    session.warm_up(opened, by_rounds=False)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        decoded = list(decoding.decode_all(opened))
+    assert {row.counts.rounds for row in decoded} != {0}
+    assert [record.message for record in caplog.records if record.message.startswith("Compiling")] == []
+
+
+@pytest.mark.parametrize("mode", [(), ("--batch", "2")])
+def test_text_ends_before_a_stop_string_that_is_a_special_token(report, mode):
+    """Which no text shows: <pad> is id 0 of these tokenizers."""
+    wholes = report("-t", "1", "--seed", "3")["tokens"]
+    cut = report("-t", "1", "--seed", "3", "--stop", "<pad>", *mode)["tokens"]
+    assert any(0 in tokens[:-1] for tokens in wholes)
+    assert cut == [tokens[: tokens.index(0) + 1] if 0 in tokens else tokens for tokens in wholes]
 
 
 def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):

@@ -1,11 +1,15 @@
 """`jaxspec train`: from a recipe to a checkpoint that loads, resuming, and refusing early."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from absl import logging as absl
 from typer.testing import CliRunner
 
 import jaxspec
@@ -105,6 +109,52 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
 def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypatch):
     monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
     assert said in refused(*arguments)
+
+
+def test_a_folder_of_another_recipe_is_refused_in_a_line(project, standard_dtype_promotion):
+    """By what was written down when its run began; without that, by the shape of its state."""
+    assert call("tiny.toml", "--steps", "1").exit_code == 0
+    (project / "other.toml").write_text(RECIPE.replace("ff_dim = 8", "ff_dim = 16").replace("steps = 4", "steps = 8"))
+    again = ("other.toml", "--out", "other", "--work", "runs/tiny")
+    said = refused(*again)
+    assert (
+        "runs/tiny holds the run of another recipe (model.ff_dim is 8 there and 16 here): give another --work" in said
+    )
+    assert said.count("\n") == 1
+    (project / "runs" / "tiny" / run.RECORD).unlink()
+    said = refused(*again)
+    assert "runs/tiny/state holds the state of another model's training (Requested shape" in said
+    assert said.count("\n") == 1
+    result = call("tiny.toml", "--overwrite")
+    assert result.exit_code == 0 and "resumed at step 1" in result.stdout
+
+
+def test_a_full_disk_is_told_in_a_line_and_its_half_of_a_state_removed(
+    project, standard_dtype_promotion, monkeypatch, caplog
+):
+    def full(manager, step, args):
+        absl.error("what Orbax logs of its threads")
+        (project / "runs" / "tiny" / "state" / f"{step}.orbax-checkpoint-tmp").mkdir()
+        raise ValueError("RESOURCE_EXHAUSTED: ... No space left on device")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    result = call("tiny.toml", "--steps", "1")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("\nerror: runs/tiny/state: the disk is full, and the run has no saved state\n")
+    assert not list((project / "runs" / "tiny" / "state").iterdir()) and not caplog.records
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    said = refused("tiny.toml", "--steps", "1")  # before it is trained
+    assert said.startswith("error: runs/tiny/state would take ") and said.endswith("1.0 kB left: nothing was trained\n")
+
+
+@pytest.mark.parametrize("line", ['{"text": ', '{"input": "a"}', '["a"]', "[" * 100_000])
+def test_a_bad_line_of_the_data_is_named(project, line):
+    with (project / "data" / "train.jsonl").open("a") as file:
+        file.write(line + "\n")
+    said = refused("tiny.toml")
+    assert (
+        "data/train.jsonl: line 5 " in said and said.endswith(': expected {"text": "..."}\n') and said.count("\n") == 1
+    )
 
 
 COUNTED = """
@@ -259,7 +309,7 @@ def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
     ("error", "said"),
     [
         (OSError("apt-get was not found"), "error: apt-get was not found"),
-        (ImportError('pip install "jaxspec-decoding[train]"'), 'error: pip install "jaxspec-decoding[train]"'),
+        (ImportError('pip install ".[train]"'), 'error: pip install ".[train]"'),
     ],
 )
 def test_what_preparing_lacks_is_named(preparing, monkeypatch, error, said):

@@ -154,10 +154,13 @@ def test_a_round_too_long_to_enumerate_is_refused():
     assert result.exit_code == 2 and "--gamma is 6: expected at most 5" in result.stderr
 
 
-@pytest.mark.parametrize("half", [["--target", "a"], ["--draft", "a"]])
-def test_half_a_pair_is_refused(half):
-    result = CliRunner().invoke(app, ["verify", *half])
-    assert result.exit_code == 2 and "a pair has two models" in result.stderr
+@pytest.mark.parametrize(
+    ("half", "said"),
+    [("--target", "--target a needs a --draft"), ("--draft", "a pair has two models: give --target")],
+)
+def test_half_a_pair_is_refused(half, said):
+    result = CliRunner().invoke(app, ["verify", half, "a"])
+    assert result.exit_code == 2 and said in result.stderr
 
 
 def test_a_pair_that_is_none_is_told_before_anything_is_enumerated(pair, monkeypatch):

@@ -28,6 +28,12 @@ def test_every_combination_is_a_setting(zoo):
     assert {one.sampling["temperature"] for one in settings} == {0.0, 1.0}
 
 
+def test_a_target_without_a_sibling_has_a_look_up(capsys):
+    _, settings = settings_of(Workload(target="stranger", task="translation", count=2, rows=1))
+    assert [one.drafter_name for one in settings] == ["prompt_lookup"]
+    assert "No model is known that drafts for stranger" in capsys.readouterr().err
+
+
 def test_a_tree_whose_size_is_its_own_is_measured_once():
     names = "debian-t5-draft,tree=2x1:debian-t5-draft"
     _, settings = settings_of(Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1))

@@ -112,9 +112,9 @@ def test_values_compile_nothing():
     options = dict(beams=BEAMS, max_new_tokens=NEW, eos_ids=[2])
     jaxspec.beam_search(TARGET, PROMPTS, **options)
     search = importlib.import_module("jaxspec.decode.beam_search")._search
-    before = search._cache_size()
+    before = search.num_programs()
     jaxspec.beam_search(TARGET, [[1, 1], [2, 3], [4]], length_penalty=0.3, early_stopping=True, **options)
-    assert search._cache_size() == before
+    assert search.num_programs() == before
 
 
 def test_records_are_plain_values():

@@ -19,13 +19,16 @@ PROMPT = jaxspec.Prompt(jnp.array([[3, 1], [2, 0]]), jnp.array([2, 1]))
 class Letters:
     """A tokenizer whose tokens are characters that mean something in HTML, and a control character."""
 
-    eos_token_id = None
+    eos_token_id, added_tokens_decoder = None, {}
     characters = "<&>\0é"
 
     def __len__(self):
         return len(self.characters)
 
-    def decode(self, tokens, skip_special_tokens):
+    def get_vocab(self):
+        return {character: token for token, character in enumerate(self.characters)}
+
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces=False):
         return "".join(self.characters[token] for token in tokens)
 
 

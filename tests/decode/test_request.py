@@ -1,11 +1,17 @@
 """Bad input gets a clear error, and vocabularies that differ are handled."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, processors
+from transformers import PreTrainedTokenizerFast
 
 import jaxspec
+from jaxspec import buffers
 from jaxspec.analysis.measure import acceptance
 from jaxspec.base import Prompt, Rule, Verdict
 from jaxspec.decode import request
@@ -79,6 +85,18 @@ def test_bad_prompts_are_refused_with_what_is_wrong(prompts, message):
         jaxspec.generate(TARGET, prompts)
 
 
+@pytest.mark.parametrize("text", ["\n", "  ", "\u00a0", ""])
+def test_the_tokens_of_a_prompt_say_whether_it_is_empty(text):
+    """Not whether it is white space: this tokenizer has a token for each, and one that begins every text."""
+    words = ["<end>", "\n", "  ", "\u00a0", "<begin>"]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
+    raw.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 4)])
+    tokens = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", bos_token="<begin>")
+    prompt = request.encode(model()._replace(tokenizer=tokens), [text])
+    row = prompt.tokens[0, : prompt.length[0]].tolist()
+    assert row == [4, words.index(text)] if text else row == [4]
+
+
 def test_padding_is_not_checked():
     odd = Prompt(jnp.array([[1, 2, 99]]), jnp.array([2]))
     assert jaxspec.generate(TARGET, odd, max_new_tokens=4).tokens.tolist() == (
@@ -87,11 +105,11 @@ def test_padding_is_not_checked():
 
 
 def test_arguments_of_a_wrong_type_are_refused():
-    with pytest.raises(TypeError, match=r"target is of type str: expected a jaxspec.Model"):
-        jaxspec.generate("debian-t5-base", "the cat")
-    with pytest.raises(TypeError, match="drafter is of type str"):
-        jaxspec.generate(TARGET, "the cat", drafter="debian-t5-small")
-    with pytest.raises(TypeError, match="prompt 1 is of type int"):
+    with pytest.raises(TypeError, match=r"target is of type int: expected a jaxspec.Model"):
+        jaxspec.generate(3, "the cat")
+    with pytest.raises(TypeError, match="drafter is of type int"):
+        jaxspec.generate(TARGET, "the cat", drafter=3)
+    with pytest.raises(TypeError, match="prompt 1 is 3, of type int"):
         jaxspec.generate(TARGET, ["the cat", 3])
 
 
@@ -109,6 +127,39 @@ def test_different_tokenizers_are_named_by_their_first_difference():
         jaxspec.generate(TARGET, "the cat", drafter=other)
     with pytest.raises(ValueError, match=r"the target \(table-6\) and the drafter \(small\) have different tokenizers"):
         jaxspec.generate(TARGET, "the cat", drafter=other._replace(name="small"))
+
+
+def test_tokenizers_are_compared_where_both_have_a_token():
+    """An id that only one of them has may lie anywhere, not just past the other's end."""
+    ours = tokenizer({"<end>": 0, "the": 1, "cat": 4, "mat": 9})
+    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "dog": 3, "mat": 9})) is None
+    assert request.first_difference(ours, tokenizer({"<end>": 0, "the": 1, "mat": 8, "rug": 9})) == (9, "mat", "rug")
+
+
+HOLES = {"<unk>": 0} | {f"w{i}": i for i in range(1, 5)} | {"<end>": 11}  # 6 tokens, ids up to 11
+
+
+def holed(seed):
+    """A model of 16 ids whose greedy text goes through those that are no tokens, until it ends with id 11."""
+    chain = [1, 7, 3, 10, 4, 11]
+    table = np.full((16, 16), -4.0, np.float32)
+    table[chain[:-1], chain[1:]] = 4.0
+    table += np.asarray(jax.random.normal(jax.random.key(seed), (16, 16)))
+    table[:, 15] = 9.0  # no token has it: it only pads the vocabulary, and is never generated
+    return table_model_from(jnp.asarray(table))._replace(tokenizer=word_tokenizer(HOLES, end="<end>"))
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter": holed(1), "gamma": 3}])
+def test_ids_are_bounded_by_the_largest_not_by_how_many_there_are(options):
+    out = jaxspec.generate(holed(0), "w1", max_new_tokens=8, **options)
+    assert out.tokens[0].tolist() == [7, 3, 10, 4, 11] and out.texts == ["w3 w4"]
+    biased = jaxspec.generate(holed(0), "w1", max_new_tokens=8, logit_bias={11: 60}, **options)
+    assert biased.tokens[0].tolist() == [11]
+
+
+def test_every_token_with_a_name_is_masked_by_no_option():
+    with pytest.raises(ValueError, match="rule out all 12 tokens"):
+        jaxspec.generate(holed(0), "w1", banned=range(12))
 
 
 def test_encoder_decoder_needs_its_kind():
@@ -152,7 +203,44 @@ def test_vocabularies_padded_differently(sizes):
 
 
 WITHOUT_PARENTHESES = "is the function {0}: call it, and pass what it returns, jaxspec.{1}.{0}"
+NOT_IDS = "expected an integer: ids from 0 to 5"
+CHAT = r"is a chat message: write the conversation .* target.tokenizer.apply_chat_template\(messages"
 TOLD = [  # what people pass, and what they are told
+    (dict(logit_bias={"3": 1}), f"one of logit_bias is '3': {NOT_IDS}"),
+    (dict(logit_bias={True: 1}), f"one of logit_bias is True: {NOT_IDS}"),
+    (dict(logit_bias={3: "a"}), "logit_bias has 'a' for token 3: expected a number"),
+    (dict(logit_bias={3: "1"}), "logit_bias has '1' for token 3: expected a number"),
+    (dict(logit_bias={3: None}), "logit_bias has None for token 3: expected a number"),
+    (dict(logit_bias={3: [1, [2]]}), r"logit_bias is \[1, \[2\]\]: expected {id: bias}"),
+    (dict(logit_bias="abc"), "logit_bias is 'abc': expected {id: bias}, or an array of shape"),
+    (dict(banned=["cat"]), f"one of banned is 'cat': {NOT_IDS}"),
+    (dict(banned=[True]), f"one of banned is True: {NOT_IDS}"),
+    (dict(eos_ids=1.0), f"one of eos_ids is 1.0: {NOT_IDS}"),
+    (dict(eos_ids=True), f"one of eos_ids is True: {NOT_IDS}"),
+    (dict(max_new_tokens=3.0), "max_new_tokens is 3.0: expected an integer, or one per prompt"),
+    (dict(max_new_tokens=[[3], [1, 2]]), r"max_new_tokens is \[\[3\], \[1, 2\]\]: expected an integer"),
+    (dict(top_k="2"), "top_k is '2': expected an integer, or one per prompt"),
+    (dict(top_p="0.5"), "top_p is '0.5': expected a number, or one per prompt"),
+    (dict(drafter="debian-t5-small"), r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)"),
+    (dict(drafter=Path("small")), r"drafter is 'small', a name: pass jaxspec.load\('small'\)"),
+    (dict(drafter="prompt_lookup"), r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\("),
+    (dict(accept="block"), r"accept is 'block', a name: pass jaxspec.accept.block\("),
+    (dict(policy="adaptive"), r"policy is 'adaptive', a name: pass jaxspec.policies.adaptive\("),
+    (dict(prompts={"role": "user", "content": "the"}), f"the prompt {CHAT}"),
+    (dict(prompts=[{"role": "user", "content": "the"}]), f"prompt 0 {CHAT}"),
+    (dict(prompts=[[1], [{"role": "user", "content": "the"}]]), f"prompt 1 {CHAT}"),
+    (dict(prompts=[{"text": "the"}]), "prompt 0 is a row with 'text': expected the text itself"),
+    (dict(prompts=SimpleNamespace(column_names=["text", "id"])), "a SimpleNamespace with the columns 'text', 'id'"),
+    (dict(prompts=None), "there are no prompts: give text"),
+    (dict(prompts=["the", None]), "prompt 1 is None, of type NoneType: expected text"),
+    (dict(prompts=["the", [1]]), r"prompt 1 is \[1\], of type list: expected text"),
+    (dict(prompts=[[1], "the"]), "prompt 1 is text, and others are token ids: expected all of one kind"),
+    (dict(prompts=[1.0, 2.0]), "prompt 0 is 1.0, of type float: expected text, or all as token ids"),
+    (dict(prompts=np.array([[1.0]])), "prompt 0 is a list of more than integers, it has 1.0"),
+    (dict(prompts=np.array([[[1, 2]]])), r"prompt 0 is a list of more than integers, it has \[1, 2\]"),
+    (dict(prompts=np.array([[True]])), "prompt 0 is a list of more than integers, it has True"),
+    (dict(prompts=[ONE]), "prompt 0 is a jaxspec.Prompt, which has rows itself"),
+    (dict(prompts=Prompt(ONE.tokens, jnp.array([2.0]))), "prompt lengths have dtype float32: expected integers"),
     (dict(temprature=1.0), "there is no option 'temprature': did you mean temperature"),
     (dict(do_sample=True), "there is no option 'do_sample': it is called temperature: 0 is greedy, 1 samples"),
     (dict(num_return_sequences=2), "there is no option 'num_return_sequences': it is called num_samples"),
@@ -174,8 +262,8 @@ TOLD = [  # what people pass, and what they are told
     (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is no token of the target's"),
     (dict(max_new_tokens=10**9), "max_new_tokens is 1000000000: expected at least 1, and fewer than 536870912"),
     (dict(max_new_tokens=10**12), r"max_new_tokens is 1000000000000: expected a number below 2\*\*31"),
-    (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .* GB of mem"),
-    (dict(gamma=2 * 10**9), "gamma=2000000000 for 1 prompts take .* GB of memory, .*: lower gamma"),
+    (dict(max_new_tokens=5 * 10**8, prompts=["the"] * 64), "max_new_tokens=500000000 for 64 prompts take .*B of mem"),
+    (dict(gamma=2 * 10**9), "gamma=2000000000 for 1 prompts take .*B of memory, .*: lower gamma"),
     (dict(gamma=10**12), r"gamma is 1000000000000: expected a number below 2\*\*31"),
     (dict(stop=5), "stop is 5: expected a string, or a list of strings"),
     (dict(stop=[5]), r"stop is \[5\]: expected a string, or a list of strings"),
@@ -190,7 +278,7 @@ TOLD = [  # what people pass, and what they are told
         dict(prompts={"input_ids": [[1]], "attention_mask": [[1]]}),
         "a dict with 'input_ids', 'attention_mask': expected",
     ),
-    (dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)), "num_samples=1000000000 take .* GB of memory"),
+    (dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)), "num_samples=1000000000 take .*B of memory"),
     (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
     (
         dict(accept=Rule(lambda *_: None, "mine", True)),
@@ -217,6 +305,64 @@ def test_what_people_pass_is_told_in_their_words(options, message):
         jaxspec.generate(TARGET, **given)
 
 
+def test_a_call_without_prompts_names_what_was_given_in_their_place():
+    encoded = tokenizer()(["the cat"])
+    for call in (jaxspec.generate, jaxspec.prepare, jaxspec.beam_search, lambda *a, **k: list(jaxspec.stream(*a, **k))):
+        with pytest.raises(TypeError, match="no option 'input_ids': it is called prompts, the second argument"):
+            call(TARGET, **encoded)
+        with pytest.raises(TypeError, match="there are no prompts: give text"):
+            call(TARGET, max_new_tokens=3)
+
+
+def test_a_target_that_is_no_model_is_told_what_it_is():
+    with pytest.raises(TypeError, match=r"target is 'gpt2', a name: pass jaxspec.load\('gpt2'\)"):
+        jaxspec.generate("gpt2", "the cat")
+    linear = type("Linear", (), {"state_dict": None})()
+    with pytest.raises(TypeError, match=r"target is a Linear of PyTorch: pass jaxspec.load"):
+        jaxspec.generate(linear, "the cat")
+
+
+class Tensor:
+    """As much of another library's array as is asked of it."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __iter__(self):
+        return (Tensor(value) for value in self._values)
+
+    def tolist(self):
+        return self._values
+
+
+def test_arrays_of_any_library_are_taken():
+    def prepared(prompts=ONE, **options):
+        return request.prepare(TARGET, prompts, **options)
+
+    expected = [[1, 2], [3]]
+    for prompts in (Tensor(expected), [Tensor(row) for row in expected], [jnp.array(row) for row in expected]):
+        assert buffers.to_lists(*prepared(prompts).prompt) == expected
+    assert prepared(Tensor([1, 2])).prompt.length.tolist() == [2]
+    assert prepared(eos_ids=Tensor([1])).request.eos.tolist() == [[1]]
+    bias = prepared(banned=Tensor([1, 2]), logit_bias={np.int64(3): jnp.float32(2)}).request.sampling_params.bias
+    assert bias[0].tolist() == [0, -np.inf, -np.inf, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jaxspec.accept.lenient("0.5"), r"lenience is '0.5': expected a number in \(0, 1\]"),
+        (lambda: jaxspec.accept.typical(True), r"epsilon is True: expected a number in \(0, 1\]"),
+        (lambda: jaxspec.drafters.online_ngram("3"), "n is '3': expected an integer"),
+        (lambda: jaxspec.drafters.retrieval("x", longest=3.0), "longest is 3.0: expected an integer"),
+    ],
+)
+def test_numbers_of_factories_are_numbers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert jaxspec.accept.lenient(jnp.float32(0.5)) is jaxspec.accept.lenient(0.5)
+
+
 def test_what_people_pass_is_taken():
     """One program: other spellings of one call give one text."""
     call = dict(drafter=DRAFT, gamma=2, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), eos_ids=[0])
@@ -241,6 +387,13 @@ def test_what_people_pass_is_taken():
         np.testing.assert_array_equal(jaxspec.generate(TARGET, **given).tokens, expected)
     ragged = jaxspec.generate(TARGET, [[1, 2], [3]], max_new_tokens=3).tokens
     np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
+
+
+def test_a_prepared_generation_has_no_stop_strings():
+    job = request.prepare(TARGET, ONE)
+    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: job.replace(stop="cat")):
+        with pytest.raises(TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"):
+            call()
 
 
 def test_programs_hold_only_the_processors_that_were_asked_for():

@@ -423,11 +423,11 @@ def test_a_second_call_in_the_bucket_traces_and_compiles_nothing():
         )  # fmt: skip
 
     run([[1, 2], [3]], 0, 1.0, 0.9, 10)
-    programs, traces = loop.generation._cache_size(), calls["traces"]
+    programs, traces = loop.generation.num_programs(), calls["traces"]
     assert traces > 0
     run([[4, 4, 4, 1], [2, 2]], 5, 0.3, 0.5, 14, 0.8, [1, 3], {2: 0.5, 4: -1.0})
     run([[2], [1, 0, 1]], 6, [0.0, 2.0], [0.2, 1.0], [3, 16])
-    assert (loop.generation._cache_size(), calls["traces"]) == (programs, traces)
+    assert (loop.generation.num_programs(), calls["traces"]) == (programs, traces)
 
 
 def test_a_generation_is_one_program():

@@ -17,7 +17,7 @@ import pytest
 
 import jaxspec
 from jaxspec import accept, buffers, drafters, policies, trace, tree
-from jaxspec.base import Bound, Caches, Distribution, Draft, Drafter, TreeSize, Weights
+from jaxspec.base import Bound, Caches, Distribution, Draft, Drafter, Rule, TreeSize, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
@@ -45,13 +45,54 @@ def tokens_of(out):
 class Letters:
     """As much of a tokenizer as decoding needs: a token is a letter."""
 
-    eos_token_id = None
+    eos_token_id, added_tokens_decoder = None, {}
 
     def __len__(self):
         return VOCAB
 
+    def get_vocab(self):
+        return {"abcdefg"[token]: token for token in range(VOCAB)}
+
+    def convert_ids_to_tokens(self, token):
+        return "abcdefg"[token]
+
     def decode(self, tokens, skip_special_tokens):
         return "".join("abcdefg"[token] for token in tokens)
+
+
+def test_a_tree_is_drafted_whatever_gamma():
+    """A chain of gamma 0 is plain decoding; of a drafter of trees gamma is not read."""
+    tree_drafter = drafters.tree(BLEND, (2, 1))
+    jobs = [prepare(TARGET, [[3, 1]], drafter=drafter, gamma=0) for drafter in (tree_drafter, BLEND)]
+    assert [(job.decoder.nodes, job.drafter is None) for job in jobs] == [(4, False), (0, True)]
+    assert jobs[0].replace(gamma=5).decoder._replace(init=None, step=None) == (
+        jobs[0].decoder._replace(init=None, step=None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "drafter", "message"),
+    [
+        (lambda draft: None, drafters.tree(BLEND, (2, 1)), "the rule mine returned no path for a tree: expected"),
+        (
+            lambda draft: draft.tokens[:, :1],
+            drafters.tree(BLEND, (2, 1)),
+            r"the rule mine returned path of shape \(1, 1\) and dtype int32: expected integers of shape \(1, 4\)",
+        ),
+        (
+            lambda draft: draft.tokens,
+            BLEND,
+            "the rule mine returned a path for a chain: expected Verdict.path to be None",
+        ),
+    ],
+)
+def test_a_rule_whose_path_is_not_that_of_the_draft_is_named(path, drafter, message):
+    def verify(keys, position, draft, target):
+        return Verdict(jnp.zeros_like(draft.length), target.tokens[:, 0], draft.length, path(draft))
+
+    rule = Rule(verify, "mine", exact=False, trees=True)
+    with pytest.raises(ValueError, match=message):
+        jaxspec.generate(TARGET, [[3, 1]], drafter=drafter, gamma=2, accept=rule, max_new_tokens=4)
 
 
 class Grown(NamedTuple):
@@ -374,10 +415,10 @@ def test_another_temperature_prompt_or_seed_compiles_nothing(drafter, rule):
         return jaxspec.generate(TARGET, prompt(rows), drafter=drafter, **options)
 
     run([[1, 2], [3]], 0, 1.0)
-    programs = loop.generation._cache_size()
+    programs = loop.generation.num_programs()
     run([[4, 4, 4, 1], [2, 2]], 5, 0.3)
     run([[2], [1, 0, 1]], 6, [0.5, 2.0])
-    assert loop.generation._cache_size() == programs
+    assert loop.generation.num_programs() == programs
 
 
 @pytest.mark.slow

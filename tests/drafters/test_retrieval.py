@@ -102,6 +102,9 @@ class Words:
     def __len__(self):
         return len(self.words)
 
+    def get_vocab(self):
+        return {word: i for i, word in enumerate(self.words)}
+
     def convert_ids_to_tokens(self, ids):
         return [self.words[i] for i in ids]
 

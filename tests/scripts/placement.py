@@ -183,7 +183,7 @@ def learns(folder, mesh):
     state, first = batch(one, one.init())
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / "learner", state)
-    programs = loop.generation._cache_size()
+    programs = loop.generation.num_programs()
     whole, second = batch(one, state)
     with ocp.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(folder / "learner", another.init())
@@ -192,7 +192,7 @@ def learns(folder, mesh):
     moved = bool(
         (whole.params["layers_0"]["ff"]["wi"]["weight"] != draft.params["layers_0"]["ff"]["wi"]["weight"]).any()
     )
-    return dict(same=same, moved=moved, texts=[first, second], compiled=loop.generation._cache_size() - programs)
+    return dict(same=same, moved=moved, texts=[first, second], compiled=loop.generation.num_programs() - programs)
 
 
 def meshes(folder):
@@ -213,7 +213,7 @@ def meshes(folder):
         learns=learns(Path(folder), mesh),
     )
     report |= dict(left=left_on_the_host(Path(folder) / "again", mesh), parts=stored_in_parts(Path(folder), mesh))
-    return report | dict(programs=loop.advance._cache_size())
+    return report | dict(programs=loop.advance.num_programs())
 
 
 def process(port, index, folder):

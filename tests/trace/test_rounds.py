@@ -1,11 +1,15 @@
 """A round by what became of its tokens, and spelt."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxspec
 from jaxspec import trace
+from jaxspec.decode import loop
 from jaxspec.testing import table_model
 from jaxspec.trace import Judged, Round, Spelt
 
@@ -56,6 +60,32 @@ def test_a_round_is_spelt_part_by_part(spelling):
     step = Round([*b"x"], [*b"ab", spelling.end], [*b"abc"], 2)
     assert trace.spelt(spelling, step) == Spelt("x", "ab", "c", "<end>")
     assert trace.spelt(None, Round([5], [6, 2], [6, 7], 1)) == Spelt(" 5", " 6", " 7", " 2")
+
+
+def test_a_trace_is_as_large_as_its_text():
+    """Each round holds its own tokens, and where it begins; what precedes it is one list for all."""
+
+    def size(count):
+        ones = np.ones((1, count), np.int32)
+        arrays = loop.Trace(ones[..., None], ones, ones, 2 * ones, ones)
+        rounds = trace.of_row(range(1000, 1001 + 2 * count), arrays, 0)
+        assert list(rounds[-1].before) == list(range(1000, 999 + 2 * count)) and rounds[2].before == [1000, 1001, 1002]
+        return len(pickle.dumps(rounds))
+
+    assert size(400) < 2.2 * size(200)
+
+
+def test_only_the_end_of_a_long_text_is_spelt(spelling, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        type(spelling), "decode", lambda self, tokens, **_: decoded.append(len(tokens)) or "x" * len(tokens)
+    )
+    text = [*b"x"] * 5000
+    step = Round(trace.Prefix(text, 5000), [*b"ab"], [*b"ac"], 1, parent=[0, 0], path=[0])
+    assert trace.spelt(spelling, step).before.startswith("…x")
+    trace.spelt_branches(spelling, step)
+    assert max(decoded) < 300
+    assert "".join(trace.spelt(None, step, context=2)) == "… 120 120 97 98"
 
 
 def test_rounds_of_a_generation_make_its_tokens():

@@ -64,7 +64,7 @@ def test_the_text_stays_exact_and_nothing_is_compiled_while_the_draft_learns():
         assert out.tokens.tolist() == plain.tokens.tolist()
         assert again.tokens.tolist() == sampled.tokens.tolist()
         losses.append(loss)
-        programs.append((loop.generation._cache_size(), len(traced)))
+        programs.append((loop.generation.num_programs(), len(traced)))
     assert set(programs) == {programs[0]} and programs[0][1] == 1
     assert losses[-1] < losses[0] and int(state.rows) == 24 and int(state.step) == 24
     assert certify(TARGET, drafter=learner.drafter(state), gamma=1, steps=3) < 1e-6

@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec import recipes
 from jaxspec.base import Model
 from jaxspec.nets import gpt, t5
-from jaxspec.recipes import Data, Train
+from jaxspec.recipes import Data, RecipeError, Train
 from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, tasks
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
@@ -154,7 +154,7 @@ def test_divergences_are_those_by_hand():
 def test_a_drafter_learns_from_its_teachers_answers_alone(tmp_path, monkeypatch):
     teacher = Model(t5.language_model(ENCDEC), t5.init(ENCDEC, jax.random.key(0)), config=ENCDEC)
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype: teacher)
-    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", ((8, 6),), "tokenizer"), Train(1, 1, 1.0))
+    made = recipes.Recipe("small", "t5", ENCDEC, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0))
     tasks = {"one": pairs(6), "two": pairs(4, seed=2)}
     _, learnt = run_recipe.teach(made, recipes.Distil("teacher", answers=(3, 0)), tasks, tmp_path, progress=False)
     assert {task: len(some) for task, some in learnt.items()} == {"one": 3, "two": 0}
@@ -173,7 +173,9 @@ def test_a_drafter_with_its_teachers_encoder_learns_the_rest(monkeypatch):
     monkeypatch.setattr(run_recipe, "load", lambda name, dtype=None: teacher)
     shape = dataclasses.replace(shape, decoder_layers=1, tied_head=False, scaled_head=False)
     share = recipes.Distil("teacher", share_encoder=True)
-    made = recipes.Recipe("small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer"), Train(1, 1, 1.0), share)
+    made = recipes.Recipe(
+        "small", "t5", shape, recipes.Data("", "", ((8, 6),), "tokenizer", ("a",)), Train(1, 1, 1.0), share
+    )
     fixed = run_recipe.fixed_parameters(made)
     assert sorted(fixed) == ["embedding", "encoder_0", "encoder_1", "encoder_bias", "encoder_norm"]
     own = {name: x for name, x in t5.init(shape, jax.random.key(1)).items() if name not in fixed}
@@ -203,7 +205,7 @@ def test_a_drafter_learns_on_texts_of_its_own():
         batch = data.collate(examples, data.Bucket(0 if net is gpt else 8, 9, 9))
         lm, params = net.language_model(config), net.init(config, jax.random.key(1))
         likelihood = losses.cross_entropy(config)
-        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=1)  # noqa: B023
+        mixed = on_policy.on_policy(lambda p, b: (likelihood(p, b)[0], b), lm, 0.5, prompt=3, eos=(1,))  # noqa: B023
         found = jax.jit(jax.grad(mixed, has_aux=True) if net is gpt else mixed)
         changed, learnt = found(params, batch)
         if net is gpt:
@@ -224,7 +226,9 @@ def test_a_drafter_learns_on_texts_of_its_own():
             assert own[-1] or text == of_data
         assert 0 < sum(own) < 8 and not own[8]  # the last row is padding
     with pytest.raises(ValueError, match="texts have 10 tokens, and the model is given 16 of them"):
-        on_policy.samples(gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, 1)
+        on_policy.samples(
+            gpt.language_model(CONFIG), None, data.collate(texts(2), data.Bucket(0, 9, 2)), None, 16, (1,)
+        )
 
 
 def test_a_language_models_rows_are_one_token_wider(tmp_path):
@@ -332,3 +336,19 @@ def test_a_recipe_may_train_on_several_files(tmp_path):
     outputs = [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words)["a"]]
     assert outputs == [3, 4, 5, 5]
     assert [int(e.target[0]) for e in tasks.examples(about, True, tmp_path, words, held=True)["a"]] == [6]
+
+
+def test_a_decoder_only_model_learns_from_all_files_and_has_no_tasks(tmp_path):
+    class Words:
+        bos_token_id, eos_token_id = None, 1
+
+        def __call__(self, texts, add_special_tokens):
+            return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+    for name, first in (("first", 3), ("second", 5), ("held", 6)):
+        (tmp_path / name).write_text(json.dumps({"text": f"{first} " * 9}) + "\n")
+    about = Data("first", "held", ((0, 16),), also=("second", "second"))
+    firsts = [int(e.target[1]) for e in tasks.examples(about, False, tmp_path, Words())["text"]]
+    assert firsts == [3, 5, 5]
+    with pytest.raises(RecipeError, match=r"data.tasks is \['a'\]: a decoder-only model"):  # as a head's recipe may ask
+        tasks.examples(dataclasses.replace(about, tasks=("a",)), False, tmp_path, Words())

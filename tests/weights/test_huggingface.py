@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import jaxspec
-from jaxspec import Model, sharding
+from jaxspec import Model, sharding, token_ids
 from jaxspec.families import gemma, lamda
 from jaxspec.nets import gpt, net_of, t5
 from jaxspec.nets.decoder import DecoderConfig
@@ -77,10 +77,10 @@ def folder(saved, tmp_path):
     return Path(shutil.copytree(saved, tmp_path / "llama"))
 
 
-ENDS = dataclasses.replace(LLAMA, end_tokens=(1, 5, 7))
+ENDS = [dataclasses.replace(config, end_tokens=(1, 5, 7)) for config in (LLAMA, T5, GPT)]
 
 
-@pytest.mark.parametrize("config", [LLAMA, T5, GPT, dataclasses.replace(T5, tied_head=True), ENDS])
+@pytest.mark.parametrize("config", [LLAMA, T5, GPT, dataclasses.replace(T5, tied_head=True), *ENDS])
 def test_what_is_saved_is_loaded_bit_for_bit(config, tmp_path):
     model = model_of(config)
     huggingface.save(model, tmp_path / "it")
@@ -436,7 +436,7 @@ def test_quantised_tensors_are_refused(folder):
     [
         ("{", "config.json describes no model that can be loaded"),
         ("[]", "it is of type list, expected an object"),
-        ("[" * 100_000, "describes no model that can be loaded: RecursionError"),
+        ("[" * 100_000, "describes no model that can be loaded: ValueError: it is nested too deeply"),
         ("{}", "model_type is None, expected one of t5"),
         ('{"model_type": "llama"}', "it lacks 'hidden_size'"),
         ('{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 2}', "describes no model"),
@@ -550,25 +550,95 @@ def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
         assert found.decode(pieces.encode(text)) == text
 
 
-@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_each_end_token_of_a_model_ends_a_row(folder, file):
-    """A model that chats has several; its tokenizer knows one of them."""
+PLACES = {  # from an id to what config.json, and generation_config.json if there is one, say
+    "a number": lambda end: ({}, {"eos_token_id": end}),
+    "a list": lambda end: ({}, {"eos_token_id": [99, -1, end]}),
+    "a number in config.json": lambda end: ({"eos_token_id": end}, None),
+    "a list in config.json": lambda end: ({"eos_token_id": [end, 99]}, None),
+    "another one in config.json": lambda end: ({"eos_token_id": 1}, {"eos_token_id": end}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("config", "words"), [(LLAMA, tokenizer()), (GPT, None), (T5, tokenizer())])
+def test_texts_end_where_the_files_say(tmp_path, config, words, place):
+    """Whether the tokenizer has another end or there is none; ids that the model lacks are no reason to refuse it."""
+    folder = huggingface.save(model_of(config, words=words), tmp_path / "it")
     prompt = jaxspec.Prompt(jnp.array([[3, 4]]), jnp.array([2]))
     plain = jaxspec.generate(jaxspec.load(folder), prompt, eos_ids=(), max_new_tokens=6).tokens[0].tolist()
-    path = folder / file
-    table = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(table | {"eos_token_id": [0, plain[2]]}))
-    model = jaxspec.load(folder)
-    assert model.config.end_tokens == (0, plain[2])
-    out = jaxspec.generate(model, prompt, max_new_tokens=6)
-    assert out.tokens[0].tolist() == plain[: plain.index(plain[2]) + 1]
-
-
-def test_end_tokens_of_config_json_give_way_to_those_of_generation_config_json(folder):
+    end = plain[2]
+    changed, generation = PLACES[place](end)
     table = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(table | {"eos_token_id": [2, 3]}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
-    assert huggingface.read_config(folder)[1].end_tokens == ()
+    (folder / "config.json").write_text(json.dumps(table | changed))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    out = jaxspec.generate(jaxspec.load(folder), prompt, max_new_tokens=6)
+    assert out.tokens[0].tolist() == plain[: plain.index(end) + 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": [2, 3]}, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": [2, 3]}, {"temperature": 0.7}, ()),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, ()),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 5}}, None, (5,)),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 5}}, None, (2,)),
+        ({"eos_token_id": None}, None, ()),
+    ],
+)
+def test_which_file_says_where_texts_end_is_as_in_transformers(folder, config, generation, ends):
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert huggingface.read_config(folder)[1].end_tokens == ends
+    source = "config.json" if generation is None else "generation_config.json"
+    theirs = transformers.GenerationConfig.from_pretrained(folder, source, _from_model_config=generation is None)
+    assert theirs.eos_token_id in (list(ends), *(ends or [None]))
+
+
+def test_a_model_without_the_tokens_that_should_end_its_texts_goes_on(folder, caplog):
+    (folder / "generation_config.json").write_text('{"eos_token_id": 99}')
+    model = jaxspec.load(folder)
+    assert caplog.messages == [
+        f"{folder}: eos_token_id is [99], and the model has ids from 0 to 23: texts go on to max_new_tokens"
+    ]
+    assert token_ids.ends(model) == []
+
+
+def test_what_generation_config_json_asks_for_and_is_not_done_is_said(folder, caplog):
+    table = {"repetition_penalty": 1.1, "num_beams": 1, "forced_bos_token_id": 3, "min_length": 0, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(table))
+    huggingface.read_config(folder)
+    (said,) = caplog.messages
+    assert "generation_config.json asks for repetition_penalty=1.1, forced_bos_token_id=3, which" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "start"),
+    [
+        ({"decoder_start_token_id": 0}, {"decoder_start_token_id": 5}, 5),
+        ({"decoder_start_token_id": 7}, None, 7),
+        ({"decoder_start_token_id": None, "bos_token_id": 4}, None, 4),
+        ({"decoder_start_token_id": 7}, {"bos_token_id": 4}, 4),
+        ({"decoder_start_token_id": 7}, {"eos_token_id": 1}, 7),  # transformers' generate has none, and refuses
+        ({"decoder_start_token_id": None, "pad_token_id": 6}, None, 6),  # the same
+    ],
+)
+def test_a_decoder_starts_with_the_token_that_transformers_takes(tmp_path, config, generation, start):
+    folder = huggingface.save(model_of(T5), tmp_path / "t5")
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert jaxspec.load(folder).lm.start_token == start
+
+
+def test_a_saved_t5_with_end_tokens_starts_and_ends_alike_in_transformers(tmp_path):
+    config = dataclasses.replace(T5, start_token=3, end_tokens=(5, 7))
+    theirs = transformers.GenerationConfig.from_pretrained(huggingface.save(model_of(config), tmp_path / "t5"))
+    assert (theirs.decoder_start_token_id, theirs.eos_token_id) == (3, [5, 7])
 
 
 @pytest.mark.parametrize(
@@ -576,8 +646,10 @@ def test_end_tokens_of_config_json_give_way_to_those_of_generation_config_json(f
     [
         ("[]", "cannot be used: it is of type list, expected an object"),
         ("{", "cannot be used: "),
-        ('{"eos_token_id": [1, 24]}', "eos_token_id lists 24, expected ids from 0 to 23"),
-        ('{"eos_token_id": [1, "</s>"]}', "eos_token_id lists '</s>', expected ids from 0 to 23"),
+        ('{"eos_token_id": [1, "</s>"]}', "eos_token_id has '</s>': expected an id, or a list of ids"),
+        ('{"eos_token_id": true}', "eos_token_id has True: expected an id, or a list of ids"),
+        ('{"decoder_start_token_id": 24}', "decoder_start_token_id is 24: expected an id from 0 to 23"),
+        ('{"decoder_start_token_id": [0]}', r"decoder_start_token_id is \[0\]: expected an id from 0 to 23"),
     ],
 )
 def test_a_generation_config_that_cannot_be_used(folder, content, message):

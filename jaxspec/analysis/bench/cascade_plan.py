@@ -102,11 +102,11 @@ def sentence(found: CascadePlan) -> str:
     """Whether to use the cascade.
 
     >>> sentence(CascadePlan((0.85, 0.5), (0.2, 0.0), 5, 2.05, 6, 2.65))[:66]
-    'The cascade pays: 2.65 times the speed of plain decoding with γ = '
+    'The cascade pays: at most 2.65 times the speed of plain decoding w'
     """
     numbers = (
-        f"{found.cascade_improvement:.2f} times the speed of plain decoding with γ = {found.cascade_gamma}, against "
-        f"{found.improvement:.2f} times with γ = {found.gamma} without the inner drafter"
+        f"at most {found.cascade_improvement:.2f} times the speed of plain decoding with γ = {found.cascade_gamma}, "
+        f"against {found.improvement:.2f} times with γ = {found.gamma} without the inner drafter"
     )
     if found.pays:
         return f"The cascade pays: {numbers}."

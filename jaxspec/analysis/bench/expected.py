@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +59,7 @@ class Expected:
         """
         if not isinstance(setting.drafter, Model):
             return None
-        trace, lenience = self.trace(setting, job), lenience_of(setting)
+        trace, lenience = self.trace(setting, job), setting.rule.lenience
         if trace is None:
             measure = functools.partial(acceptance.measure, job)
             return self._once("alpha", setting, measure).rate if setting.rule.exact else None
@@ -100,7 +99,7 @@ class Expected:
         if alpha is None:
             raise NoPlanError(setting)
         trace, value = self.trace(setting, job), min(alpha.value, 1.0)
-        if trace is not None and setting.rule.name == "rejection":
+        if trace is not None and setting.rule.lenience == 1:
             tokens = planning.tokens_by_gamma(trace, MOST)
         else:
             counts = None if trace is None else trace.counts
@@ -218,14 +217,6 @@ def independent(alpha: float, counts: np.ndarray | None, gamma: int) -> float:
     if counts is None:
         return float(formulas.expected_tokens(alpha, gamma))
     return text_rounds.independent_tokens(alpha, np.asarray(counts), gamma)
-
-
-def lenience_of(setting: Setting) -> float | None:
-    """1 of the rejection rule, l of a lenient one (whose name has it); None of others."""
-    if setting.rule.name == "rejection":
-        return 1.0
-    found = re.fullmatch(r"lenient\((.+)\)", setting.rule.name)
-    return float(found[1]) if found else None
 
 
 def _is_replayed(setting: Setting, trace: replay.LogitTrace) -> bool:

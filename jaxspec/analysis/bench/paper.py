@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich import filesize
 
 from jaxspec.analysis.bench.row import Row, Spread
 from jaxspec.analysis.bench.setting import PLANNED, Setting, Task, dtype_of
@@ -149,8 +150,8 @@ class Floor(NamedTuple):
         return (
             f"Plain decoding, T = {plain.temperature:g}: {plain.token_ms.median:.3f} ms a token "
             f"({plain.token_ms.min:.3f}..{plain.token_ms.max:.3f}); the floor is {self.token_ms:.3f} ms "
-            f"({self.token_bytes / 1e9:.2f} GB at {self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): {share:.0%} "
-            "of the floor's speed is reached."
+            f"({filesize.decimal(int(self.token_bytes))} at {self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): "
+            f"{share:.0%} of the floor's speed is reached."
         )
 
 

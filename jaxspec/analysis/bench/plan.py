@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rich import filesize
 
 from jaxspec import accept
-from jaxspec.analysis.measure import cost, jobs, replay
+from jaxspec.analysis.measure import cost, jobs, memory, replay
 from jaxspec.analysis.measure.statistics import Rate, Spread
 from jaxspec.analysis.theory import formulas, roofline, text_rounds
 from jaxspec.base import Model
 from jaxspec.decode.request import Job
 from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.families import FAMILIES
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -27,6 +29,7 @@ from jaxspec.weights import int8
 # and 17, after two of them. It is taken to be linear between them.
 TIMED = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 31, 47, 63)
 TOLERANCE = 0.03  # the speed of a gamma is near the best if it is less by no more than this part
+SHARE = (0.8, 1.0)  # of a measured pair's promise, what whole texts had: from the least to the largest median in docs/
 
 
 class Measured(NamedTuple):
@@ -42,6 +45,21 @@ class Measured(NamedTuple):
     v: dict[int, Spread]
 
 
+class Memory(NamedTuple):
+    """What a pair takes of a machine's memory, in bytes.
+
+    Attributes:
+        target, draft: weights, and the caches of all rows.
+        machine: what there is.
+    """
+
+    target: float
+    draft: float
+    machine: float
+
+    fits = property(lambda self: self.target + self.draft <= self.machine, doc="Whether there is room for both.")
+
+
 class Plan(NamedTuple):
     """What to do at one batch size.
 
@@ -52,16 +70,17 @@ class Plan(NamedTuple):
         batch: rows.
         gamma: the best number of draft tokens a round; 0: do not speculate.
         tokens_per_round: expected, of a row; 1 at gamma 0.
-        improvement: speed over plain decoding.
+        improvement: speed over plain decoding, at most: whole texts have `SHARE` of it.
         operations: arithmetic operations over those of plain decoding.
         v: the verify pass, at gamma or, if that is 0, at `best`.
         break_even: the alpha above which speculation would pay.
-        obstacles: why not, if gamma is 0: as in `formulas.obstacles`; or, where measured tokens per round are fewer
-            than in Equation 1, "short texts", if those of independent draft tokens would be fewer, too, else
-            "clustered draft tokens".
+        obstacles: why not, if gamma is 0: "memory", if the machine has no room for both models; as in
+            `formulas.obstacles`; or, where measured tokens per round are fewer than in Equation 1, "short texts", if
+            those of independent draft tokens would be fewer, too, else "clustered draft tokens".
         best, best_improvement: the best gamma above 0, and its speed: what speculation comes to where it does not pay.
         near: the other gammas whose speed is within 3% of this one's.
         measured: of a pair, what alpha, c and v rest on; None of given numbers.
+        memory: of sizes on a machine, what they take of it; None of others.
     """
 
     batch: int
@@ -78,6 +97,7 @@ class Plan(NamedTuple):
     best_improvement: float
     near: tuple[int, ...] = ()
     measured: Measured | None = None
+    memory: Memory | None = None
 
 
 def plan(
@@ -158,7 +178,7 @@ def of_sizes(
     c: float | None = None,
     c_hat: float | None = None,
 ) -> Plan:
-    """A plan for a machine that is not here, by its bandwidth and peak; real passes are slower.
+    """A plan for a machine that is not here, by its memory, bandwidth and peak; real passes are slower.
 
     Args:
         alpha: acceptance rate.
@@ -174,7 +194,24 @@ def of_sizes(
     big, small = (roofline.load_of_size(size, dtype, row_tokens) for size in (target, draft))
     each = float(roofline.draft_cost(chip, small, big, batch)) if c is None else c
     ratio = small.parameters / big.parameters if c_hat is None else c_hat
-    return plan(alpha, each, roofline.verify_cost(chip, big, range(most + 1), batch), c_hat=ratio, batch=batch)
+    found = plan(alpha, each, roofline.verify_cost(chip, big, range(most + 1), batch), c_hat=ratio, batch=batch)
+    if chip.memory is None:
+        return found
+    taken, drafting = (
+        _weight_bytes(size, load) + batch * load.cache_bytes for size, load in ((target, big), (draft, small))
+    )
+    room = Memory(taken, drafting, chip.memory)
+    found = found._replace(memory=room)
+    if room.fits:
+        return found
+    plain = {"gamma": 0, "tokens_per_round": 1.0, "improvement": 1.0, "operations": 1.0, "near": ()}
+    return found._replace(**plain, obstacles=("memory", *found.obstacles))
+
+
+def _weight_bytes(size: str, load: roofline.Load) -> float:
+    """Bytes of all weights of a published shape, those that only prefill reads too; of a number, of so many."""
+    shapes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    return memory.of_config(size, shapes[size]).memory_bytes[load.dtype] if size in shapes else load.weight_bytes
 
 
 def of_pair(
@@ -277,9 +314,12 @@ def sentence(found: Plan) -> str:
         near = ", ".join([*["plain decoding"] * (0 in found.near), *near])
         return (
             f"Speculate with γ = {found.gamma}: {found.tokens_per_round:.2f} tokens a round, in the time of "
-            f"{found.gamma * found.c + found.v:.2f} passes over one token, are {found.improvement:.2f} times the speed "
-            f"of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
+            f"{found.gamma * found.c + found.v:.2f} passes over one token, are at most {found.improvement:.2f} times "
+            f"the speed of plain decoding{rows}{f'; within {TOLERANCE:.0%} of that: {near}' if near else ''}."
+            + ("" if found.measured is None else f" {_of_whole_texts(found.improvement)}")
         )
+    if found.memory is not None and not found.memory.fits:
+        return _no_room(found, found.memory)
     enough = math.ceil(100 * found.break_even - 1e-4) / 100 if found.break_even < 1 else None
     pays = f"it would pay from α = {enough:.2f} on" if enough is not None else "not even α = 1 would pay"
     fewer = f"rounds yield fewer tokens than α = {found.alpha:.2f} promises"
@@ -293,6 +333,28 @@ def sentence(found: Plan) -> str:
     return (
         f"Do not speculate: the best γ, {found.best}, would have {found.best_improvement:.2f} times the speed of plain "
         f"decoding, because {', and '.join(why[name] for name in found.obstacles)}."
+    )
+
+
+def _of_whole_texts(improvement: float) -> str:
+    """What a measured pair's promise has come to, over the pairs of docs/results.md.
+
+    >>> _of_whole_texts(1.5)
+    'Whole texts had 0.8 to 1 of what passes promised: 1.20 to 1.50 times.'
+    """
+    least, most = (share * improvement for share in SHARE)
+    range_ = f"{least:.2f} to {most:.2f} times" + (", so plain decoding may be as fast" if least < 1 else "")
+    return f"Whole texts had {SHARE[0]:g} to {SHARE[1]:g} of what passes promised: {range_}."
+
+
+def _no_room(found: Plan, taken: Memory) -> str:
+    """Why a pair that does not fit a machine is not to be used there, and what it would be where it fits."""
+    target, draft, machine = map(filesize.decimal, map(int, taken))
+    alone = ", where not even the target fits" if taken.target > taken.machine else ""
+    return (
+        f"Do not speculate: weights and caches take {target} (target) and {draft} (drafter), and the machine has "
+        f"{machine}{alone}. With room for both, γ = {found.best} would have at most {found.best_improvement:.2f} times "
+        "the speed of plain decoding."
     )
 
 

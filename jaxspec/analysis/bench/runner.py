@@ -481,7 +481,7 @@ def _expectations(
     if asked & {"alpha", "replay"}:
         alpha, trace = hopes.alpha(setting, job), hopes.trace(setting, job)
         row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
-        if trace is not None and "candidates" in asked and setting.rule.name == "rejection":
+        if trace is not None and "candidates" in asked and setting.rule.lenience == 1:
             each = replay.alpha_of_candidates(trace, CANDIDATES)
             row = row._replace(candidates=tuple(Rate.of(one) for one in each))
         found, replayed = hopes.predicted(setting, job, job.decoder.gamma, lengths, costs)

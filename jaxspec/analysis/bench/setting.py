@@ -70,8 +70,9 @@ class Setting(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted."""
-        return self.drafter is None or self.gamma == 0
+        """Whether nothing is drafted: no drafter, or chains of no tokens."""
+        functions = self.drafter.functions if isinstance(self.drafter, Bound) else self.drafter
+        return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
 
     @property
     def temperature(self) -> float:
@@ -80,13 +81,8 @@ class Setting(NamedTuple):
 
     @property
     def drafter_name(self) -> str:
-        """Of the drafter: as given, of its model, or of its function; empty for plain decoding."""
-        if self.is_plain:
-            return ""
-        if self.name or isinstance(self.drafter, Model):
-            return self.name or self.drafter.name  # type: ignore[union-attr]
-        functions: Any = getattr(self.drafter, "functions", self.drafter)
-        return functions.propose.__qualname__.partition(".")[0].strip("_")
+        """What the drafter is called: as given, else by the model or the factory; empty for plain decoding."""
+        return "" if self.is_plain else self.name or getattr(self.drafter, "name", "") or "unnamed"
 
     @property
     def is_named(self) -> bool:
@@ -95,8 +91,10 @@ class Setting(NamedTuple):
 
     @property
     def policy_label(self) -> str:
-        """Of the policy: as given, or `ADAPTIVE`; empty if there is none."""
-        return "" if self.policy is None else self.policy_name or str(self.policy if self.policy == ADAPTIVE else "own")
+        """What the policy is called: as given, else by its factory; empty if there is none."""
+        if self.policy is None or isinstance(self.policy, str):
+            return self.policy_name or self.policy or ""
+        return self.policy_name or self.policy.name or "unnamed"
 
     def plain(self) -> Setting:
         """Plain decoding of the same task, by the same target and backend."""

@@ -42,7 +42,7 @@ class Store:
                 row = json.loads(line) if line.strip() else None
                 if row is not None:
                     self._rows.setdefault(row["fingerprint"], []).append(row)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if number < len(lines):
                     raise ValueError(f"{file}: line {number} is no measurement; give another file") from error
                 self._whole, self._end = sum(len(whole) + 1 for whole in lines[:-1]), b""

@@ -105,7 +105,7 @@ def refuse(setting: Setting, job: Job) -> None:
         return
     lookup = drafters.prompt_lookup(MATCH).functions
     known = len(models) == 2 or (isinstance(setting.drafter, Bound) and setting.drafter.functions is lookup)
-    if not known or setting.policy is not None or setting.rule.name != "rejection":
+    if not known or setting.policy is not None or setting.rule.lenience != 1:
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"
         )

@@ -175,13 +175,14 @@ def sentence(plan: TreePlan) -> str:
     best, other = plan.best, plan.chain
     if not best.shape:
         return (
-            f"Do not speculate: the best tree ({len(plan.tree.shape)} nodes) would be {plan.tree.improvement:.2f} "
-            f"times as fast as plain decoding, the best chain (γ = {other.depth}) {other.improvement:.2f} times."
+            f"Do not speculate: the best tree ({len(plan.tree.shape)} nodes) would be at most "
+            f"{plan.tree.improvement:.2f} times as fast as plain decoding, the best chain (γ = {other.depth}) "
+            f"{other.improvement:.2f} times."
         )
     if best is other:
         chain = (
             f"Take a chain, γ = {other.depth}: {other.tokens_per_round:.2f} tokens in the time of {other.cost:.2f} "
-            f"passes, {other.improvement:.2f} times the speed of plain decoding."
+            f"passes, at most {other.improvement:.2f} times the speed of plain decoding."
         )
         if plan.tree is other:
             return chain
@@ -191,8 +192,8 @@ def sentence(plan: TreePlan) -> str:
         )
     return (
         f"Take a tree of {len(best.shape)} nodes, {best.depth} deep, draw {best.draw!r}: {best.tokens_per_round:.2f} "
-        f"tokens in the time of {best.cost:.2f} passes, {best.improvement:.2f} times the speed of plain decoding; the "
-        f"best chain, γ = {other.depth}, {other.improvement:.2f} times.\n"
+        f"tokens in the time of {best.cost:.2f} passes, at most {best.improvement:.2f} times the speed of plain "
+        f"decoding; the best chain, γ = {other.depth}, {other.improvement:.2f} times.\n"
         f"drafter = drafters.tree(draft, shape={best.shape}, draw={best.draw!r})"
     )
 

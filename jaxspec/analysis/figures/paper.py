@@ -70,5 +70,5 @@ def distributions(job: Job) -> tuple[np.ndarray, np.ndarray, list[str]]:
     trace = replay.collect(job.replace(temperature=1.0, key=jax.random.key(0)))
     p, q = (np.asarray(jax.nn.softmax(side.astype(np.float64), axis=-1)) for side in (trace.target, trace.draft))
     at = int(np.argmin(np.abs(divergence.beta(p, q) - TYPICAL)))
-    names = tokenizer.convert_ids_to_tokens(range(p.shape[1])) if tokenizer else [str(i) for i in range(p.shape[1])]
-    return p[at], q[at], names
+    words = tokenizer.convert_ids_to_tokens(range(p.shape[1])) if tokenizer else [None] * p.shape[1]
+    return p[at], q[at], [word or str(index) for index, word in enumerate(words)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jaxspec import extras, files
 
 if TYPE_CHECKING:  # an extra, and a second to import
     from matplotlib.axes import Axes
@@ -33,8 +34,7 @@ def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        message = 'matplotlib is not installed: pip install "jaxspec-decoding[figures]" brings it'
-        raise ImportError(message, name=error.name) from error
+        raise ImportError(extras.missing("matplotlib", "figures"), name=error.name) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -46,6 +46,12 @@ def shades(count: int) -> list[tuple[float, float, float, float]]:
     from matplotlib import colormaps
 
     return [colormaps["viridis"](0.85 * i / max(1, count - 1)) for i in range(count)]
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuses formats that `save` has not, or none at all."""
+    if not formats or not set(formats) <= set(FORMATS):
+        raise ValueError(f"formats are {list(formats)}: expected some of {', '.join(FORMATS)}")
 
 
 def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -60,22 +66,14 @@ def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] =
     Raises:
         ValueError: another format.
     """
-    wrong = [form for form in formats if form not in FORMATS]
-    if wrong or not formats:
-        raise ValueError(f"formats are {list(formats)}: expected some of {', '.join(FORMATS)}")
+    check_formats(formats)
     import matplotlib
 
     folder, written = Path(folder), []
-    folder.mkdir(parents=True, exist_ok=True)
     for form in formats:
-        path, unfinished = folder / f"{name}.{form}", folder / f".{name}.{os.getpid()}.{form}"
-        try:
-            # Text as text, and neither date nor random ids: the same numbers give the same file.
-            with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-                metadata = {"Date": None} if form == "svg" else {"Software": None}
-                figure.savefig(unfinished, format=form, dpi=150, metadata=metadata)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        written.append(path)
+        written.append(folder / f"{name}.{form}")
+        # Text as text, and neither date nor random ids: the same numbers give the same file.
+        with files.whole(written[-1]) as beside, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            metadata = {"Date": None} if form == "svg" else {"Software": None}
+            figure.savefig(beside, format=form, dpi=150, metadata=metadata)
     return written

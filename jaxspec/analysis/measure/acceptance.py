@@ -9,16 +9,14 @@ Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
+from jaxspec import buffers, programs
 from jaxspec import warp as warps
 from jaxspec.analysis.measure import jobs
 from jaxspec.analysis.measure.statistics import Ratio
@@ -176,7 +174,7 @@ def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
     return np.asarray(found, np.float64)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "sampler"))
+@programs.jit(static_argnames=("target", "draft", "sampler"))
 def _overlap(
     target: LanguageModel,
     draft: LanguageModel,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import buffers, noise
+from jaxspec import buffers, noise, programs
 from jaxspec.analysis.measure import jobs
 from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
@@ -220,7 +220,7 @@ def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
     return costs[np.searchsorted((0, *widths), np.arange(gamma + 1))]
 
 
-@functools.partial(jax.jit, static_argnames=("lm",), donate_argnames=("cache",))
+@programs.jit(static_argnames=("lm",), donate_argnames=("cache",))
 def passes(
     lm: LanguageModel,
     params: Params,
@@ -293,6 +293,6 @@ def _count_for(call: Callable[[], object]) -> int:
     return int(np.clip(round(MIN_SECONDS / each), 1, 1000))
 
 
-@functools.partial(jax.jit, static_argnames=("lm", "capacity"))
+@programs.jit(static_argnames=("lm", "capacity"))
 def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int):
     return lm.prefill(params, prompt, capacity)

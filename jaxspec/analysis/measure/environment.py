@@ -87,7 +87,7 @@ def line(about: Environment) -> str:
     return f"{machine}, {cpus} · jax {about.jax}, jaxlib {about.jaxlib} · jaxspec {about.jaxspec}"
 
 
-@functools.cache
+@functools.lru_cache
 def _commit(folder: Path) -> str | None:
     """The commit of a checkout; None of any other folder, or without git."""
     if not (folder / ".git").exists():

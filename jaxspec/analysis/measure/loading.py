@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
+from rich import filesize
 
 import jaxspec
 from jaxspec.analysis.measure import synthetic
@@ -54,12 +55,13 @@ def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
         OSError: the disk is too small.
     """
     written, found = apart(write, shape, dtype, folder), apart(load, dtype, folder)
+    size, extra, largest = map(filesize.decimal, (found.size, found.extra, found.largest))
     same = "the same parameters" if written == found.bits else "OTHER PARAMETERS THAN WRITTEN"
     share = found.extra / found.largest
     return (
-        f"Loading {found.size / 1e9:.2f} GB from {found.files} files took {found.seconds:.0f} s and "
-        f"{found.extra / 1e9:.2f} GB of host memory: {share:.2f} of the largest file ({found.largest / 1e9:.2f} "
-        f"GB; {found.how}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; {same}."
+        f"Loading {size} from {found.files} files took {found.seconds:.0f} s and {extra} of host memory: {share:.2f} "
+        f"of the largest file ({largest}; {found.how}), {'within one file' if share <= 1 else 'MORE THAN ONE FILE'}; "
+        f"{same}."
     )
 
 
@@ -82,7 +84,8 @@ def write(shape: str, dtype: str, folder: Path) -> int:
         free = shutil.disk_usage(folder.parent).free
         if free < size + SPARE:
             raise OSError(
-                f"{folder.parent} has {free / 1e9:.0f} GB left, but {shape} takes {size / 1e9:.0f}: give another folder"
+                f"{folder.parent} has {filesize.decimal(free)} left, but {shape} takes {filesize.decimal(size)}: give "
+                "another folder"
             )
         huggingface.save(model, folder)
     return bits(model.params, model.config.dtype)

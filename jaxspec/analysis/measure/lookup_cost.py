@@ -53,7 +53,7 @@ def lookup_as_model(job: Job) -> Model:
     return Model(lm, (job.weights.target if reads_target else None, job.drafter.params), job.target.tokenizer)
 
 
-@functools.cache
+@functools.lru_cache
 def _language_model(
     drafter: Drafter, target: LanguageModel, gamma: int, nodes: int, reads_target: bool, sampled: bool
 ) -> LanguageModel:

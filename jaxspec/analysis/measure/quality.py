@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspec import extras
+
 
 def check() -> None:
     """Raises ImportError, with what to install, if a package that this file needs is missing."""
@@ -67,6 +69,4 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")
-        raise ImportError(
-            f'{package} is not installed: pip install "jaxspec-decoding[train]" brings it', name=error.name
-        ) from error
+        raise ImportError(extras.missing(package, "train"), name=error.name) from error

@@ -24,7 +24,6 @@ Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 
 
 from __future__ import annotations
 
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import noise
+from jaxspec import noise, programs
 from jaxspec import warp as warps
 from jaxspec.analysis.measure import acceptance, jobs
 from jaxspec.analysis.measure.statistics import Ratio
@@ -277,7 +276,7 @@ def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
         yield np.minimum(np.arange(start, start + CHUNK), count - 1)
 
 
-@functools.partial(jax.jit, static_argnames=("acceptance_ratio",))
+@programs.jit(static_argnames=("acceptance_ratio",))
 def _of_chunk(
     acceptance_ratio: AcceptanceRatio,
     own: Float[Array, ""],
@@ -302,7 +301,7 @@ def _distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) ->
 _jitted_distribution = jax.jit(_distribution)
 
 
-@functools.partial(jax.jit, static_argnames=("lm", "vocab"))
+@programs.jit(static_argnames=("lm", "vocab"))
 def _logits(
     lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:

@@ -10,7 +10,6 @@ Shapes: N draws, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers, noise
+from jaxspec import buffers, noise, programs
 from jaxspec.base import Cache, LanguageModel, Params, RoundInfo, Sampler, State
 from jaxspec.decode import loop
 from jaxspec.decode.request import Job
@@ -136,7 +135,7 @@ def _unlimited(job: Job) -> Job:
     return job.replace(eos_ids=(), max_new_tokens=1 + TOKENS * (job.decoder.gamma + 1))
 
 
-@functools.partial(jax.jit, static_argnames=("lm", "sampler"))
+@programs.jit(static_argnames=("lm", "sampler"))
 def _distributions(
     lm: LanguageModel,
     sampler: Sampler,

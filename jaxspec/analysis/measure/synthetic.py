@@ -32,18 +32,28 @@ _HIDDEN: dict[tuple[str, ...], int] = {
 }
 
 
+def config_of(shape: str) -> Any:
+    """The configuration of a published shape.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    if shape not in sizes:
+        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
+    return sizes[shape]
+
+
 def random_model(shape: str, dtype: str, seed: int) -> Model:
     """A model of random weights at a published shape: the cost of the real one, and no sense.
 
     Raises:
         ValueError: no such shape or dtype.
     """
-    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
-    if shape not in sizes:
-        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
+    config = config_of(shape)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
-    config = dataclasses.replace(sizes[shape], dtype=int8.computation(dtype))
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
     params = random_params(config, dtype, jax.random.key(seed))
     return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
 
@@ -88,7 +98,7 @@ def _draw(key: Array, spread: float, shape: tuple[int, ...], dtype: str) -> Floa
     return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)
 
 
-@functools.cache
+@functools.lru_cache
 def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     r"""NOT a rule to decode with: accepts each draft token with probability alpha, whatever the two distributions are.
 

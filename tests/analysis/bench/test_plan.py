@@ -1,5 +1,8 @@
 """Plans from numbers, and from a pair that is measured."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,14 @@ import pytest
 
 from jaxspec import Prompt, drafters
 from jaxspec.analysis.bench import plan as planning
+from jaxspec.analysis.measure.statistics import Rate, Spread
 from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, net_of, t5
 from jaxspec.testing import table_model
 
+DOCS = Path(__file__).parents[3] / "docs"
 PROMPT = Prompt(jnp.array([[3, 1], [2, 0], [4, 4]]), jnp.array([2, 1, 2]))
 
 
@@ -152,3 +157,15 @@ def test_load_of_counts_what_decoding_multiplies(config):
     _, cache = jax.eval_shape(lambda params, prompt: lm.prefill(params, prompt, row), params, asked)
     stored = [x for x in jax.tree.leaves(cache) if x.ndim == 4 and x.dtype == jnp.float32]
     assert load.cache_bytes == sum(4 * x.size for x in stored)
+
+
+def test_a_measured_promise_is_qualified_by_what_whole_texts_had():
+    """The factor is that of the pages of results: from the least to the largest of their medians."""
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("results.md", "results_more.md")]
+    medians = [float(x) for page in pages for x in re.findall(r"Measured over predicted: ([\d.]+) in the median", page)]
+    assert len(medians) > 5 and (round(min(medians), 1), round(max(medians), 1)) == planning.SHARE
+    spread = Spread(1.0, 1.0, 1.0)
+    measured = planning.Measured(Rate(0.6, 0.1, 0.5, 0.7, 9), spread, {1: spread})
+    for c, ending in ((0.0, "1.28 to 1.60 times."), (0.3, "0.98 to 1.23 times, so plain decoding may be as fast.")):
+        said = planning.sentence(planning.plan(0.6, c, [1.0, 1.0])._replace(measured=measured))
+        assert "are at most" in said and said.endswith(f"Whole texts had 0.8 to 1 of what passes promised: {ending}")

@@ -1,0 +1,75 @@
+"""Parameters that are not those of the network they are used with, named."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.errors
+import jax
+from flax import traverse_util
+from jaxtyping import Array, Key
+
+from jaxspec.base import Params
+
+Init = Callable[[Any, Key[Array, ""]], Params]
+"""(configuration, key) -> the parameters of a network."""
+SHOWN = 3  # parameters that an error names
+
+
+@contextlib.contextmanager
+def named_mismatch(params: Params, init: Init, config: Any, layers: Mapping[str, int]) -> Iterator[None]:
+    """Says which parameters are not those of a network, where running it fails or they have more layers than it.
+
+    Args:
+        params: what the network is run with.
+        init, config: what makes its own; asked for only where something is wrong.
+        layers: how many layers it has, by the name that their parameters begin with.
+
+    Raises:
+        ValueError: which parameters are missing, unexpected or of another shape.
+
+    >>> init = lambda config, key: {"weight": jax.random.normal(key, (config, 2))}
+    >>> params = {"weight": jax.numpy.ones((4, 2))}
+    >>> with named_mismatch(params, init, 3, {}):  # doctest: +ELLIPSIS
+    ...     jax.numpy.ones((1, 3)) @ params["weight"]
+    Traceback (most recent call last):
+    ValueError: the parameters are not those of the model's network: weight is [4, 2], expected [3, 2]. A model's ...
+    """
+    try:
+        if not isinstance(params, Mapping) or any(_is_past(name, layers) for name in params):
+            raise TypeError(f"the parameters are of type {type(params).__name__}, or have too many layers")
+        yield
+    except (flax.errors.FlaxError, TypeError, ValueError) as error:
+        wrong = _differences(jax.eval_shape(lambda key: init(config, key), jax.random.key(0)), params)
+        if not wrong:
+            raise
+        more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise ValueError(
+            f"the parameters are not those of the model's network: {', '.join(wrong[:SHOWN])}{more}. A model's lm, "
+            "params and config belong together: load or make the other model whole"
+        ) from error
+
+
+def _is_past(name: str, layers: Mapping[str, int]) -> bool:
+    kind, _, number = name.rpartition("_")
+    return kind in layers and number.isdecimal() and int(number) >= layers[kind]
+
+
+def _differences(expected: Any, params: Any) -> list[str]:
+    want, have = _shapes(expected), _shapes(params if isinstance(params, Mapping) else {})
+    parts = {name.rpartition("/")[0] for name in have}  # an int8 matrix has several leaves in the place of one
+    missing = [f"{name} is missing" for name in want if name not in have and name not in parts]
+    unexpected = [f"{name} is unexpected" for name in have if name not in want and name.rpartition("/")[0] not in want]
+    wrong = [
+        f"{name} is {list(have[name])}, expected {list(shape)}"
+        for name, shape in want.items()
+        if have.get(name, shape) != shape
+    ]
+    return missing + unexpected + wrong
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    flat: dict[str, Any] = traverse_util.flatten_dict(tree, sep="/")
+    return {name: tuple(getattr(x, "shape", ())) for name, x in flat.items()}

@@ -1,0 +1,37 @@
+"""Names of options that users give, checked: what is none is named, with what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def check_names(
+    names: Iterable[str],
+    known: Sequence[str],
+    theirs: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Refuses keywords that are no options, with the one that was probably meant.
+
+    Args:
+        names: those given.
+        known: those there are.
+        theirs: names that other libraries have for some of them.
+        elsewhere: names of other libraries' options that are none here, and what to do in their place.
+
+    Raises:
+        TypeError: one is not known.
+
+    >>> check_names(["temprature"], ["temperature", "top_k"])
+    Traceback (most recent call last):
+    TypeError: there is no option 'temprature': did you mean temperature?
+    """
+    for name in names:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = (elsewhere or {}).get(name) or (f"did you mean {near[0]}?" if near else "")
+        if theirs is not None and name in theirs:
+            meant = f"it is called {theirs[name]}"
+        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")

@@ -1,0 +1,44 @@
+"""The ids of a tokenizer, which need not be 0, 1, 2, ... without gaps, and those that end a text."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jaxspec.base import Model
+
+
+def size(tokenizer: Any) -> int:
+    """Returns the largest id plus one, the least vocabulary that a model needs; `len` counts the tokens instead.
+
+    >>> from jaxspec.testing import word_tokenizer
+    >>> tokenizer = word_tokenizer({"<unk>": 0, "the": 1, "</s>": 9})
+    >>> len(tokenizer), size(tokenizer)
+    (3, 10)
+    """
+    return _size(tokenizer, len(tokenizer))
+
+
+@functools.lru_cache(maxsize=16)  # a vocabulary of 256k takes a tenth of a second, and every call of `generate` asks
+def _size(tokenizer: Any, tokens: int) -> int:
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def words(tokenizer: Any) -> list[str | None]:
+    """Returns the token of each id from 0 on; None where the tokenizer has none."""
+    ids = sorted(set(tokenizer.get_vocab().values()))
+    found: list[str | None] = [None] * size(tokenizer)
+    for index, word in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+        found[index] = word
+    return found
+
+
+def ends(model: Model) -> list[int]:
+    """Returns what ends a model's texts: the ids that its files name, without any that it lacks, else the tokenizer's.
+
+    A model whose files name ids of which it has none goes on to `max_new_tokens`, as transformers does.
+    """
+    if named := getattr(model.config, "end_tokens", ()):
+        return [token for token in named if 0 <= token < model.lm.vocab_size]
+    end = None if model.tokenizer is None else model.tokenizer.eos_token_id
+    return [] if end is None else [end]

@@ -1,0 +1,175 @@
+"""The header of a GGUF file: its metadata, and where its tensors lie.
+
+    magic, version, counts | metadata: key, type, value | tensors: name, shape, type, offset | data, aligned
+
+It is read here, since the `gguf` package's own reader makes several NumPy arrays for each of a vocabulary's tokens:
+minutes and gigabytes for 262,144.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.tensors import damaged
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of struct, by the format's number
+WIDTHS = {kind: struct.calcsize(f"<{form}") for kind, form in SCALARS.items()}
+STRING, ARRAY = 8, 9
+MOST_AXES = 4
+PART = "-{:05}-of-{:05}.gguf"  # how the name of a part of a split file ends; counted from 1
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies.
+
+    Attributes:
+        path: the file.
+        shape: rows first.
+        kind: number of its type.
+        offset: where it begins in the file.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class Header(NamedTuple):
+    """What stands before the data; of a split file, of all its parts together.
+
+    Attributes:
+        metadata: values by key; an array is a list.
+        tensors: by name.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Entry]
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a file that begins as these do, or is called so."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
+
+
+def name_of(path: Path) -> str:
+    """The name of the model in a file, without the number of a part.
+
+    >>> name_of(Path("folder/model-00001-of-00003.gguf"))
+    'model'
+    """
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+
+
+def read(path: Path) -> Header:
+    """The header of a file. Of a part of a split file, that of the whole: its other parts are read beside it.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged; or other parts are missing, or are not of the same file.
+    """
+    header = _read(path)
+    count = header.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count < 2:
+        return header
+    number = header.metadata.get("split.no", 0) + 1
+    ending = PART.format(number, count)
+    about = f"{path} is part {number} of {count} of a model"
+    if not path.name.endswith(ending):
+        raise CheckpointError(f"{about}: its name must end in {ending}, so that the others are found beside it")
+    paths = [path.with_name(path.name.removesuffix(ending) + PART.format(i + 1, count)) for i in range(count)]
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise CheckpointError(f"{about}, and beside it there is no {', '.join(missing)}: put all parts into one folder")
+    parts = [header if part == path else _read(part) for part in paths]
+    tensors: dict[str, Entry] = {}
+    for i, (name, part) in enumerate(zip(paths, parts, strict=True)):
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (i, count):
+            raise CheckpointError(f"{name} is not part {i + 1} of {count}, as its name says: download it again")
+        if both := tensors.keys() & part.tensors.keys():
+            raise CheckpointError(f"{name} and a part before it both hold {min(both)}: they are not of the same model")
+        tensors |= part.tensors
+    expected = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise CheckpointError(f"{about}, whose parts hold {len(tensors)} tensors, expected {expected}")
+    return Header(parts[0].metadata, tensors)
+
+
+def _read(path: Path) -> Header:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _header(path, content)
+    except (struct.error, ValueError, OverflowError, MemoryError) as error:
+        raise damaged(path, error) from error
+
+
+def _header(path: Path, content: mmap.mmap) -> Header:
+    at = 0
+
+    def take(form: str) -> Any:
+        nonlocal at
+        found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
+        at += struct.calcsize(f"<{form}")
+        return found[0] if len(found) == 1 else found
+
+    def text() -> str:
+        nonlocal at
+        start = at + 8
+        at = start + take("Q")
+        if at > len(content):
+            raise ValueError("it ends within a text")
+        return content[start:at].decode()
+
+    def value(kind: int) -> Any:
+        nonlocal at
+        if kind == STRING:
+            return text()
+        if kind != ARRAY:
+            found = take(SCALARS[kind])
+            return float(str(np.float32(found))) if SCALARS[kind] == "f" else found  # 1e-06, not 9.99999997e-07
+        kind, count = take("IQ")
+        if kind == STRING:
+            return [text() for _ in range(count)]
+        if count > len(content):
+            raise ValueError("it ends within an array")
+        return list(struct.unpack(f"<{count}{SCALARS[kind]}", content[at : (at := at + count * WIDTHS[kind])]))
+
+    if content[:4] != MAGIC:
+        raise ValueError("it is no GGUF file")
+    at = 4
+    if (version := take("I")) not in VERSIONS:
+        raise ValueError(f"its version is {version}, expected one of {VERSIONS}")
+    tensors, keys = take("QQ")
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        key = text()
+        if (kind := take("I")) not in (STRING, ARRAY) and kind not in WIDTHS:
+            raise ValueError(f"{key!r} is of an unknown type, {kind}")
+        try:
+            metadata[key] = value(kind)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{key!r} is an array of an unknown type ({error})") from error
+    entries: dict[str, Entry] = {}
+    for _ in range(tensors):
+        name, axes = text(), take("I")
+        if not 1 <= axes <= MOST_AXES:
+            raise ValueError(f"tensor {name!r} has {axes} axes")
+        shape = tuple(take("Q") for _ in range(axes))[::-1]
+        if name in entries:
+            raise ValueError(f"it holds {name!r} twice")
+        entries[name] = Entry(path, shape, *take("IQ"))
+    step = metadata.get("general.alignment", 32)
+    if not isinstance(step, int) or step < 1:
+        raise ValueError(f"its alignment is {step!r}")
+    data = -(-at // step) * step
+    return Header(metadata, {name: x._replace(offset=data + x.offset) for name, x in entries.items()})

@@ -1,0 +1,98 @@
+"""A process that makes models for ever keeps the last ones: no cache grows without an end."""
+
+import ast
+import functools
+import gc
+import importlib
+import pkgutil
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import jaxspec
+from jaxspec import accept, drafters, programs, warp
+from jaxspec.decode import speculative
+from jaxspec.testing import table_model
+
+PLAIN = {  # static arguments of `jax.jit` that are values, so that there are few of them
+    *("children", "config", "count", "draw", "dtype", "shape", "shares_noise", "sizes", "vocab"),
+}
+
+
+def fresh(base):
+    """The same model, of functions of its own, as an adapter makes them; and a sign of whether it is alive."""
+
+    def prefill(*arguments):
+        return base.lm.prefill(*arguments)
+
+    return base._replace(lm=base.lm._replace(prefill=prefill)), weakref.ref(prefill)
+
+
+def modules():
+    for info in pkgutil.walk_packages(jaxspec.__path__, "jaxspec."):
+        if info.name != "jaxspec.__main__":
+            yield importlib.import_module(info.name)
+
+
+def test_every_cache_is_bounded():
+    caches = {}
+    for module in modules():
+        for name, value in vars(module).items():
+            if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == module.__name__:
+                caches[f"{module.__name__}.{name}"] = value
+    assert len(caches) > 50
+    assert not [name for name, cache in caches.items() if cache.cache_parameters()["maxsize"] is None]
+
+
+def test_no_program_is_kept_by_its_functions_for_ever():
+    """`jax.jit` itself holds on to static arguments: those that may be functions go through `programs.jit`."""
+    for path in Path(jaxspec.__file__).parent.rglob("*.py"):
+        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+            if ast.unparse(call).startswith(("jax.jit(", "functools.partial(jax.jit,")):
+                static = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "static_argnames"]
+                names = {name for value in static for name in ([value] if isinstance(value, str) else value)}
+                assert names <= PLAIN, f"{path}:{call.lineno}: {names - PLAIN}"
+
+
+def test_models_that_are_gone_are_let_go_of():
+    base, alive = table_model(jax.random.key(0), 5), []
+    for _ in range(200):
+        model, sign = fresh(base)
+        alive.append(sign)
+        tree = drafters.tree(model, (2, 1))
+        speculative(model.lm, tree.functions, accept.rejection(), warp.greedy(), 3)
+        job = jaxspec.prepare(model, [[1, 2]], drafter=model, max_new_tokens=4)
+    del model, tree, job
+    gc.collect()
+    assert 0 < sum(sign() is not None for sign in alive) <= programs.KEPT
+
+
+def test_programs_go_with_the_functions_that_they_are_of():
+    @programs.jit(static_argnames=("function",), kept=2)
+    def apply(function, x, *, scale=2.0):
+        return function(scale * x)
+
+    def negative():
+        return lambda x: -x
+
+    functions = [negative() for _ in range(5)]
+    alive = [weakref.ref(function) for function in functions]
+    for function in functions:
+        assert float(apply(function, jnp.array(1.0), scale=3.0)) == -3.0
+    count = apply.num_programs()
+    assert float(apply(functions[-1], jnp.array(5.0))) == -10.0 and apply.num_programs() == count == 2
+    del function, functions
+    gc.collect()
+    assert [sign() is not None for sign in alive] == [False, False, False, True, True]
+    assert "func" in apply.lower(alive[-1](), jnp.array(1.0)).as_text()
+
+
+def test_a_generation_is_compiled_once_for_its_functions():
+    model, _ = fresh(table_model(jax.random.key(0), 5))
+    texts = [jaxspec.generate(model, [[1, 2]], max_new_tokens=4, repetition_penalty=p).tokens for p in (1.0, 1.5)]
+    program = jaxspec.decode.loop.generation
+    count = program.num_programs()
+    jaxspec.generate(model, [[3]], max_new_tokens=4, repetition_penalty=2.0)
+    assert program.num_programs() == count and texts[0].shape == texts[1].shape
