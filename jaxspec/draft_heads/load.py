@@ -213,7 +213,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a drafter that reads hidden states; one of the hub is downloaded first.
+    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first.
 
     Raises:
         CheckpointError: there is none.
