@@ -48,11 +48,11 @@ class Lessons(NamedTuple):
     target: Params
 
     def at(self, step: int) -> Lesson:
-        """That of a step."""
+        """Returns the lesson of a step."""
         return Lesson(self.batches.at(step), self.target)
 
     def once(self) -> Iterable[Lesson]:
-        """Every example once."""
+        """Yields every example once."""
         return (Lesson(batch, self.target) for batch in self.batches.once())
 
 
@@ -88,8 +88,8 @@ class Task(NamedTuple):
     def depths(self) -> int:
         """Draft tokens: as many as are asked for, or as there are."""
         most = self.kind.longest(self.config)
-        asked = self.learn.depths or most or 4
-        return asked if most is None else min(asked, most)
+        wanted = self.learn.depths or most or 4
+        return wanted if most is None else min(wanted, most)
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -163,7 +163,7 @@ def read_tree(
 
 
 def source_of(lesson: Lesson) -> Prompt:
-    """What an encoder-decoder reads."""
+    """Returns what an encoder-decoder reads."""
     return Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
 
 
@@ -210,21 +210,21 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
     distance = jnp.zeros(())
     if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
-        each = jnp.mean(smooth_l1(hidden - actual), axis=-1)
-        distance = jnp.sum(jnp.where(real, each, 0.0) * _weights(task)[None, None])
+        errors = jnp.mean(smooth_l1(hidden - actual), axis=-1)
+        distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
     batch, places = hidden.shape[0], place.shape[0]
-    each = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
-    count, features = -(-places // each), rows.forward.features
-    missing = count * each - places
-    width = (each - 1) * stride + depths
-    features = jnp.pad(features, ((0, 0), (0, count * each * stride + depths), (0, 0)))
+    places_per_part = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
+    count, features = -(-places // places_per_part), rows.forward.features
+    missing = count * places_per_part - places
+    width = (places_per_part - 1) * stride + depths
+    features = jnp.pad(features, ((0, 0), (0, count * places_per_part * stride + depths), (0, 0)))
 
     def in_parts(x: Array) -> Array:
         padded = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(padded.reshape(batch, count, each, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(padded.reshape(batch, count, places_per_part, *x.shape[2:]), 1, 0)
 
-    starts = offset + 1 + stride * each * jnp.arange(count, dtype=jnp.int32)
+    starts = offset + 1 + stride * places_per_part * jnp.arange(count, dtype=jnp.int32)
     windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
     parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
@@ -259,7 +259,7 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
     batch, places, depths = part.ahead.shape
     wide = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
     flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
-    found, last = [], (places - 1) * task.learn.stride
+    compared, last = [], (places - 1) * task.learn.stride
     for depth in range(depths):
         log_p = wide[:, depth : depth + last + 1 : task.learn.stride]
         logits, memory = task.kind.logits(task.config, params, shared, flat, ahead, depth, memory)
@@ -269,8 +269,8 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
             log_p, logits = log_p[..., ids], logits[..., ids]
             among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
         log_q = jax.nn.log_softmax(logits).reshape(log_p.shape)
-        found.append(Compared(log_p, log_q, among, best_p == best_q))
-    return found
+        compared.append(Compared(log_p, log_q, among, best_p == best_q))
+    return compared
 
 
 def head_loss(task: Task, divergence: Divergence) -> LossFunction:
@@ -282,23 +282,23 @@ def head_loss(task: Task, divergence: Divergence) -> LossFunction:
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
         total = jnp.zeros(())
-        for depth, found in enumerate(compare(task, target, params, hidden, part)):
-            log_p = found.log_p - jax.nn.logsumexp(found.log_p, axis=-1, keepdims=True)
-            counted = part.real[:, :, depth].astype(jnp.float32) * found.among
-            total += weights[depth] * jnp.sum(divergence(log_p, found.log_q, counted) * counted)
+        for depth, both in enumerate(compare(task, target, params, hidden, part)):
+            log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
+            counted = part.real[:, :, depth].astype(jnp.float32) * both.among
+            total += weights[depth] * jnp.sum(divergence(log_p, both.log_q, counted) * counted)
         return total
 
     def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         lesson: Lesson = batch
-        made = draft(task, params, lesson)
-        total: Any = in_parts(of_part, lesson.target, params, made.hidden, made.parts)
-        return total + task.learn.regression * made.distance, jnp.sum(weights * made.count)
+        drafted = draft(task, params, lesson)
+        total: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
+        return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
 
     return loss
 
 
 def losses(task: Task) -> tuple[LossFunction, LossFunction]:
-    """That of a run's beginning, forward KL, and that of the rest."""
+    """Returns the loss of a run's beginning, forward KL, and that of the rest."""
     return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
 
 
@@ -307,22 +307,22 @@ def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], Held
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
         sums, run_p, run_best = [], 1.0, 1.0
-        for depth, found in enumerate(compare(task, target, params, hidden, part)):
+        for depth, both in enumerate(compare(task, target, params, hidden, part)):
             real = part.real[:, :, depth].astype(jnp.float32)
-            alpha = jnp.sum(jnp.exp(jnp.minimum(found.log_p, found.log_q)), axis=-1)
-            agrees = found.agrees.astype(jnp.float32)
+            alpha = jnp.sum(jnp.exp(jnp.minimum(both.log_p, both.log_q)), axis=-1)
+            agrees = both.agrees.astype(jnp.float32)
             run_p, run_best = run_p * alpha, run_best * agrees
             sums.append(jnp.stack([jnp.sum(x * real) for x in (alpha, agrees, run_p, run_best)]))
         return jnp.stack(sums, axis=1)
 
     @jax.jit
     def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
-        made = draft(task, params, lesson)
+        drafted = draft(task, params, lesson)
 
         def add(total: Array, part: tuple[Array, Part]) -> tuple[Array, None]:
             return total + of_part(lesson.target, params, *part), None
 
-        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (made.hidden, made.parts))[0], made.count
+        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (drafted.hidden, drafted.parts))[0], drafted.count
 
     def over(params: Params, lessons: Iterable[Lesson]) -> HeldOutAcceptance:
         sums, counts = zip(*(of_batch(params, lesson) for lesson in lessons), strict=True)
