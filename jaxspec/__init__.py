@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         speculative,
         stream,
     )
+    from jaxspec.draft_heads.load import load_drafter
     from jaxspec.execution import speculate
-    from jaxspec.heads import load_drafter
     from jaxspec.model import load, with_taps
     from jaxspec.shared_vocabulary import share_vocabulary
     from jaxspec.trim import trim_vocabulary
@@ -80,7 +80,7 @@ _HOMES = {
     "drafters": "",
     "generate": "jaxspec.decode",
     "load": "jaxspec.model",
-    "load_drafter": "jaxspec.heads",
+    "load_drafter": "jaxspec.draft_heads.load",
     "map_vocabulary": "jaxspec.vocabulary_map",
     "policies": "",
     "prepare": "jaxspec.decode",

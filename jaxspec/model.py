@@ -18,8 +18,8 @@ from jax.typing import DTypeLike
 
 from jaxspec import folders, quiet, sharding, token_ids
 from jaxspec.base import Model
+from jaxspec.nets import net_of
 from jaxspec.option_names import check_names
-from jaxspec.recipes import net_of
 from jaxspec.trim import draft_tokens, trim_vocabulary, untrimmed
 from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
 from jaxspec.weights.orbax import MANIFEST, CheckpointError

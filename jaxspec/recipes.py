@@ -5,49 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
-from jaxspec.drafters import ngram_model
-from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.draft_heads import KINDS
 from jaxspec.files import read_text
-from jaxspec.head_sizes import HEADS
-from jaxspec.nets import decoder, gpt, t5
-from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.nets.gpt import GPTConfig
-from jaxspec.nets.t5 import T5Config
+from jaxspec.nets import CONFIGS
+from jaxspec.strict_tables import RecipeError, build
 
+HEADS = {kind.name: kind.sizes for kind in KINDS}
 DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_log_alpha", "blend")
-CONFIGS = {"t5": T5Config, "gpt": GPTConfig, "decoder": DecoderConfig, "ngram": NGramConfig}
-NETS = {"t5": t5, "gpt": gpt, "decoder": decoder, "ngram": ngram_model}  # where each has `init` and `language_model`
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message says which key and what was expected."""
-
-
-def net_of(config: Any) -> Any:
-    """The module of a configuration's network.
-
-    >>> net_of(gpt.SIZES["gpt-6m"]).__name__
-    'jaxspec.nets.gpt'
-    """
-    return NETS[family_of(config)]
-
-
-def family_of(config: Any) -> str:
-    """What recipes and manifests call a configuration's network.
-
-    Raises:
-        TypeError: it is the configuration of none.
-    """
-    for name, kind in CONFIGS.items():
-        if isinstance(config, kind):
-            return name
-    kinds = ", ".join(kind.__name__ for kind in CONFIGS.values())
-    raise TypeError(f"a {type(config).__name__} is no configuration of a network: expected one of {kinds}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,12 +268,11 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class HeadRecipe:
-    """A drafter that reads the hidden states of a target: the family is "eagle", "heads", "mtp", "block",
-    "exit_adapter" or "lookahead_embeddings".
+    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`.
 
     Attributes:
         target: what `jaxspec.load` takes.
-        head: its sizes, of `head_sizes`.
+        head: its sizes: what its kind takes (`draft_heads.KINDS`).
         learn, data, train: see there; `train.start` is a folder that `jaxspec.load_drafter` takes.
     """
 
@@ -420,40 +386,3 @@ def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
         if key in table:
             table[key] = build(kind, table[key], f"{where}: [{key}]")
     return build(whole, table, where)
-
-
-def build(kind: type, table: dict[str, Any], where: str) -> Any:
-    """A frozen dataclass from a table, or a RecipeError that names the key at fault."""
-    if not isinstance(table, dict):
-        raise RecipeError(f"{where} must be a table, got {table!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
-    for key in table:
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            raise RecipeError(f"{where} has an unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
-    for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if name not in table and required:
-            raise RecipeError(f"{where} lacks the key {name!r}")
-    return kind(**{key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()})
-
-
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(value):
-        return value
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        return value if value is None else _convert(value, args[0], where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise RecipeError(f"{where} must be a list, got {value!r}")
-        inner = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
-        if len(inner) != len(value):
-            raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
-        return tuple(_convert(item, kind, where) for item, kind in zip(value, inner, strict=True))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise RecipeError(f"{where} must be of type {hint.__name__}, got {value!r}")
-    return value

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxspec import recipes, token_ids
+from jaxspec import nets, token_ids
 from jaxspec.base import Model
 from jaxspec.vocabulary_map import MappedParams, check_model, with_head
 
@@ -63,7 +63,7 @@ def trim_vocabulary(
     check_model(drafter_model, "trim_vocabulary")
     drafter_model = untrimmed(drafter_model)
     try:
-        net = recipes.net_of(drafter_model.config)
+        net = nets.net_of(drafter_model.config)
         tied = drafter_model.config.tied_head
     except (TypeError, AttributeError):
         kind = type(drafter_model.config).__name__
@@ -96,7 +96,7 @@ def untrimmed(model: Model) -> Model:
     """A model with its whole head again, where `trim_vocabulary` trimmed it: to be trained further, or written."""
     if draft_tokens(model) is None:
         return model
-    lm = recipes.net_of(model.config).language_model(model.config)
+    lm = nets.net_of(model.config).language_model(model.config)
     return model._replace(lm=lm, params=model.params.model)
 
 

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, corpus, heads, noise, recipes
+from jaxspec import accept, buffers, corpus, noise, recipes
 from jaxspec.analysis.measure import fits, numerics, samples
 from jaxspec.base import Prompt
 from jaxspec.cli.options import DRAFT, TARGET
 from jaxspec.decode.request import prepare
+from jaxspec.draft_heads import load
 from jaxspec.model import shipped
 
 PAIRS = {
@@ -106,7 +107,7 @@ def test_greedy_equals_plain_with_trees_of_the_top_choices(pair):
         assert texts(out) == [plain[i] for i in chosen], chosen
 
 
-@pytest.mark.parametrize("name", heads.shipped())
+@pytest.mark.parametrize("name", load.shipped())
 def test_greedy_equals_plain_with_a_head_that_was_trained_for_its_target(name):
     """Shipped heads load without a warning that their acceptance rate is too low, which fails any test."""
     target = jaxspec.load(recipes.load(name).target)

@@ -6,7 +6,6 @@ A file per concept, to be read in this order:
     distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
     draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
     rule            Rule: which draft tokens are accepted
-    draft_head      RecurrentHead, ParallelHeads, ...: networks that draft from a target's hidden states
     drafter         Drafter: init, propose, commit; the DraftContext of a round; Bound, functions with their values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
@@ -38,31 +37,10 @@ from jaxspec.base.decoder import (
 )
 from jaxspec.base.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
 from jaxspec.base.draft import Draft, Draw, Verdict
-from jaxspec.base.draft_head import (
-    AppendContext,
-    Block,
-    BlockHead,
-    Correct,
-    Embed,
-    EmbedTokens,
-    EmptyCache,
-    ExitAdapter,
-    ExtendHidden,
-    ExtendLookAhead,
-    ExtendStream,
-    HeadLogits,
-    HeadsLogits,
-    HiddenLogits,
-    LookAheadEmbeddings,
-    Needs,
-    ParallelHeads,
-    Read,
-    RecurrentHead,
-    Shared,
-)
 from jaxspec.base.drafter import Bound, Commit, DraftContext, Drafter, DraftInit, Finish, Propose, Rollback, TreeSize
 from jaxspec.base.language_model import (
     Cache,
+    Embed,
     EmbedStep,
     Encoder,
     Extend,
@@ -86,14 +64,10 @@ from jaxspec.base.rule import AcceptanceRatio, Rule, Verify
 
 __all__ = [
     "AcceptanceRatio",
-    "AppendContext",
-    "Block",
-    "BlockHead",
     "Bound",
     "Cache",
     "Caches",
     "Commit",
-    "Correct",
     "Decoder",
     "DecoderInit",
     "DecoderStep",
@@ -105,29 +79,17 @@ __all__ = [
     "Draw",
     "Embed",
     "EmbedStep",
-    "EmbedTokens",
-    "EmptyCache",
     "Encoder",
-    "ExitAdapter",
     "Extend",
-    "ExtendHidden",
-    "ExtendLookAhead",
-    "ExtendStream",
     "Failure",
     "Finish",
     "Forward",
     "Head",
-    "HeadLogits",
-    "HeadsLogits",
-    "HiddenLogits",
     "Keys",
     "LanguageModel",
     "Layers",
     "LogitsProcessor",
-    "LookAheadEmbeddings",
     "Model",
-    "Needs",
-    "ParallelHeads",
     "Params",
     "Parts",
     "Policy",
@@ -140,8 +102,6 @@ __all__ = [
     "Prefix",
     "Prompt",
     "Propose",
-    "Read",
-    "RecurrentHead",
     "Request",
     "Rewind",
     "Rollback",
@@ -150,7 +110,6 @@ __all__ = [
     "RunLayers",
     "Sampler",
     "Select",
-    "Shared",
     "State",
     "Stats",
     "ToDistribution",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Float, Int, Key
-
-if TYPE_CHECKING:
-    from jaxspec.base.draft_head import Embed
 
 Params = Any
 """Any pytree of arrays."""
@@ -103,6 +100,12 @@ class Head(Protocol):
         """The logits that belong to features: for callers that want those of some positions only, or have features of
         their own. Equal to what `extend` gives at a position, up to rounding.
         """
+        ...
+
+
+class Embed(Protocol):
+    def __call__(self, params: Params, tokens: Int[Array, "batch step"]) -> Float[Array, "batch step dim"]:
+        """Rows of the embedding matrix, as they are stored: a network may scale them, or add positions, afterwards."""
         ...
 
 

@@ -108,7 +108,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
         ValueError: the model has no tokenizer, or one with ids that the model lacks.
     """
     from jaxspec import token_ids, vocabulary
-    from jaxspec.recipes import family_of
+    from jaxspec.nets import family_of
     from jaxspec.weights import orbax
 
     if model.tokenizer is None:

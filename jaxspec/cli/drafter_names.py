@@ -57,7 +57,8 @@ def check(name: str, dtype: str = "float32") -> None:
     Raises:
         ValueError: no such drafter, or one of its models or folders is not there.
     """
-    from jaxspec import datastore, heads, model
+    from jaxspec import datastore, model
+    from jaxspec.draft_heads import load
 
     for part in parts(name):
         if part in (*COUNTED, "retrieval"):
@@ -69,7 +70,7 @@ def check(name: str, dtype: str = "float32") -> None:
             datastore.read_manifest(Path(written.inner[0]))
         elif written.kind == "head":
             if not model.is_hub_id(written.inner[0]):
-                heads.find(written.inner[0])
+                load.find(written.inner[0])
         else:
             for inner in written.inner:
                 check(inner, dtype)
@@ -141,13 +142,14 @@ def drafter(
 
 def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:
     """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
-    from jaxspec import drafters, heads, trim
+    from jaxspec import drafters, trim
+    from jaxspec.draft_heads.load import load_drafter
 
     if written.kind == "head":
         if target is None:
             raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
         head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
-        return heads.load_drafter(written.inner[0], target=target, head=head)
+        return load_drafter(written.inner[0], target=target, head=head)
     if target is None:
         raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
     head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)

@@ -106,12 +106,12 @@ def _decode(session: Session, trace: bool, lines: bool) -> tuple[list[Decoded], 
 
 def _check(session: Session, err: Console) -> None:
     """Measures a head's acceptance rate, and says what it is."""
-    from jaxspec import heads
     from jaxspec.base import Model
+    from jaxspec.draft_heads import load
 
     made, name = session.job.options["drafter"], session.settings.draft
     if made is None or isinstance(made, Model) or made.target is None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):
-        rate = heads.check_acceptance(made, name=str(name))
+        rate = load.check_acceptance(made, name=str(name))
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))

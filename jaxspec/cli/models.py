@@ -24,8 +24,8 @@ def models(as_json: Json = False) -> None:
     \b
         jaxspec models
     """
-    from jaxspec import heads
     from jaxspec.analysis.measure import memory
+    from jaxspec.draft_heads import load as draft_heads
     from jaxspec.families import FAMILIES
 
     with Console(stderr=True).status("counting"):
@@ -34,7 +34,7 @@ def models(as_json: Json = False) -> None:
             for family in FAMILIES
         }
         here = shipped()
-        read = {name: sum(file.stat().st_size for file in at.iterdir()) for name, at in heads.shipped().items()}
+        read = {name: sum(file.stat().st_size for file in at.iterdir()) for name, at in draft_heads.shipped().items()}
     if as_json:
         return console.print_json({"shipped": [one.to_dict() for one in here], "heads": read, "families": families})
     out, cache = Console(highlight=False), "cache per token,\n"

@@ -1,19 +1,22 @@
-"""Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree."""
+"""Drafters, one per file. `sequential` is the draft loop of those that give logits, `best_first` their growing tree.
 
-from jaxspec.drafters.block import block
+Those that draft with a network on the target's hidden states are files of `jaxspec.draft_heads`, and handed on here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jaxspec.drafters.cascade import cascade
 from jaxspec.drafters.dynamic_tree import dynamic_tree
-from jaxspec.drafters.eagle import eagle
 from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
-from jaxspec.drafters.heads import heads
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
 from jaxspec.drafters.jacobi import jacobi
 from jaxspec.drafters.lookahead import lookahead
-from jaxspec.drafters.lookahead_embeddings import lookahead_embeddings
 from jaxspec.drafters.model import model
-from jaxspec.drafters.mtp import mtp
 from jaxspec.drafters.ngram import bigram, ngram, unigram
 from jaxspec.drafters.online_ngram import online_ngram
 from jaxspec.drafters.prompt_lookup import prompt_lookup
@@ -27,6 +30,13 @@ from jaxspec.drafters.token_recycling import token_recycling
 from jaxspec.drafters.tree import tree
 from jaxspec.drafters.uniform import uniform
 from jaxspec.drafters.without_backoff import without_backoff
+
+if TYPE_CHECKING:
+    from jaxspec.draft_heads.block import block
+    from jaxspec.draft_heads.eagle import eagle
+    from jaxspec.draft_heads.lookahead_embeddings import lookahead_embeddings
+    from jaxspec.draft_heads.medusa import heads
+    from jaxspec.draft_heads.mtp import mtp
 
 __all__ = [
     "bigram",
@@ -59,3 +69,24 @@ __all__ = [
     "unigram",
     "without_backoff",
 ]
+
+# Imported when first asked for: drafting with other drafters needs no networks, and so no flax.
+_HEADS = {
+    "block": "jaxspec.draft_heads.block",
+    "eagle": "jaxspec.draft_heads.eagle",
+    "heads": "jaxspec.draft_heads.medusa",
+    "lookahead_embeddings": "jaxspec.draft_heads.lookahead_embeddings",
+    "mtp": "jaxspec.draft_heads.mtp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HEADS:
+        raise AttributeError(f"module 'jaxspec.drafters' has no attribute {name!r}")
+    factory = getattr(importlib.import_module(_HEADS[name]), name)
+    globals()[name] = factory
+    return factory
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Parts
+from jaxspec.base import Bound, Drafter, Model, Parts
 from jaxspec.drafters import own_layers
 from jaxspec.drafters.common import shown
+from jaxspec.drafters.own_layers import ExitAdapter
 from jaxspec.integers import integer
 
 
@@ -27,7 +28,7 @@ def early_exit(
         layers: how many of its first layers draft; of an encoder-decoder, of the decoder's.
         head: a model whose head makes the drafter's logits, such as `jaxspec.trim_vocabulary(target, size=...)`: with a
             large vocabulary most of an early exit's time is the head's. By default the target.
-        adapter: a network and its parameters: `nets.exit_adapter.head(config)` in a `Bound`, for a target with taps;
+        adapter: a network and its parameters: `draft_heads.kangaroo.head(config)` in a `Bound`, for a target with taps;
             `jaxspec.load_drafter` reads trained ones. By default the target's final norm takes its place.
 
     Raises:
@@ -58,9 +59,9 @@ def early_exit(
             f"at most {count - 1}"
         )
     if adapter is not None and not (isinstance(adapter, Bound) and isinstance(adapter.functions, ExitAdapter)):
-        raise TypeError(f"adapter is {shown(adapter)}: expected a jaxspec.Bound of nets.exit_adapter.head(config)")
-    if adapter is not None and adapter.functions.needs.taps != (layers - 1,):
-        tap, *_ = adapter.functions.needs.taps
+        raise TypeError(f"adapter is {shown(adapter)}: expected a jaxspec.Bound of draft_heads.kangaroo.head(config)")
+    if adapter is not None and adapter.functions.requirements.taps != (layers - 1,):
+        tap, *_ = adapter.functions.requirements.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
     first = tuple(range(layers))
     return own_layers.bound(target, Parts(first, first), f"early_exit({layers})", head, adapter)

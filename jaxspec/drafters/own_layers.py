@@ -10,6 +10,7 @@ Shapes: B batch, T step, N nodes fed so far, n nodes of a level, M model dimensi
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,6 @@ from jaxspec.base import (
     Draft,
     DraftContext,
     Drafter,
-    ExitAdapter,
     Forward,
     Head,
     LanguageModel,
@@ -34,13 +34,31 @@ from jaxspec.base import (
     Params,
     Parts,
     Prompt,
+    Rewind,
     Verdict,
     Weights,
 )
 from jaxspec.drafters.common import check_model
-from jaxspec.drafters.hidden_states import check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.drafters.tree_cache import NodeReader
+
+
+class ExitAdapter(NamedTuple):
+    """A network between one of the target's layers and its head (Kangaroo); the layers before it draft, too.
+
+    Attributes:
+        empty: (batch, capacity) -> a cache of rows without tokens.
+        extend: (parameters, cache, the target's hidden states of further tokens [B, T, M], parent or None as in
+            `LanguageModel.extend`) -> what logits are made of [B, T, M], and the cache.
+        rewind: see `LanguageModel.rewind`.
+        requirements: of the target; its one tap is the layer.
+    """
+
+    empty: Callable[[int, int], Cache]
+    extend: Callable[..., tuple[Float[Array, "B T M"], Cache]]
+    rewind: Rewind
+    requirements: TargetRequirements
 
 
 class Own(NamedTuple):
@@ -108,7 +126,7 @@ def bound(
         check_model(head, "head")
     network = None if adapter is None else adapter.functions
     if network is not None:
-        check_target(network.needs, target, "an adapter")
+        check_target(network.requirements, target, "an adapter")
     own = Own(None if head is None else head.params, None if adapter is None else adapter.params)
     if head is None:
         return Bound(_own_layers(lm, parts, None, network), own, target=target, name=name)

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
     """Looks rows up, as `dtype`; a tied head multiplies with them.
 
     Parameters may have a second matrix, `more` [n, dim]: ids from `size` on are its rows. These are vectors to be fed
-    that are no tokens (`nets.lookahead_embeddings`).
+    that are no tokens (`draft_heads.lookahead_embeddings`).
 
     Attributes:
         size, dim: rows of the matrix, and their width.

@@ -25,6 +25,7 @@ Layer = Callable[..., tuple[Float[Array, "B T M"], Any, Any]]
 """(x, update_cache) -> (x, keys, values). One that can be run in part also takes `attention` and `mlp`, both True where
 it runs as a whole; without its attention it returns None for keys and values."""
 Taps = Float[Array, "B T taps"] | None
+Past = tuple[KeysValues, ...]
 
 
 def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: Any) -> Params:
@@ -156,9 +157,32 @@ def without_cache(
     return after
 
 
+def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> tuple[Float[Array, "B S M"], Past]:
+    """Runs layers over whole rows whose keys and values are put after those of earlier calls; () is no earlier one."""
+    grown: list[KeysValues] = []
+    for index, layer in enumerate(layers):
+
+        def update_cache(k, v, before=past[index] if past else None):
+            return (
+                (k, v)
+                if before is None
+                else tuple(jnp.concatenate(pair, axis=2) for pair in zip(before, (k, v), strict=True))
+            )
+
+        x, keys, values = layer(x, update_cache)
+        grown.append((keys, values))
+    return x, tuple(grown)
+
+
 def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:
     """What is at each row's last token: all that the head need read of a prompt."""
     return jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
+
+
+def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a method of a module's class a function of its parameters first."""
+    apply = nn.apply(method, module)
+    return lambda params, *arguments: apply({"params": params}, *arguments)
 
 
 def head_of(module: nn.Module) -> Head:

@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxspec.base import Params
 from jaxspec.model import load
-from jaxspec.recipes import HeadRecipe, Recipe, Train, net_of
+from jaxspec.nets import net_of
+from jaxspec.recipes import HeadRecipe, Recipe, Train
 from jaxspec.training import data, early_exit, head_loss, heads, optimizer
 from jaxspec.training.loop import TrainState, make_step
 from jaxspec.training.losses import LossFunction, cross_entropy

@@ -1,9 +1,9 @@
 """The loss of a drafter that reads its target's hidden states, and what it promises, without decoding.
 
 The target reads a batch of texts in the training step itself, as it reads them in decoding: nothing is stored, and it
-stays as it is. At every position a draft begins (`training.drafts`), whose distributions are compared with the target's
-after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and the
-gradient of each part with it, so that memory does not grow with the length of texts.
+stays as it is. At every position a draft begins (`draft_heads.training`), whose distributions are compared with the
+target's after the same tokens. Logits are the largest arrays by far: they are computed a few positions at a time, and
+the gradient of each part with it, so that memory does not grow with the length of texts.
 
 With a vocabulary of its own a drafter learns the target's distribution among its tokens, at the positions where the
 target's most probable token is one of them (EAGLE-3, arXiv 2503.01840). What is reported counts all of the target's
@@ -25,10 +25,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.base import Forward, LanguageModel, Params, Prompt
-from jaxspec.drafters.hidden_states import shared_with
-from jaxspec.nets.eagle import EagleConfig
+from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads.target import shared_with
+from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
 from jaxspec.recipes import Learn
-from jaxspec.training import drafts
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
@@ -48,11 +48,11 @@ class Lessons(NamedTuple):
     target: Params
 
     def at(self, step: int) -> Lesson:
-        """That of a step."""
+        """Returns the lesson of a step."""
         return Lesson(self.batches.at(step), self.target)
 
     def once(self) -> Iterable[Lesson]:
-        """Every example once."""
+        """Yields every example once."""
         return (Lesson(batch, self.target) for batch in self.batches.once())
 
 
@@ -80,11 +80,16 @@ class Task(NamedTuple):
     learn: Learn
 
     @property
+    def kind(self) -> Training:
+        """How drafters of this kind are trained."""
+        return kind_of(self.config).training
+
+    @property
     def depths(self) -> int:
         """Draft tokens: as many as are asked for, or as there are."""
-        most = drafts.longest(self.config)
-        asked = self.learn.depths or most or 4
-        return asked if most is None else min(asked, most)
+        most = self.kind.longest(self.config)
+        wanted = self.learn.depths or most or 4
+        return wanted if most is None else min(wanted, most)
 
 
 class HeldOutAcceptance(NamedTuple):
@@ -158,7 +163,7 @@ def read_tree(
 
 
 def source_of(lesson: Lesson) -> Prompt:
-    """What an encoder-decoder reads."""
+    """Returns what an encoder-decoder reads."""
     return Prompt(jnp.asarray(lesson.batch.source), jnp.maximum(jnp.asarray(lesson.batch.source_length), 1))
 
 
@@ -196,30 +201,30 @@ def draft(task: Task, params: Params, lesson: Lesson) -> Drafted:
     tokens = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, depths)))
     forward = jax.tree.map(lambda x: x[:, :size], rows.forward._replace(logits=None))
     whole = {**params, **task.frozen}
-    ahead, again = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
-    hidden = drafts.hidden_states(task.config, whole, shared, forward, ahead, place, depths, again)
+    ahead, reread = tokens[:, : size + depths - 1], functools.partial(read_tree, task.lm, lesson)
+    hidden = task.kind.hidden_states(task.config, whole, shared, DraftStarts(forward, ahead, place, depths, reread))
 
     number = jnp.arange(depths, dtype=jnp.int32)
     after = place[:, None] + number[None, :]
     real = after[None] + 2 < rows.length[:, None, None]
     distance = jnp.zeros(())
-    if task.learn.regression and isinstance(task.config, EagleConfig) and not task.config.taps:
+    if task.learn.regression and task.kind.predicts_features(task.config):
         actual = jnp.pad(rows.forward.features, ((0, 0), (0, depths), (0, 0)))[:, after + 1]
-        each = jnp.mean(smooth_l1(hidden - actual), axis=-1)
-        distance = jnp.sum(jnp.where(real, each, 0.0) * _weights(task)[None, None])
+        errors = jnp.mean(smooth_l1(hidden - actual), axis=-1)
+        distance = jnp.sum(jnp.where(real, errors, 0.0) * _weights(task)[None, None])
 
     batch, places = hidden.shape[0], place.shape[0]
-    each = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
-    count, features = -(-places // each), rows.forward.features
-    missing = count * each - places
-    width = (each - 1) * stride + depths
-    features = jnp.pad(features, ((0, 0), (0, count * each * stride + depths), (0, 0)))
+    places_per_part = max(1, min(places, (task.learn.chunk // batch - depths) // stride))
+    count, features = -(-places // places_per_part), rows.forward.features
+    missing = count * places_per_part - places
+    width = (places_per_part - 1) * stride + depths
+    features = jnp.pad(features, ((0, 0), (0, count * places_per_part * stride + depths), (0, 0)))
 
     def in_parts(x: Array) -> Array:
         padded = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(padded.reshape(batch, count, each, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(padded.reshape(batch, count, places_per_part, *x.shape[2:]), 1, 0)
 
-    starts = offset + 1 + stride * each * jnp.arange(count, dtype=jnp.int32)
+    starts = offset + 1 + stride * places_per_part * jnp.arange(count, dtype=jnp.int32)
     windows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(features, start, width, axis=1))(starts)
     parts = Part(in_parts(tokens[:, after]), in_parts(real), windows)
     return Drafted(in_parts(hidden), parts, distance, jnp.sum(real, axis=(0, 1), dtype=jnp.float32))
@@ -250,22 +255,22 @@ def compare(task: Task, target: Params, params: Params, hidden: Float[Array, "B 
     log_p are the target's own, which sum to less than 1 where the drafter has fewer tokens; `among`: whether its most
     probable one is among these; `agrees`: whether it is the drafter's most probable one, too.
     """
-    shared, ids, params = shared_with(task.lm, target), task.frozen.get("vocabulary"), {**params, **task.frozen}
+    shared, ids, params = shared_with(task.lm, target), task.frozen.get(VOCABULARY), {**params, **task.frozen}
     batch, places, depths = part.ahead.shape
     wide = jax.nn.log_softmax(jax.lax.stop_gradient(shared.logits(part.window)))
     flat, ahead, memory = hidden.reshape(-1, *hidden.shape[2:]), part.ahead.reshape(-1, depths), None
-    found, last = [], (places - 1) * task.learn.stride
+    compared, last = [], (places - 1) * task.learn.stride
     for depth in range(depths):
         log_p = wide[:, depth : depth + last + 1 : task.learn.stride]
-        logits, memory = drafts.logits(task.config, params, shared, flat, ahead, depth, memory)
+        logits, memory = task.kind.logits(task.config, params, shared, flat, ahead, depth, memory)
         best_p, best_q = jnp.argmax(log_p, axis=-1), jnp.argmax(logits, axis=-1).reshape(batch, places)
         among = jnp.ones(best_p.shape)
         if ids is not None:
             log_p, logits = log_p[..., ids], logits[..., ids]
             among = jnp.zeros(task.lm.vocab_size).at[ids].set(1.0)[best_p]
         log_q = jax.nn.log_softmax(logits).reshape(log_p.shape)
-        found.append(Compared(log_p, log_q, among, best_p == best_q))
-    return found
+        compared.append(Compared(log_p, log_q, among, best_p == best_q))
+    return compared
 
 
 def head_loss(task: Task, divergence: Divergence) -> LossFunction:
@@ -277,23 +282,23 @@ def head_loss(task: Task, divergence: Divergence) -> LossFunction:
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, ""]:
         total = jnp.zeros(())
-        for depth, found in enumerate(compare(task, target, params, hidden, part)):
-            log_p = found.log_p - jax.nn.logsumexp(found.log_p, axis=-1, keepdims=True)
-            counted = part.real[:, :, depth].astype(jnp.float32) * found.among
-            total += weights[depth] * jnp.sum(divergence(log_p, found.log_q, counted) * counted)
+        for depth, both in enumerate(compare(task, target, params, hidden, part)):
+            log_p = both.log_p - jax.nn.logsumexp(both.log_p, axis=-1, keepdims=True)
+            counted = part.real[:, :, depth].astype(jnp.float32) * both.among
+            total += weights[depth] * jnp.sum(divergence(log_p, both.log_q, counted) * counted)
         return total
 
     def loss(params: Params, batch: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         lesson: Lesson = batch
-        made = draft(task, params, lesson)
-        total: Any = in_parts(of_part, lesson.target, params, made.hidden, made.parts)
-        return total + task.learn.regression * made.distance, jnp.sum(weights * made.count)
+        drafted = draft(task, params, lesson)
+        total: Any = in_parts(of_part, lesson.target, params, drafted.hidden, drafted.parts)
+        return total + task.learn.regression * drafted.distance, jnp.sum(weights * drafted.count)
 
     return loss
 
 
 def losses(task: Task) -> tuple[LossFunction, LossFunction]:
-    """That of a run's beginning, forward KL, and that of the rest."""
+    """Returns the loss of a run's beginning, forward KL, and that of the rest."""
     return head_loss(task, DIVERGENCES["kl"]), head_loss(task, DIVERGENCES[task.learn.divergence])
 
 
@@ -302,22 +307,22 @@ def held_out_acceptance(task: Task) -> Callable[[Params, Iterable[Lesson]], Held
 
     def of_part(target: Params, params: Params, hidden: Array, part: Part) -> Float[Array, "4 K"]:
         sums, run_p, run_best = [], 1.0, 1.0
-        for depth, found in enumerate(compare(task, target, params, hidden, part)):
+        for depth, both in enumerate(compare(task, target, params, hidden, part)):
             real = part.real[:, :, depth].astype(jnp.float32)
-            alpha = jnp.sum(jnp.exp(jnp.minimum(found.log_p, found.log_q)), axis=-1)
-            agrees = found.agrees.astype(jnp.float32)
+            alpha = jnp.sum(jnp.exp(jnp.minimum(both.log_p, both.log_q)), axis=-1)
+            agrees = both.agrees.astype(jnp.float32)
             run_p, run_best = run_p * alpha, run_best * agrees
             sums.append(jnp.stack([jnp.sum(x * real) for x in (alpha, agrees, run_p, run_best)]))
         return jnp.stack(sums, axis=1)
 
     @jax.jit
     def of_batch(params: Params, lesson: Lesson) -> tuple[Float[Array, "4 K"], Float[Array, " K"]]:
-        made = draft(task, params, lesson)
+        drafted = draft(task, params, lesson)
 
         def add(total: Array, part: tuple[Array, Part]) -> tuple[Array, None]:
             return total + of_part(lesson.target, params, *part), None
 
-        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (made.hidden, made.parts))[0], made.count
+        return jax.lax.scan(add, jnp.zeros((4, task.depths)), (drafted.hidden, drafted.parts))[0], drafted.count
 
     def over(params: Params, lessons: Iterable[Lesson]) -> HeldOutAcceptance:
         sums, counts = zip(*(of_batch(params, lesson) for lesson in lessons), strict=True)

@@ -5,27 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Int
 
-from jaxspec import heads, published, trim
 from jaxspec.base import Model, Params
+from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads.kind import in_dtype
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.model import load, with_taps
-from jaxspec.nets.eagle import EagleConfig
-from jaxspec.nets.lookahead_embeddings import LookAheadConfig
 from jaxspec.recipes import HeadRecipe
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import HeldOutAcceptance, Lessons, Task, held_out_acceptance, losses
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.tasks import Tasks, batches, examples
-from jaxspec.weights import draft_heads, huggingface
+from jaxspec.weights import huggingface
 
 HELDOUT_TEXTS = 32  # per task and temperature
-VOCABULARY = "vocabulary"  # the one parameter that is not trained
 DTYPES = ("float32", "bfloat16")
 
 
@@ -91,55 +92,32 @@ def counts(tasks: Tasks, vocab: int) -> Int[np.ndarray, " V"]:
 
 
 def start(recipe: HeadRecipe, target: Model, often: Int[np.ndarray, " V"]) -> Head:
-    """The drafter that a run begins with: random, with copies of the target's embedding and head, or a trained one.
-
-    Look-ahead vectors begin as the vectors of frequent tokens.
+    """Makes the drafter that a run begins with: a random one with what its kind copies of the target, or a trained one.
 
     Args:
         recipe: its sizes.
         target: whom it drafts for.
         often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
     """
-    config = draft_heads.in_dtype(recipe.head.config(target), recipe.train.dtype)
-    if recipe.learn.regression and not (isinstance(config, EagleConfig) and not config.taps):
+    config = in_dtype(recipe.head.config(target), recipe.train.dtype)
+    kind = kind_of(config)
+    if recipe.learn.regression and not kind.training.predicts_features(config):
         raise ValueError(f"{recipe.name} has learn.regression: only EAGLE-1, without taps, predicts hidden states")
-    if taps := getattr(config, "taps", ()):
+    if taps := kind.head(config).requirements.taps:
         target = with_taps(target, taps)
     if recipe.train.start:
-        known, params = heads.read_head(recipe.train.start, target=target)
-        if known != config:
-            raise ValueError(f"{recipe.train.start} holds {known}, and {recipe.name} is {config}: start from another")
+        trained_config, params = read_head(recipe.train.start, target=target)
+        if trained_config != config:
+            raise ValueError(
+                f"{recipe.train.start} holds {trained_config}, and {recipe.name} is {config}: start from another"
+            )
     else:
-        params = published.net_of(config).init(config, jax.random.key(recipe.train.seed))
-        if VOCABULARY in params:
-            params = {**params, VOCABULARY: jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))}
-        if isinstance(config, LookAheadConfig) and target.lm.embed is not None:
-            tokens = jnp.asarray(trim.frequent_ids(target, config.vectors, often))
-            params = {"vectors": target.lm.embed(target.params, tokens[None])[0]}
-        params = with_copies(params, target)
+        params = kind.init(config, jax.random.key(recipe.train.seed))
+        params = kind.training.begin(config, params, target, often)
     params = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     frozen = {name: x for name, x in params.items() if name == VOCABULARY}
     trained = {name: x for name, x in params.items() if name != VOCABULARY}
     return Head(target, Task(target.lm, config, frozen, recipe.learn), trained)
-
-
-def with_copies(params: Params, target: Model) -> Params:
-    """The parameters with the target's embedding and head wherever there is one of the same width."""
-    lm, ids = target.lm, params.get(VOCABULARY)
-    rows: Float[Array, "V M"] | None = None
-    if lm.head is not None and getattr(target.config, "logits_cap", None) is None:
-        rows = lm.head(target.params, jnp.eye(lm.feature_size)[None])[0].T
-        rows = rows if ids is None else rows[ids]
-
-    def copied(path: tuple, x: Array) -> Array:
-        names = [getattr(key, "key", "") for key in path]
-        if names[-2:] == ["head", "weight"] and rows is not None and rows.shape == x.shape:
-            return rows.astype(x.dtype)
-        if names[:2] == ["embedding", "embedding"] and lm.embed is not None and x.shape[1] == lm.feature_size:
-            return lm.embed(target.params, jnp.arange(x.shape[0])[None])[0].astype(x.dtype)
-        return x
-
-    return jax.tree_util.tree_map_with_path(copied, params)
 
 
 def count(params: Params) -> int:
@@ -154,7 +132,7 @@ def checkpoint(
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: drafters that read hidden states are stored as {' or '.join(DTYPES)}")
     head, found = train(recipe, folder, work)
-    config: Any = draft_heads.in_dtype(head.task.config, dtype)
+    config = in_dtype(head.task.config, dtype)
     whole, tokens = {**head.params, **head.task.frozen}, head.task.depths
-    draft_heads.save(config, whole, out, target=head.target, tokens=tokens, overwrite=overwrite)
+    save(config, whole, out, target=head.target, tokens=tokens, overwrite=overwrite)
     return f"{out}: {count(head.params):,} parameters as {dtype}. On held-out texts at {found}"

@@ -15,8 +15,9 @@ import jaxspec
 from jaxspec import files, folders, token_ids, trim, vocabulary
 from jaxspec.base import Params
 from jaxspec.model import load, tokenizer_of
+from jaxspec.nets import net_of
 from jaxspec.nets.resize import resize
-from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe, net_of
+from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES

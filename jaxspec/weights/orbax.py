@@ -27,7 +27,8 @@ from jax.sharding import Mesh
 from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import MANIFEST, some
-from jaxspec.recipes import CONFIGS, NETS, RecipeError, build
+from jaxspec.nets import CONFIGS, NETS
+from jaxspec.strict_tables import RecipeError, build
 from jaxspec.weights import int8, orbax_arrays, parameters
 from jaxspec.weights.tensors import CheckpointError
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxspec import folders, sharding
 from jaxspec.base import Params
 from jaxspec.folders import some
-from jaxspec.recipes import net_of
+from jaxspec.nets import net_of
 from jaxspec.weights import int8
 from jaxspec.weights.tensors import Stored, chunks
 

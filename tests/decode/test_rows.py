@@ -4,7 +4,7 @@ Programs are shared: rows of one batch have drafters and policies of their own. 
 row's draft from the one that the first token of its prompt names; a policy that runs them all takes each row's limit
 from the one that its values name. With a table model that is every drafter with every policy; with each network all
 policies, and those drafters whose state holds something of the network (the others hold tokens and tables alone).
-Other drafters are permuted, each by itself, in drafters/test_conformance.py and drafters/test_hidden_states.py.
+Other drafters are permuted, each by itself, in drafters/test_conformance.py and draft_heads/test_drafters.py.
 """
 
 from __future__ import annotations

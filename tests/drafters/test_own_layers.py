@@ -13,8 +13,9 @@ from jaxspec import Bound, Model, buffers, drafters, policies
 from jaxspec.base import Caches, Parts, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
+from jaxspec.draft_heads import kangaroo
 from jaxspec.drafters import own_layers
-from jaxspec.nets import decoder, exit_adapter, gpt, t5
+from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import certify, table_model
 from jaxspec.warp import SamplingParams, sampling
 
@@ -114,13 +115,13 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
 @pytest.mark.parametrize("tree", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_an_adapter_is_one_more_layer(tree):
     """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm."""
-    target, config = target_of("decoder"), exit_adapter.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
-    random, own = np.random.default_rng(5), exit_adapter.init(config, jax.random.key(2))
+    target, config = target_of("decoder"), kangaroo.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
+    random, own = np.random.default_rng(5), kangaroo.init(config, jax.random.key(2))
     own = jax.tree.map(lambda x: x + 0.5 * random.standard_normal(x.shape, np.float32), own)
     silent = jax.tree.map(jnp.zeros_like, {part: target.params["layers_1"][part] for part in ("ff_norm", "ff")})
     small = target._replace(params=target.params | {"layers_1": own["layers_0"] | silent, "norm": own["norm"]})
     tapped = jaxspec.with_taps(target, (0,))
-    exiting = drafters.early_exit(tapped, 1, adapter=Bound(exit_adapter.head(config), own))
+    exiting = drafters.early_exit(tapped, 1, adapter=Bound(kangaroo.head(config), own))
     rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     both = (drafters.tree(x, shape=TREE) for x in (small, exiting)) if tree else (small, exiting)
     apart, exits = (jaxspec.generate(target, rows, drafter=drafter, **options).stats for drafter in both)
@@ -172,7 +173,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 ONE = gpt.GPTConfig(6, 8, 8, layers=1, heads=1, max_positions=64)
 ONE_LAYER = Model(gpt.language_model(ONE), gpt.init(ONE, jax.random.key(0)), config=ONE)
-FIRST, ADAPTER = (Bound(exit_adapter.head(exit_adapter.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
+FIRST, ADAPTER = (Bound(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 import jaxspec
 from jaxspec import Model, Prompt, accept
 from jaxspec.decode import loop, request
-from jaxspec.nets import quantised
+from jaxspec.nets import net_of, quantised
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
 from jaxspec.weights import int8
 
 CONFIGS = {

@@ -12,44 +12,31 @@ import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import Bound, Model, Prompt, drafters
+from jaxspec import Bound, Model, Prompt
 from jaxspec.analysis.measure import cost
 from jaxspec.decode.request import prepare
-from jaxspec.drafters.hidden_states import with_head
-from jaxspec.nets import block, decoder, eagle, exit_adapter, heads, lookahead_embeddings, mtp
+from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.nets import decoder
 from jaxspec.weights import int8
 
 
 def kinds(shape, gamma):
-    """Networks and their configurations by name, and what makes a drafter of them."""
+    """Configurations of networks by name."""
     layer, dim, taps = dataclasses.replace(shape, layers=1), shape.dim, (0, shape.layers // 2, shape.layers - 1)
     three = dict(layer=layer, hidden_size=dim, taps=taps)
-    medusa = heads.HeadsConfig(shape.vocab_size, dim, heads=gamma)
+    heads = medusa.HeadsConfig(shape.vocab_size, dim, heads=gamma)
     flash = block.BlockConfig(**three, block=gamma + 1, mask_token=0)
-    exits = exit_adapter.ExitAdapterConfig(layer, exit=2)
-
-    def adapted(adapter, target, head=None):
-        return drafters.early_exit(target, exits.exit, adapter=adapter, head=head)
-
     return {
-        "EAGLE": (eagle, eagle.EagleConfig(layer, dim), drafters.eagle),
-        "EAGLE-3": (eagle, eagle.EagleConfig(**three, own_head=True), drafters.eagle),
-        "MTP": (mtp, mtp.MTPConfig(layer), drafters.mtp),
-        "blockwise heads": (
-            heads,
-            dataclasses.replace(medusa, block="feed_forward", ff_dim=2 * dim, own_head=False),
-            drafters.heads,
-        ),
-        "Medusa": (heads, medusa, drafters.heads),
-        "Hydra": (heads, dataclasses.replace(medusa, reads_tokens=True), drafters.heads),
-        "DFlash": (block, flash, drafters.block),
-        "DSpark": (block, dataclasses.replace(flash, from_anchor=True, block=gamma, markov_rank=64), drafters.block),
-        "Kangaroo, after 2 layers": (exit_adapter, exits, adapted),
-        "PaSS": (
-            lookahead_embeddings,
-            lookahead_embeddings.LookAheadConfig(shape.vocab_size, dim, gamma - 1),
-            drafters.lookahead_embeddings,
-        ),
+        "EAGLE": eagle.EagleConfig(layer, dim),
+        "EAGLE-3": eagle.EagleConfig(**three, own_head=True),
+        "MTP": mtp.MTPConfig(layer),
+        "blockwise heads": dataclasses.replace(heads, block="feed_forward", ff_dim=2 * dim, own_head=False),
+        "Medusa": heads,
+        "Hydra": dataclasses.replace(heads, reads_tokens=True),
+        "DFlash": flash,
+        "DSpark": dataclasses.replace(flash, from_anchor=True, block=gamma, markov_rank=64),
+        "Kangaroo, after 2 layers": kangaroo.ExitAdapterConfig(layer, exit=2),
+        "PaSS": lookahead_embeddings.LookAheadConfig(shape.vocab_size, dim, gamma - 1),
     }
 
 
@@ -76,19 +63,18 @@ def main():
         f"| drafter | its own parameters | c | c, {given.few:,} of {given.vocab:,} tokens |\n|---|---|---|---|",
         flush=True,
     )
-    for name, (net, config, make) in kinds(shape, given.gamma).items():
-        taps = getattr(config, "taps", ())
-        target = jaxspec.with_taps(plain, taps) if taps else plain
-        network = Bound(net.head(config), net.init(config, jax.random.key(1)))
-        if net is exit_adapter:
-            trimmed = make(network, target, head=few)
-        elif network.functions.needs.head:
-            trimmed = make(with_head(network, few), target)
+    for name, config in kinds(shape, given.gamma).items():
+        kind = kind_of(config)
+        network = Bound(kind.head(config), kind.init(config, jax.random.key(1)))
+        requirements = network.functions.requirements
+        target = jaxspec.with_taps(plain, requirements.taps) if requirements.taps else plain
+        if requirements.head:
+            trimmed = kind.drafter(network, target, few)
         else:
             small = dataclasses.replace(config, draft_vocab=given.few)
-            trimmed = make(Bound(net.head(small), net.init(small, jax.random.key(1))), target)
-        own = int8.count(network.params)
-        print(f"| {name} | {own:,} | {costs(make(network, target))} | {costs(trimmed)} |", flush=True)
+            trimmed = kind.drafter(Bound(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
+        own, whole = int8.count(network.params), kind.drafter(network, target, None)
+        print(f"| {name} | {own:,} | {costs(whole)} | {costs(trimmed)} |", flush=True)
 
 
 if __name__ == "__main__":

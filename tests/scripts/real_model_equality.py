@@ -17,7 +17,8 @@ import torch
 import transformers
 
 import jaxspec
-from jaxspec import Bound, drafters, heads, published, recipes
+from jaxspec import Bound, drafters, recipes
+from jaxspec.draft_heads import kind_of
 from jaxspec.weights import huggingface
 
 NEW = 64
@@ -58,9 +59,10 @@ def theirs(model, folder):
 def untrained(model, name):
     """The head of a recipe with random weights: its draft tokens are wrong, the text must not be."""
     config = recipes.load(name).head.config(model)
-    network = Bound(published.net_of(config).head(config), published.net_of(config).init(config, jax.random.key(0)))
-    taps = getattr(config, "taps", ())
-    return heads.DRAFTERS[type(config)](network, jaxspec.with_taps(model, taps) if taps else model)
+    kind = kind_of(config)
+    network = Bound(kind.head(config), kind.init(config, jax.random.key(0)))
+    taps = network.functions.requirements.taps
+    return kind.drafter(network, jaxspec.with_taps(model, taps) if taps else model, None)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Drafters that `weights.draft_heads.save` writes, read and run by vLLM's `speculators` beside jaxspec's own networks.
+"""Drafters that `draft_heads.save` writes, read and run by vLLM's `speculators` beside jaxspec's own networks.
 
     pip install speculators==0.9.0 torch
     python tests/scripts/speculators_parity.py --only DSpark
@@ -22,15 +22,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import Model, published
+from jaxspec import Model
 from jaxspec.base import Forward
-from jaxspec.drafters.hidden_states import shared_with
+from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads.block import BlockConfig
+from jaxspec.draft_heads.eagle import EagleConfig
+from jaxspec.draft_heads.mtp import MTPConfig
+from jaxspec.draft_heads.save import save
+from jaxspec.draft_heads.target import shared_with
+from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.nets import decoder
-from jaxspec.nets.block import BlockConfig
-from jaxspec.nets.eagle import EagleConfig
-from jaxspec.nets.mtp import MTPConfig
-from jaxspec.training import drafts
-from jaxspec.weights import draft_heads, huggingface
+from jaxspec.weights import huggingface
 
 try:
     import torch
@@ -101,11 +103,13 @@ def ours(target, config, params, states, tokens):
     depths = config.count if block else 1
     if not block:
         forward = jax.tree.map(lambda x: x[:, : POSITIONS - 1] if x.ndim else x, forward._replace(logits=None))
-    hidden = drafts.hidden_states(config, params, shared, forward, after, place, depths, lambda *_: forward)[0]
+    kind = kind_of(config).training
+    starts = DraftStarts(forward, after, place, depths, lambda *_: forward)
+    hidden = kind.hidden_states(config, params, shared, starts)[0]
     ahead = jnp.asarray(tokens[:, ANCHOR : ANCHOR + depths]) if block else after[0][:, None]
     found, memory = [], None
     for depth in range(depths):
-        logits, memory = drafts.logits(config, params, shared, hidden, ahead, depth, memory)
+        logits, memory = kind.logits(config, params, shared, hidden, ahead, depth, memory)
         found.append(logits)
     logits = np.concatenate(found)
     return logits[:, np.asarray(params["vocabulary"])] if "vocabulary" in params else logits
@@ -153,8 +157,8 @@ def main():
         target = Model(decoder.language_model(LLAMA), random_params(decoder, LLAMA, random), None, LLAMA, str(where))
         huggingface.save(target, where)
         for number, (name, config) in enumerate(wanted.items()):
-            params = random_params(published.net_of(config), config, random)
-            folder = draft_heads.save(config, params, Path(temporary) / str(number), target=target)
+            params = random_params(kind_of(config), config, random)
+            folder = save(config, params, Path(temporary) / str(number), target=target)
             read = 1 if isinstance(config, MTPConfig) else len(config.taps)
             states = random.standard_normal((1, POSITIONS, read * WIDTH)).astype(np.float32)
             tokens = random.integers(0, VOCAB, (1, POSITIONS)).astype(np.int32)

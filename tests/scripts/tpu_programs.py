@@ -35,8 +35,7 @@ from jaxspec import accept, buffers, drafters, sharding, warp
 from jaxspec.base import Bound, Model, Prompt, Request, Weights
 from jaxspec.decode import loop, speculative
 from jaxspec.families import FAMILIES
-from jaxspec.nets import decoder, t5
-from jaxspec.recipes import net_of
+from jaxspec.nets import decoder, net_of, t5
 from jaxspec.weights import int8
 
 SCOPES = {  # of a round (decode.speculative), and how the names of its operations begin

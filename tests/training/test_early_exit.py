@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import recipes
+from jaxspec import nets, recipes
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import EarlyExit, Train
 from jaxspec.training import data, early_exit, loop, losses
@@ -93,7 +93,7 @@ def test_the_loss_is_the_weighted_mean_of_the_exits(name):
     """Without dropout; and a row that skips a layer has the output of the one before it."""
     config, about = CONFIGS[name], EarlyExit(dropout=0.0, scale=0.5, every=2)
     layers, batch = recipes.decoder_layers(config), next(batches_of(config).once())
-    params = recipes.net_of(config).init(config, jax.random.key(0))
+    params = nets.net_of(config).init(config, jax.random.key(0))
     rows, module = losses.rows_of(config, batch), losses.module_of(config)
 
     @jax.jit

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, published, recipes
+from jaxspec import drafters, nets, recipes
+from jaxspec.draft_heads import kangaroo, kind_of
+from jaxspec.draft_heads.load import TOO_LOW, check_acceptance
+from jaxspec.draft_heads.save import save
 from jaxspec.families import gemma
-from jaxspec.heads import TOO_LOW, check_acceptance
-from jaxspec.nets import decoder, exit_adapter
+from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
 from jaxspec.training import data, head_loss, heads, run
-from jaxspec.weights import draft_heads
 from jaxspec.weights.orbax import CheckpointError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -134,8 +135,8 @@ def test_logits_and_their_gradients_are_made_in_parts(promotion):
 def test_an_adapter_of_its_authors_does_not_say_where_it_belongs(target, tmp_path):
     """Tensors as they publish them, beside the config.json of a Llama of one layer."""
     config = recipe_of("kangaroo").head.config(target)
-    params = exit_adapter.init(config, jax.random.key(0))
-    draft_heads.save(config, params, tmp_path / "adapter", target=target)
+    params = kangaroo.init(config, jax.random.key(0))
+    save(config, params, tmp_path / "adapter", target=target)
     path = tmp_path / "adapter" / "config.json"
     table = json.loads(path.read_text())
     assert table.pop("early_exit_layer") == 2 and table["num_hidden_layers"] == 1
@@ -219,11 +220,11 @@ def test_a_head_of_another_target_is_noticed(target, folder, load_target, promot
     head = heads.start(recipe, target, np.ones(V, int))
     config = head.task.config
     bad = jax.tree.map(lambda x: 30 * jax.random.normal(jax.random.key(1), x.shape), head.params)
-    draft_heads.save(config, bad, folder / "bad", target=target)
+    save(config, bad, folder / "bad", target=target)
     with pytest.warns(UserWarning, match="bad has .*% of its first draft tokens accepted"):
         jaxspec.load_drafter(folder / "bad", target=target, check=["a b c", "d"])
     good, _ = heads.train(recipe, folder, folder / "run", lambda _: None, progress=False)
-    draft_heads.save(config, good.params, folder / "good", target=target)
+    save(config, good.params, folder / "good", target=target)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         drafter = jaxspec.load_drafter(folder / "good", target=target, check=["a b c", "d"])
@@ -262,9 +263,10 @@ def test_shipped_recipes_fit_their_targets():
     for recipe in found:
         name = recipe.target.rpartition("/")[2]
         config = gemma.SIZES_3[name] if name in gemma.SIZES_3 else jaxspec.load(name).config
-        lm = recipes.net_of(config).language_model(config)
+        lm = nets.net_of(config).language_model(config)
         made = recipe.head.config(jaxspec.Model(lm, {}, None, config))
-        needs = published.net_of(made).head(made).needs
-        assert (needs.vocab_size, needs.hidden_size) == (lm.vocab_size, lm.feature_size)
+        requirements = kind_of(made).head(made).requirements
+        assert (requirements.vocab_size, requirements.hidden_size) == (lm.vocab_size, lm.feature_size)
         layers = getattr(config, "decoder_layers", None) or config.layers
-        assert all(0 <= tap < layers - 1 for tap in needs.taps)  # the last one's output is not what others publish
+        # The output of the last layer is not what others publish.
+        assert all(0 <= tap < layers - 1 for tap in requirements.taps)

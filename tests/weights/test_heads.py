@@ -16,11 +16,10 @@ import jaxspec
 from jaxspec import Prompt
 from jaxspec.families import gemma
 from jaxspec.families.common import HEAD
-from jaxspec.nets import t5
+from jaxspec.nets import net_of, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
 from jaxspec.weights import huggingface
 from jaxspec.weights.orbax import CheckpointError
 

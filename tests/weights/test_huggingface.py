@@ -28,11 +28,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import jaxspec
 from jaxspec import Model, sharding, token_ids
 from jaxspec.families import gemma, lamda
-from jaxspec.nets import gpt, t5
+from jaxspec.nets import gpt, net_of, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
 from jaxspec.weights import huggingface, int8, tensors
 from jaxspec.weights.orbax import CheckpointError
 

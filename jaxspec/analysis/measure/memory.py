@@ -17,8 +17,8 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import Job, drafter_lms
 from jaxspec.drafters import ngram_model
 from jaxspec.model import DTYPES
+from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
 from jaxspec.weights.int8 import is_matrix
 
 

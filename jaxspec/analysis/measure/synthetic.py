@@ -17,10 +17,9 @@ from jaxspec.accept.common import chain_verdict, count_accepted, sample_residual
 from jaxspec.base import Distribution, Draft, Keys, Model, Params, Prompt, Rule, Verdict
 from jaxspec.families import FAMILIES
 from jaxspec.model import DTYPES
-from jaxspec.nets import gpt, quantised, t5
+from jaxspec.nets import gpt, net_of, quantised, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.recipes import net_of
 from jaxspec.weights import int8, orbax
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.

@@ -14,8 +14,7 @@ from jaxspec.analysis.measure.statistics import Rate, Spread
 from jaxspec.analysis.theory import formulas, text_rounds
 from jaxspec.analysis.theory.roofline import load_of
 from jaxspec.decode.request import prepare
-from jaxspec.nets import decoder, gpt, t5
-from jaxspec.recipes import net_of
+from jaxspec.nets import decoder, gpt, net_of, t5
 from jaxspec.testing import table_model
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,4 +1,4 @@
-"""What the formats of published drafters share: the target's shape, layers and their tensors, numbers of layers."""
+"""What the published formats of draft heads share: the target's shape, layers and their tensors, numbers of layers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxspec.base import Model
 from jaxspec.families import decoders, describe
 from jaxspec.families.common import FamilyError, need, only
 from jaxspec.nets.decoder import DecoderConfig
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, tuple[int, ...]]
+IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
+D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
 
 
 class TargetShape(NamedTuple):
@@ -30,19 +32,32 @@ class TargetShape(NamedTuple):
     taps: tuple[int, ...] | None = None
 
 
+def target_shape(target: Model, taps: tuple[int, ...] | None = None) -> TargetShape:
+    """Returns what a drafter's files need not say."""
+    lm = target.lm
+    return TargetShape(target.config, lm.vocab_size, lm.feature_size, layers_of(target.config), taps)
+
+
+def layers_of(config: Any) -> int:
+    """Counts a model's layers that generate; 0 where its configuration says nothing of them."""
+    return getattr(config, "decoder_layers", getattr(config, "layers", 0))
+
+
 class Format(NamedTuple):
-    """A kind of drafter that others publish.
+    """How files of a kind of drafter are recognised, read and written.
 
     Attributes:
         title: for people.
         canonical: name of a tensor -> one spelling of it; None for one that is not read.
-        matches: (config.json, names in that spelling) -> whether this is one of these.
+        matches: (config.json, shapes by names in that spelling) -> whether this is one of these.
         read: (config.json, shapes by those names, target) -> configuration of the network. Raises FamilyError.
         names: configuration -> {path of our parameter: name in that spelling}.
         write: (configuration, the target's name and architectures, draft tokens a round) -> config.json as vLLM and
             SGLang read it, in the format of `speculators` where that has such a drafter. Raises FamilyError.
         spelled: name in that spelling -> as they have it.
         prefix: names -> what is in front of those that `names` has; a model's other tensors lie beside a drafter's.
+        stores_ids: whether the tensor of a vocabulary of the drafter's own holds the target's ids, or (`D2T`)
+            what is to be added to the drafter's.
     """
 
     title: str
@@ -53,14 +68,11 @@ class Format(NamedTuple):
     write: Callable[[Any, dict, int], dict]
     spelled: Callable[[str], str] = lambda name: name
     prefix: Callable[[Shapes], str] = lambda shapes: ""
-
-
-IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's
-VOCABULARY = "d2t"  # for each id of the drafter's vocabulary, what is to be added to it to have the target's
+    stores_ids: bool = False
 
 
 def plain(name: str) -> str | None:
-    """Names without "model." in front; None for what is computed or belongs to the target.
+    """Drops "model." in front; None for what is computed or belongs to the target.
 
     >>> plain("model.layers.0.mlp.up_proj.weight"), plain("t2d")
     ('layers.0.mlp.up_proj.weight', None)
@@ -70,7 +82,7 @@ def plain(name: str) -> str | None:
 
 
 def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderConfig:
-    """The shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them."""
+    """Reads the shape of a drafter's layers: sizes as config.json has them, options as there are tensors for them."""
     table = table.get("transformer_layer_config") or table
     if "sliding_attention" in (table.get("layer_types") or ()):
         raise FamilyError("layer_types has sliding_attention: only full_attention is supported in a drafter")
@@ -80,9 +92,9 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderC
         return f"{prefix}{name}" in shapes
 
     heads, (rows, *_) = need(table, "num_attention_heads"), shapes.get(f"{prefix}self_attn.q_proj.weight", (0,))
-    own = {"head_dim": table.get("head_dim") or rows // heads or None, "tie_word_embeddings": False}
+    sizes = {"head_dim": table.get("head_dim") or rows // heads or None, "tie_word_embeddings": False}
     return decoders.read(
-        {**table, **own},
+        {**table, **sizes},
         qkv_bias=has("self_attn.q_proj.bias"),
         out_bias=has("self_attn.o_proj.bias"),
         ff_bias=has("mlp.up_proj.bias"),
@@ -91,13 +103,20 @@ def layer_of(table: dict, shapes: Shapes, prefix: str = "layers.0.") -> DecoderC
 
 
 def layer_names(config: DecoderConfig) -> dict[str, str]:
-    """Where each parameter of the layers lies."""
-    found = decoders.names(dataclasses.replace(config, tied_head=True))
-    return {path: tensor.name.removeprefix("model.") for path, tensor in found.items() if path.startswith("layers_")}
+    """Says where each parameter of the layers lies."""
+    tensors = decoders.names(dataclasses.replace(config, tied_head=True))
+    return {path: tensor.name.removeprefix("model.") for path, tensor in tensors.items() if path.startswith("layers_")}
+
+
+def part_names(config: Any, draft_vocab: int | None = None) -> dict[str, str]:
+    """Says where the embedding, the head and the vocabulary lie, of those that a drafter has of its own."""
+    parts = {"embedding/embedding": "embed_tokens.weight"} if config.own_embedding else {}
+    parts |= {"head/weight": "lm_head.weight"} if config.own_head else {}
+    return parts | ({"vocabulary": D2T} if draft_vocab is not None else {})
 
 
 def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]:
-    """Numbers of layers as `language_model(config, taps)` has them: 0 is the output of the first.
+    """Numbers layers as `language_model(config, taps)` does: 0 is the output of the first.
 
     There are three ways to count. `offset` 0: the output of layer l, counted from 0 (DFlash, DeepSpec, SGLang). -1: the
     input of layer l, which is transformers' `hidden_states[l]` (EAGLE, vLLM, speculators).
@@ -111,13 +130,13 @@ def taps_of(ids: list[int], offset: int, target: TargetShape) -> tuple[int, ...]
     """
     if target.taps is not None:
         return target.taps
-    found = tuple(int(i) + offset for i in ids)
-    if odd := [i for i, tap in zip(ids, found, strict=True) if not 0 <= tap < target.layers - 1]:
+    taps = tuple(int(i) + offset for i in ids)
+    if odd := [i for i, tap in zip(ids, taps, strict=True) if not 0 <= tap < target.layers - 1]:
         raise FamilyError(
             f"it reads layers {list(ids)} of its target, which has {target.layers}: {odd[0]} is none whose output can "
             "be read. It was made for another target; or pass taps= to load_drafter"
         )
-    return found
+    return taps
 
 
 def check_shape(shapes: Shapes, name: str, axis: int, expected: int, what: str) -> None:
@@ -134,8 +153,10 @@ def check_shape(shapes: Shapes, name: str, axis: int, expected: int, what: str) 
 
 
 def check_vocabulary(vocab: int, target: TargetShape) -> None:
-    """Raises:
-    FamilyError: the drafter was made for a target with another vocabulary.
+    """Compares the size of the vocabulary with the target's.
+
+    Raises:
+        FamilyError: it is another target's.
     """
     if vocab != target.vocab_size:
         raise FamilyError(
@@ -143,18 +164,47 @@ def check_vocabulary(vocab: int, target: TargetShape) -> None:
         )
 
 
+def check_taps(shapes: Shapes, taps: tuple[int, ...], hidden: int, target: TargetShape) -> None:
+    """Compares the width of the hidden states, and that of the projection of what is read, with the target's.
+
+    Raises:
+        FamilyError: they are another target's.
+    """
+    if hidden != target.hidden_size:
+        raise FamilyError(
+            f"it reads hidden states of width {hidden}, and the target's have {target.hidden_size}: it was made for "
+            "another target"
+        )
+    check_shape(shapes, "fc.weight", 1, len(taps) * hidden, f"{len(taps)} layers of a total width of")
+
+
+def check_layers(made_for: int | None, target: TargetShape) -> None:
+    """Compares the number of the target's layers with what the files say it is, if they do.
+
+    Raises:
+        FamilyError: it is another target's.
+    """
+    if made_for is not None and made_for != target.layers:
+        raise FamilyError(f"it was made for a target of {made_for} layers, and the target has {target.layers}")
+
+
 def draft_vocab(shapes: Shapes, vocab: int) -> int | None:
-    """Size of a vocabulary of the drafter's own; None if it is the target's."""
-    if VOCABULARY not in shapes:
+    """Returns the size of a vocabulary of the drafter's own; None if it is the target's."""
+    if D2T not in shapes:
         return None
     if "lm_head.weight" not in shapes:
         raise FamilyError("it has a vocabulary of its own (d2t), and no lm_head for it")
-    size = shapes[VOCABULARY][0]
+    size = shapes[D2T][0]
     return None if size == vocab else size
 
 
+def written_layer(layer: DecoderConfig) -> dict[str, Any]:
+    """Writes the shape of the layers as transformers has it."""
+    return describe(dataclasses.replace(layer, tied_head=False))[1]
+
+
 def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict, verifier: dict, tokens: int) -> dict:
-    """The config.json that `speculators`, and so vLLM and SGLang, read.
+    """Writes the config.json that `speculators`, and so vLLM and SGLang, read.
 
     Args:
         kind: "eagle3", "dflash", "dspark" or "mtp".
@@ -164,7 +214,6 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
         verifier: the target's name and architectures, and what else is known of it.
         tokens: draft tokens a round.
     """
-    _, layers = describe(dataclasses.replace(layer, tied_head=False))
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,
@@ -175,7 +224,7 @@ def speculators(kind: str, architecture: str, layer: DecoderConfig, table: dict,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
             "verifier": {name: verifier[name] for name in ("name_or_path", "architectures")},
         },
-        "transformer_layer_config": layers,
+        "transformer_layer_config": written_layer(layer),
         "tie_word_embeddings": False,
         **table,
     }

@@ -17,8 +17,8 @@ from jaxspec.analysis.measure import cost
 from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
-from jaxspec.drafters.hidden_states import with_head
-from jaxspec.nets import block, decoder, eagle, exit_adapter, gpt, heads, lookahead_embeddings, mtp, t5
+from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import Learn
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
@@ -57,35 +57,32 @@ EAGLE3 = eagle.EagleConfig(
 )
 DFLASH = block.BlockConfig(LAYER, D, (0, 1), block=4, mask_token=2)
 CONFIGS = {
-    "eagle 1": (eagle, EAGLE1),
-    "eagle 3": (eagle, EAGLE3),
-    "mtp": (mtp, mtp.MTPConfig(LAYER, feeds_normed=False, zero_first=True)),
-    "medusa": (heads, heads.HeadsConfig(V, D, heads=3)),
-    "blockwise": (heads, heads.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False)),
-    "hydra": (heads, heads.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2)),
-    "dflash": (block, DFLASH),
-    "dspark": (block, dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn")),
-    "dspark, memory": (block, dataclasses.replace(DFLASH, markov_rank=2, markov="rnn")),  # not from the anchor
-    "kangaroo": (exit_adapter, exit_adapter.ExitAdapterConfig(LAYER, exit=2)),
-    "pass": (lookahead_embeddings, lookahead_embeddings.LookAheadConfig(V, D, vectors=2)),
+    "eagle 1": EAGLE1,
+    "eagle 3": EAGLE3,
+    "mtp": mtp.MTPConfig(LAYER, feeds_normed=False, zero_first=True),
+    "medusa": medusa.HeadsConfig(V, D, heads=3),
+    "blockwise": medusa.HeadsConfig(V, D, heads=3, block="feed_forward", ff_dim=6, own_head=False),
+    "hydra": medusa.HeadsConfig(V, D, heads=3, reads_tokens=True, draft_vocab=2),
+    "dflash": DFLASH,
+    "dspark": dataclasses.replace(DFLASH, from_anchor=True, block=3, markov_rank=2, markov="rnn"),
+    "dspark, memory": dataclasses.replace(DFLASH, markov_rank=2, markov="rnn"),  # not from the anchor
+    "kangaroo": kangaroo.ExitAdapterConfig(LAYER, exit=2),
+    "pass": lookahead_embeddings.LookAheadConfig(V, D, vectors=2),
 }
-MAKE = {eagle: drafters.eagle, mtp: drafters.mtp, heads: drafters.heads, block: drafters.block}
-MAKE[lookahead_embeddings] = drafters.lookahead_embeddings
-MAKE[exit_adapter] = lambda adapter, target: drafters.early_exit(target, layers=2, adapter=adapter)
 TRIMMED = ("eagle 1, trimmed", "blockwise, trimmed", "pass, trimmed")  # the target's head, of two tokens of three
 NAMES = (*CONFIGS, *TRIMMED)
 
 
 @functools.cache
 def drafter_of(name, target):
-    net, config = CONFIGS[name.removesuffix(", trimmed")]
-    params = noisy(net.init(config, jax.random.key(3)), 4, 0.3)
+    config = CONFIGS[name.removesuffix(", trimmed")]
+    kind = kind_of(config)
+    params = noisy(kind.init(config, jax.random.key(3)), 4, 0.3)
     if "vocabulary" in params:
         params["vocabulary"] = jnp.array([2, 0])
-    made, network = target_of(target, getattr(config, "taps", ())), Bound(net.head(config), params)
-    if name in TRIMMED:
-        network = with_head(network, jaxspec.trim_vocabulary(made, ids=[0, 2]))
-    return MAKE[net](network, made)
+    network = Bound(kind.head(config), params)
+    model = target_of(target, network.functions.requirements.taps)
+    return kind.drafter(network, model, jaxspec.trim_vocabulary(model, ids=[0, 2]) if name in TRIMMED else None)
 
 
 # --- exact
@@ -328,8 +325,8 @@ def test_a_head_that_copies_its_target_is_always_right():
 
 def test_a_head_for_another_target():
     def bound(name, **changes):
-        net, config = CONFIGS[name]
-        return MAKE[net], Bound(net.head(dataclasses.replace(config, **changes)), {})
+        kind = kind_of(CONFIGS[name])
+        return kind.drafter, Bound(kind.head(dataclasses.replace(CONFIGS[name], **changes)), {})
 
     wide = dataclasses.replace(LAYER, dim=16)
     words = dataclasses.replace(LAYER, vocab_size=9)
@@ -346,7 +343,7 @@ def test_a_head_for_another_target():
         (bound("medusa"), plain._replace(lm=plain.lm._replace(feature_size=0)), "gives none"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            make(head, target)
+            make(head, target, None)
 
 
 def test_trees_that_a_drafter_cannot_draft():
@@ -371,10 +368,10 @@ def test_a_drafter_is_for_the_target_that_it_was_made_for():
         (lambda: dataclasses.replace(EAGLE3, norm_before_fc=True, norm_each_tap=True), "expected one of them at most"),
         (lambda: dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, post_norms=True)), "as Llama's"),
         (lambda: mtp.MTPConfig(LLAMA), "expected one layer"),
-        (lambda: heads.HeadsConfig(V, D, 0), "heads is 0"),
-        (lambda: heads.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
-        (lambda: heads.HeadsConfig(V, D, 1, block="feed_forward"), "ff_dim is 0"),
-        (lambda: heads.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "needs own_head"),
+        (lambda: medusa.HeadsConfig(V, D, 0), "heads is 0"),
+        (lambda: medusa.HeadsConfig(V, D, 1, block="none"), "block is 'none'"),
+        (lambda: medusa.HeadsConfig(V, D, 1, block="feed_forward"), "ff_dim is 0"),
+        (lambda: medusa.HeadsConfig(V, D, 1, draft_vocab=2, own_head=False), "needs own_head"),
         (lambda: dataclasses.replace(DFLASH, taps=()), "taps is empty"),
         (lambda: dataclasses.replace(DFLASH, markov="none"), "markov is 'none'"),
         (lambda: dataclasses.replace(DFLASH, block=1), "block is 1: expected at least 2"),
@@ -417,7 +414,7 @@ def test_independent_sequences_are_as_long_as_there_are_heads():
 )
 def test_training_sees_the_distributions_of_decoding(name, target):
     """Those of a draft, and those of training at the place where it begins, on a text that holds the draft."""
-    drafter, config = drafter_of(name, target), CONFIGS[name][1]
+    drafter, config = drafter_of(name, target), CONFIGS[name]
     lm, encoder = drafter.target.lm, drafter.target.lm.start_token is not None
     length = np.full(4, 2) if encoder else LENGTH + 1  # committed: the prompt, or a start token, and one token more
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))

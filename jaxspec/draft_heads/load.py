@@ -1,44 +1,34 @@
-"""Loading drafters that read their target's hidden states: EAGLE, Medusa, Kangaroo, PaSS, MTP, DFlash, DSpark."""
+"""Loading draft heads, published ones and those that were trained here: EAGLE, Medusa, Kangaroo, PaSS, MTP, DFlash.
+
+What a folder's config.json means, and what its tensors are called, the kinds say (`jaxspec.draft_heads.KINDS`).
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxspec import buffers, drafters, folders, published
+from jaxspec import buffers, folders, sharding
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, ExitAdapter, Model, Params, Prompt
+from jaxspec.base import Bound, Drafter, Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
-from jaxspec.drafters.hidden_states import with_head
+from jaxspec.draft_heads import KINDS, kind_of
+from jaxspec.draft_heads.formats import D2T, FamilyError, Format, layers_of, target_shape
+from jaxspec.draft_heads.kind import in_dtype, shape_of
+from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.families import common
 from jaxspec.nets import stack
-from jaxspec.nets.block import BlockConfig
-from jaxspec.nets.eagle import EagleConfig
-from jaxspec.nets.exit_adapter import ExitAdapterConfig
-from jaxspec.nets.heads import HeadsConfig
-from jaxspec.nets.lookahead_embeddings import LookAheadConfig
-from jaxspec.nets.mtp import MTPConfig
-from jaxspec.weights import draft_heads, huggingface, orbax
+from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
+from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.orbax import CheckpointError
-
-
-def _early_exit(adapter: Bound[ExitAdapter], target: Model, head: Model | None = None) -> Bound[Drafter]:
-    return drafters.early_exit(target, adapter.functions.needs.taps[0] + 1, head=head, adapter=adapter)
-
-
-DRAFTERS = {
-    EagleConfig: drafters.eagle,
-    BlockConfig: drafters.block,
-    HeadsConfig: drafters.heads,
-    MTPConfig: drafters.mtp,
-    LookAheadConfig: drafters.lookahead_embeddings,
-    ExitAdapterConfig: _early_exit,
-}
+from jaxspec.weights.parameters import FLOATS
 
 TEXTS = (  # to measure on, where none are given
     "The capital of France is",
@@ -99,25 +89,23 @@ def load_drafter(
         UserWarning: the folder names another model than this target, one of the same shapes.
     """
     config, params = read_head(source, target=target, taps=taps, revision=revision)
-    wanted = getattr(config, "taps", ())
-    if wanted:
+    kind = kind_of(config)
+    network = Bound(kind.head(config), params)
+    if wanted := network.functions.requirements.taps:
         target = models.with_taps(target, wanted)
-    network: Bound[Any] = Bound(published.net_of(config).head(config), params)
-    if isinstance(config, ExitAdapterConfig):
-        made = _early_exit(network, target, head)
-    else:
-        made = DRAFTERS[type(config)](network if head is None else with_head(network, head), target)
+    drafter = kind.drafter(network, target, head)
     if check is not False:
-        check_acceptance(made, None if check is True else check, name=str(source))
-    return made._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
+        check_acceptance(drafter, None if check is True else check, name=str(source))
+    return drafter._replace(name=str(source) if models.is_hub_id(source) else Path(source).name)
 
 
 def check_acceptance(
     drafter: Bound[Drafter], prompts: Sequence[str] | Prompt | None = None, *, tokens: int = 32, name: str = "it"
 ) -> float:
-    """How often a drafter's first draft token is accepted, at temperature 0; warns if it is too seldom to be right.
+    """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that is too seldom.
 
-    Of a drafter of trees: how often one of the first draft tokens is, which is no less than that of the chain inside.
+    Of a drafter of trees it measures how often one of the first draft tokens is, which is no less than for the chain
+    inside.
 
     Args:
         drafter: with its target.
@@ -150,9 +138,9 @@ def check_acceptance(
 def read_head(
     source: str | Path, *, target: Model, taps: Sequence[int] | None = None, revision: str | None = None
 ) -> tuple[Any, Params]:
-    """The configuration and the parameters of a published drafter, to be trained further, say, or to be written.
+    """Reads the configuration and the parameters of a drafter, to be trained further, say, or to be written.
 
-    Arguments and errors as those of `load_drafter`. `weights.draft_heads.save` writes them.
+    Arguments and errors as those of `load_drafter`. `draft_heads.save.save` writes them.
     """
     if not isinstance(target, Model):
         raise TypeError(f"target is {target!r}: expected a jaxspec.Model, as jaxspec.load returns it")
@@ -168,8 +156,8 @@ def read_head(
             "there. It was made for another target"
         )
     _check_name(folder, target)
-    config, params = draft_heads.restore(folder, target, None if taps is None else tuple(taps))
-    if taps is not None and not getattr(config, "taps", ()):
+    config, params = restore(folder, target, None if taps is None else tuple(taps))
+    if taps is not None and not kind_of(config).head(config).requirements.taps:
         raise ValueError(f"taps is {list(taps)}, and {folder} reads the last layer's output only: leave it out")
     return config, params
 
@@ -187,19 +175,22 @@ def _check_name(folder: Path, target: Model) -> None:
         UserWarning: it is another one, as far as is known.
     """
     try:
-        table = huggingface.read_object(folder / huggingface.CONFIG)
-        about = (table.get("speculators_config") or {}).get("verifier") or {}
-    except (OSError, ValueError, AttributeError):  # `draft_heads.restore` says so
+        table = huggingface.read_object(folder / CONFIG)
+        verifier = (table.get("speculators_config") or {}).get("verifier") or {}
+    except (OSError, ValueError, AttributeError):  # `restore` says so
         return
-    named = table.get("base_model_name_or_path") or about.get("name_or_path")
-    known = models.shipped()
-    if not isinstance(named, str) or not all(models.is_hub_id(x) or x in known for x in (named, target.name)):
+    named = table.get("base_model_name_or_path") or verifier.get("name_or_path")
+    shipped_models = models.shipped()
+    if not isinstance(named, str):
         return
-    theirs, ours = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in (named, target.name))
+    names = named, target.name
+    if not all(models.is_hub_id(name) or name in shipped_models for name in names):
+        return
+    theirs, ours = (re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) for name in names)
     if not theirs or not ours or theirs in ours or ours in theirs:
         return
-    if named in known:
-        theirs, ours = (_layers(x) for x in (orbax.read_manifest(known[named]).model, target.config))
+    if named in shipped_models:
+        theirs, ours = (layers_of(x) for x in (orbax.read_manifest(shipped_models[named]).model, target.config))
         if ours and theirs != ours:
             raise CheckpointError(
                 f"{folder} was made for {named}, a model of {theirs} layers, and {target.name} has {ours}: load it "
@@ -212,21 +203,17 @@ def _check_name(folder: Path, target: Model) -> None:
     )
 
 
-def _layers(config: Any) -> int:
-    return getattr(config, "decoder_layers", getattr(config, "layers", 0))
-
-
 def shipped() -> dict[str, Path]:
-    """The drafters that come with jaxspec, by name."""
-    found: dict[str, Path] = {}
+    """Lists the drafters that come with jaxspec, by name."""
+    drafters: dict[str, Path] = {}
     for folder in models.SHIPPED:
-        for config in sorted(folder.glob(f"*/{huggingface.CONFIG}")):
-            found.setdefault(config.parent.name, config.parent)
-    return found
+        for config in sorted(folder.glob(f"*/{CONFIG}")):
+            drafters.setdefault(config.parent.name, config.parent)
+    return drafters
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a drafter that reads hidden states; one of the hub is downloaded first.
+    """Returns the folder of a drafter that reads hidden states; one of the hub is downloaded first.
 
     Raises:
         CheckpointError: there is none.
@@ -234,8 +221,8 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     """
     path = Path(source).expanduser()
     folders.recover(path)
-    if not path.exists() and (found := shipped().get(path.name)) and path.parts[-2:-1] in ((), ("checkpoints",)):
-        path = found
+    if not path.exists() and path.parts[-2:-1] in ((), ("checkpoints",)):
+        path = shipped().get(path.name, path)
     if path.exists():
         if revision is not None:
             raise ValueError(
@@ -250,3 +237,93 @@ def find(source: str | Path, revision: str | None = None) -> Path:
             f"no drafter at {source}: expected a folder, the name of a shipped one ({names}), or a hub id (owner/name)"
         )
     return huggingface.download(str(source), revision, huggingface.DRAFTER_FILES)
+
+
+class Tensor(NamedTuple):
+    """A tensor of a folder: its shape, and its name in the file."""
+
+    shape: tuple[int, ...]
+    name: str
+
+
+def restore(folder: Path, target: Model, taps: tuple[int, ...] | None = None) -> tuple[Any, Params]:
+    """Reads a drafter's folder.
+
+    Args:
+        folder: holds config.json and weights; for a module for multi-token prediction, the model's own folder.
+        target: the model that it drafts for; the drafter's matrices get the dtype of its computation, and its mesh.
+        taps: the layers to read, if the folder is wrong or silent about them.
+
+    Returns:
+        The configuration of the network, of one of `KINDS`, and its parameters.
+
+    Raises:
+        CheckpointError: it is of no format that can be read, it was made for another target, or its files are absent,
+            damaged, or those of another drafter. No weights are read before that is known.
+    """
+    files = tensors.shards(folder, tensors.OF_DRAFTERS)
+    try:
+        table = huggingface.read_object(folder / CONFIG)
+        common.check(table)
+        form, held = _recognised(folder, table, files)
+        shapes = {name: tensor.shape for name, tensor in held.items()}
+        config = form.read(table, shapes, target_shape(target, taps))
+        config = in_dtype(config, getattr(target.config, "dtype", "float32"))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{folder} holds no drafter that can be loaded: {error}") from error
+    prefix = form.prefix(shapes)
+    paths = {f"{prefix}{name}": path for path, name in form.names(config).items()}
+    expected = parameters.flat(jax.eval_shape(lambda: kind_of(config).init(config, jax.random.key(0))))
+    have = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    have = {name: shape for name, shape in have.items() if name != D2T or D2T in paths}
+    if complaint := parameters.differences({name: expected[path].shape for name, path in paths.items()}, have):
+        raise CheckpointError(f"{folder}: the weights are not those of the {form.title} of its {CONFIG}:{complaint}")
+    wanted = {held[name].name: (name, path) for name, path in paths.items()}
+    return config, parameters.nested(dict(_placed(files, form, wanted, config, target)))
+
+
+def _recognised(folder: Path, table: dict, files: list[tensors.Shard]) -> tuple[Format, dict[str, Tensor]]:
+    """Returns the first format that matches, and the tensors by its spelling of their names."""
+    for form in (kind.format for kind in KINDS):
+        held: dict[str, Tensor] = {}
+        for name, shape in ((name, shape) for shard in files for name, shape in shard.shapes.items()):
+            if (canonical := form.canonical(name)) is None:
+                continue
+            if canonical in held:
+                raise CheckpointError(f"{folder} holds {canonical} twice, as {held[canonical].name} and as {name}")
+            held[canonical] = Tensor(shape, name)
+        if form.matches(table, {name: tensor.shape for name, tensor in held.items()}):
+            return form, held
+    titles = ", ".join(kind.format.title for kind in KINDS)
+    raise FamilyError(f"its tensors are of no format that is known, expected one of {titles}")
+
+
+def _placed(
+    files: list[tensors.Shard], form: Format, wanted: dict[str, tuple[str, str]], config: Any, target: Model
+) -> Iterator[tuple[str, jax.Array]]:
+    """Yields parameters by path; `wanted`: by their names in the files, canonical names and paths."""
+    mesh, shape = sharding.mesh_of(target.params), shape_of(config)
+    dtype = int8.computation(shape.dtype)
+    for shard in files:
+        for name, x in shard.read(set(wanted)):
+            canonical, path = wanted[name]
+            if path == VOCABULARY:
+                ids = _ids(np.asarray(x), form, shape.vocab_size, f"{shard.path}: {canonical}")
+                yield path, parameters.put(path, ids, shape, mesh)
+                continue
+            if x.dtype.name not in FLOATS:
+                raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
+            yield path, parameters.place(path, x, shape, mesh, dtype)
+
+
+def _ids(x: np.ndarray, form: Format, vocab: int, where: str) -> np.ndarray:
+    """Returns the target's id of each of a drafter's."""
+    if not np.issubdtype(x.dtype, np.integer):
+        raise CheckpointError(f"{where} is {x.dtype.name}, expected integers")
+    ids = x if form.stores_ids else x + np.arange(len(x))
+    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
+        raise CheckpointError(
+            f"{where} gives ids from {ids.min()} to {ids.max()}, {len(np.unique(ids))} different ones of "
+            f"{len(ids)}: expected different ids from 0 to {vocab - 1}"
+        )
+    return ids.astype(np.int32)

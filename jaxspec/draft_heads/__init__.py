@@ -1,0 +1,38 @@
+"""Draft heads: networks that draft from the target's hidden states.
+
+One kind is one file. It holds a configuration, its network, its drafter, its published files in and out, how it is
+trained, and ends in an entry of this table. What kinds share:
+
+    kind         Kind, an entry of the table; sizes of transformer layers in recipes
+    target       what heads take of their target: its embedding, its head, its vocabulary
+    training     how heads are unrolled over whole texts
+    recurrent    heads that are fed what they made (EAGLE, MTP)
+    at_once      drafters that have the distributions of a whole draft at once (Medusa, DFlash, PaSS)
+    formats      what published files have in common
+    load, save   a folder in and out, by the table
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.draft_heads import block, eagle, kangaroo, lookahead_embeddings, medusa, mtp
+from jaxspec.draft_heads.kind import Kind
+
+KINDS: tuple[Kind, ...] = (  # files are of the first whose format they match: a module for MTP lies beside a model
+    eagle.KIND,
+    block.KIND,
+    medusa.KIND,
+    kangaroo.KIND,
+    lookahead_embeddings.KIND,
+    mtp.KIND,
+)
+
+
+def kind_of(config: Any) -> Kind:
+    """Returns the kind of a network's configuration.
+
+    >>> kind_of(lookahead_embeddings.LookAheadConfig(32, dim=16, vectors=2)).name
+    'lookahead_embeddings'
+    """
+    return next(kind for kind in KINDS if type(config) is kind.config)

@@ -1,0 +1,576 @@
+"""Block drafters: one pass over a block of mask tokens, whose attention also reads the target's hidden states.
+
+DFlash (Chen et al., arXiv 2602.06036): the outputs of several of the target's layers, at every committed position, are
+fused into one vector, of which each layer of the drafter makes keys and values. The block is the last committed token
+and mask tokens; within it every position attends to every other one. DSpark adds to the logits of a token what a
+low-rank matrix says of the token before it, so that the tokens of a block depend on each other. One of its forms has a
+memory, which begins at the last committed token's position, whether that predicts a token or not: as `speculators` has
+it.
+
+Shapes: B batch, T step, S cache capacity, A places where drafts begin, C draft tokens of a block, L positions before
+theirs that a memory has read (`BlockConfig.lead`), M the layers' width, F what is read of the target, V vocabulary, W
+the drafter's, R rank, N drafts, K depths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import buffers
+from jaxspec import cache as kv
+from jaxspec.base import (
+    Bound,
+    Cache,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Rewind,
+    Verdict,
+    Weights,
+)
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
+from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
+from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.nets import stack
+from jaxspec.nets.attention import RMSNorm, softcap
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
+
+MARKOV = ("vanilla", "gated", "rnn")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """The shape of a block drafter.
+
+    Attributes:
+        layer: of its layers; its vocabulary is the target's.
+        hidden_size: width of the target's hidden states.
+        taps: the layers that it reads, counted as `language_model(config, taps)` does.
+        block: fed tokens of a block: the last committed one, and mask tokens.
+        mask_token: the id of these; it may lie past the target's vocabulary if the embedding is its own.
+        from_anchor: whether the position of the last committed token predicts a token, too (DSpark). A block then has
+            `block` draft tokens, otherwise one fewer.
+        markov_rank: of DSpark's matrix; 0: none.
+        markov: which of its three forms it has.
+        draft_vocab: size of its own vocabulary; None: the target's.
+        own_embedding, own_head: whether it has these, or takes the target's.
+        embedding_scale, logits_scale, logits_cap: what embeddings and logits are multiplied by; a soft cap of logits,
+            after that.
+    """
+
+    layer: DecoderConfig
+    hidden_size: int
+    taps: tuple[int, ...]
+    block: int
+    mask_token: int
+    from_anchor: bool = False
+    markov_rank: int = 0
+    markov: str = "vanilla"
+    draft_vocab: int | None = None
+    own_embedding: bool = False
+    own_head: bool = False
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
+
+    def __post_init__(self):
+        c = self.layer
+        if c.positions != "rotary" or any(c.local):
+            raise ValueError("expected layers with rotary positions and no windows")
+        if not self.taps:
+            raise ValueError("taps is empty: a block drafter reads hidden states of at least one layer")
+        if self.markov not in MARKOV:
+            raise ValueError(f"markov is {self.markov!r}, expected one of {', '.join(MARKOV)}")
+        if self.count < 1:
+            raise ValueError(f"block is {self.block}: expected at least {1 if self.from_anchor else 2} tokens")
+        if c.dim != self.hidden_size and not (self.own_embedding and self.own_head):
+            raise ValueError(
+                f"width {c.dim} is not the target's, {self.hidden_size}: expected own_embedding and own_head"
+            )
+        if self.draft_vocab is not None and not self.own_head:
+            raise ValueError("the target's head has the target's vocabulary: a draft_vocab needs own_head")
+        if not 0 <= self.mask_token < c.vocab_size:
+            raise ValueError(f"the mask token is {self.mask_token}, expected an id from 0 to {c.vocab_size - 1}")
+
+    @property
+    def count(self) -> int:
+        """Most draft tokens: 15 of a block of 16 without an anchor's."""
+        return self.block - (not self.from_anchor)
+
+    @property
+    def lead(self) -> int:
+        """How many positions a memory has read before the first draft token's: the last committed token's, or none."""
+        return int(self.markov == "rnn" and self.markov_rank > 0 and not self.from_anchor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockSizes(LayerSizes):
+    """A block drafter; attributes as `BlockConfig` has them, 0 tokens of draft_vocab: the target's."""
+
+    taps: tuple[int, ...]
+    block: int
+    mask_token: int
+    from_anchor: bool = False
+    markov_rank: int = 0
+    markov: str = "vanilla"
+    draft_vocab: int = 0
+    own_embedding: bool = False
+    own_head: bool = False
+
+    def config(self, target: Model) -> BlockConfig:
+        """Returns the drafter's configuration, for a target."""
+        return BlockConfig(self.layer(target), target.lm.feature_size, **same_fields(self, BlockConfig))
+
+
+# --- the network
+
+
+class Markov(nn.Module):
+    """DSpark's sequential head: what the token before says of the logits of one."""
+
+    config: BlockConfig
+
+    def setup(self):
+        c, rank = self.config, self.config.markov_rank
+        dtype = jnp.dtype(c.layer.dtype)
+        self.before = Embedding(c.layer.vocab_size, rank, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
+        self.after = Dense(c.draft_vocab or c.layer.vocab_size, dtype=dtype)
+        if c.markov == "gated":
+            self.gate = Dense(rank, True, dtype)
+        if c.markov == "rnn":
+            self.joint = Dense(3 * rank, True, dtype)
+
+    def __call__(self, previous: Int[Array, "B 1"], features: Float[Array, "B 1 M"], memory: Float[Array, "B 1 R"]):
+        x = self.before(previous)
+        if self.config.markov == "gated":
+            x = x * jax.nn.sigmoid(self.gate(jnp.concatenate([features, x], axis=-1)))
+        if self.config.markov == "rnn":
+            read = self.joint(jnp.concatenate([memory, x, features], axis=-1))
+            gate, new, out = jnp.split(read, 3, axis=-1)
+            gate = jax.nn.sigmoid(gate)
+            memory = gate * memory + (1 - gate) * jnp.tanh(new)
+            x = jnp.tanh(out)
+        return self.after(x).astype(jnp.float32), memory
+
+
+class BlockDrafter(nn.Module):
+    """The network, by parts: as `BlockHead` has them."""
+
+    config: BlockConfig
+
+    def setup(self):
+        config, c = self.config, self.config.layer
+        dtype = jnp.dtype(c.dtype)
+        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=dtype), norm(), norm()
+        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        if config.own_embedding:
+            init = nn.initializers.normal(0.02)
+            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        if config.own_head:
+            self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
+        if config.draft_vocab is not None:
+            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
+        if config.markov_rank:
+            self.markov = Markov(config)
+
+    def __call__(self, taps: Float[Array, "B T F"], last: Int[Array, " B"]) -> Float[Array, "B C V"]:
+        """Drafts one block after whole rows, with an embedding and a head of zeros, for initialisation."""
+        config, c, batch = self.config, self.config.layer, last.shape[0]
+        shared, cache = zeros(c.dim, c.vocab_size), self.empty(batch, taps.shape[1])
+        features = self.block(shared, self.append(cache, self.fused(taps)), last, config.count)
+        logits = self.logits(shared, features[:, config.lead :])
+        if config.markov_rank:
+            memory = jnp.zeros((batch, config.markov_rank))
+            logits = logits + self.correct(last, features[:, 0], memory)[0][:, None]
+        return logits
+
+    @nn.nowrap
+    def empty(self, batch: int, capacity: int) -> kv.KVCache:
+        """Makes a cache; a block may begin where a row ends, and is not cut: it has room of its own."""
+        c, slots = self.config.layer, capacity + self.config.block
+        return kv.empty(batch, c.layers, c.kv_heads, slots, c.head_dim, jnp.dtype(c.dtype))
+
+    def read(self, forward: Forward) -> Float[Array, "B T M"]:
+        """Fuses the target's taps."""
+        assert forward.taps is not None
+        return self.fused(forward.taps)
+
+    def fused(self, taps: Float[Array, "B T F"]) -> Float[Array, "B T M"]:
+        """Fuses taps."""
+        return self.hidden_norm(self.fc(taps))
+
+    def append(self, cache: kv.KVCache, context: Float[Array, "B T M"]) -> kv.KVCache:
+        """Writes keys and values of further positions."""
+        length, step = cache.length, context.shape[1]
+        rotary = rotation_of(self.config.layer, kv.positions(length, step))
+        new = [layer.attention.keys_values(context, rotary) for layer in self.layers]
+        keys = tuple(kv.write(old, k, length) for old, (k, _) in zip(cache.keys, new, strict=True))
+        values = tuple(kv.write(old, v, length) for old, (_, v) in zip(cache.values, new, strict=True))
+        return kv.KVCache(keys, values, length + jnp.asarray(step, length.dtype))
+
+    def block(
+        self, shared: SharedWithTarget, cache: kv.KVCache, last: Int[Array, " B"], count: int
+    ) -> Float[Array, "B L+C M"]:
+        """Makes a block's features; the last committed token is at position `cache.length`.
+
+        The block's keys and values are dropped.
+        """
+        config, c, length = self.config, self.config.layer, cache.length
+        slot = jnp.arange(cache.keys[0].shape[2], dtype=length.dtype)
+        visible = (slot[None, :] < length[:, None] + config.block)[:, None, None, :]
+        inputs = AttentionInputs(visible, rotation_of(c, kv.positions(length, config.block)), None)
+        layers = [functools.partial(layer, inputs=inputs) for layer in self.layers]
+        x, _, _ = stack.with_cache(layers, self._embedded(shared, last[:, None]), cache)
+        first = config.block - config.count
+        return self.norm(x[:, first - config.lead : first + count])
+
+    def blocks(
+        self, shared: SharedWithTarget, forward: Forward, last: Int[Array, "B A"], place: Int[Array, " A"]
+    ) -> Float[Array, "B A L+C M"]:
+        """Makes the features of many blocks of each row, in training: block a reads what is before `place[a]`.
+
+        Args:
+            shared: what is the target's.
+            forward: of the target, over whole rows.
+            last: the tokens at these places.
+            place: positions in the rows, the same in each.
+        """
+        config, c, size = self.config, self.config.layer, self.config.block
+        context, (batch, anchors) = self.read(forward), last.shape
+        x = self._embedded(shared, last.reshape(-1, 1)).reshape(batch, anchors * size, c.dim)
+        slot = jnp.arange(size, dtype=place.dtype)
+        position = (place[:, None] + slot[None, :]).reshape(1, -1)
+        block = jnp.repeat(jnp.arange(anchors), size)  # the one that each position is of
+        before = jnp.arange(context.shape[1], dtype=place.dtype)[None, :] < jnp.repeat(place, size)[:, None]
+        visible = jnp.concatenate([before, block[:, None] == block[None, :]], axis=1)[None, None]
+        inputs = AttentionInputs(visible, rotation_of(c, position), None)
+        rotary = rotation_of(c, jnp.arange(context.shape[1], dtype=place.dtype)[None])
+        past = tuple(layer.attention.keys_values(context, rotary) for layer in self.layers)
+        x, _ = stack.with_past([functools.partial(layer, inputs=inputs) for layer in self.layers], x, past)
+        return self.norm(x.reshape(batch, anchors, size, c.dim)[:, :, size - config.count - config.lead :])
+
+    def _embedded(self, shared: SharedWithTarget, last: Int[Array, "B 1"]) -> Float[Array, "B block M"]:
+        """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
+        config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)
+        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
+        return embedded.astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
+
+    def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
+        config = self.config
+        logits = (self.head(features) if config.own_head else shared.logits(features)).astype(jnp.float32)
+        logits = logits * config.logits_scale
+        if config.logits_cap is not None:
+            logits = softcap(logits, config.logits_cap)
+        return self._wide(logits)
+
+    def correct(self, previous: Int[Array, " B"], features: Float[Array, "B M"], memory: Float[Array, "B R"]):
+        added, memory = self.markov(previous[:, None], features[:, None], memory[:, None])
+        if self.config.draft_vocab is not None:
+            # Where the drafter has no token the logits are -inf already: nothing is to be added there.
+            added = self._wide(added)
+            added = jnp.where(added == -jnp.inf, 0.0, added)
+        return added[:, 0], memory[:, 0]
+
+    def _wide(self, logits: Float[Array, "B C W"]) -> Float[Array, "B C V"]:
+        if self.config.draft_vocab is None:
+            return logits
+        return in_target_vocabulary(logits, self.vocabulary, self.config.layer.vocab_size)
+
+
+class BlockHead(NamedTuple):
+    """Such a network as pure functions.
+
+    Attributes:
+        read: (parameters, the target's pass) -> what is taken in of its taps [B, T, M].
+        empty: (batch, capacity) -> a cache of rows without positions.
+        append: (parameters, cache, what `read` made of further positions) -> the cache, which grows by them.
+        block: (parameters, shared, cache, the last committed tokens [B], count) -> the features of the `count` tokens
+            after these, all in one pass [B, L+C, M]. L positions that come before theirs and predict nothing may be
+            returned in front, if `correct` is to read them.
+        rewind: see `LanguageModel.rewind`.
+        logits: (parameters, shared, features of a block) -> logits in the target's vocabulary [B, C, V].
+        correct: (parameters, previous tokens [B], features [B, M], memory [B, R]) -> what is added to a token's logits,
+            given the token before it [B, V], and the memory that the next one is given [B, R]; None: the tokens of a
+            block are independent, given what is committed.
+        memory: R, the width of what `correct` passes on, at the beginning zeros.
+        count: most tokens of a block.
+        requirements: of the target.
+    """
+
+    read: Callable[[Params, Forward], Float[Array, "B T M"]]
+    empty: Callable[[int, int], Cache]
+    append: Callable[[Params, Cache, Float[Array, "B T M"]], Cache]
+    block: Callable[[Params, SharedWithTarget, Cache, Int[Array, " B"], int], Float[Array, "B L+C M"]]
+    rewind: Rewind
+    logits: Callable[[Params, SharedWithTarget, Float[Array, "B C M"]], Float[Array, "B C V"]]
+    correct: Callable[..., tuple[Float[Array, "B V"], Float[Array, "B R"]]] | None
+    memory: int
+    count: int
+    requirements: TargetRequirements
+
+
+@functools.lru_cache
+def head(config: BlockConfig) -> BlockHead:
+    """Makes a block drafter's pure functions, for `drafters.block`."""
+    net = BlockDrafter(config)
+    shared = not config.own_embedding, not config.own_head
+    return BlockHead(
+        read=stack.pure(net, BlockDrafter.read),
+        empty=net.empty,
+        append=stack.pure(net, BlockDrafter.append),
+        block=stack.pure(net, BlockDrafter.block),
+        rewind=kv.rewind,
+        logits=stack.pure(net, BlockDrafter.logits),
+        correct=stack.pure(net, BlockDrafter.correct) if config.markov_rank else None,
+        memory=config.markov_rank,
+        count=config.count,
+        requirements=TargetRequirements(config.layer.vocab_size, config.hidden_size, config.taps, *shared),
+    )
+
+
+def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters."""
+    taps = jnp.zeros((1, 1, config.hidden_size * len(config.taps)))
+    return stack.init_params(BlockDrafter(config), key, taps, jnp.zeros((1,), jnp.int32))
+
+
+# --- the drafter
+
+
+def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
+    """Drafts a whole block of tokens in one pass over mask tokens, conditioned on the target's hidden states (DFlash).
+
+    The cost does not grow with the number of draft tokens, so they may be many. Given the committed text DFlash's
+    tokens are independent of each other; DSpark's are drawn one after the other, each with the logits of its position
+    and what a low-rank matrix says of the token before. gamma is cut to what a block has.
+
+    Args:
+        head: a network and its parameters: `draft_heads.block.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
+            published ones.
+        target: the model whose text it drafts, with the taps that it reads (`jaxspec.with_taps`).
+
+    Raises:
+        ValueError: the network is for another target, or the target lacks the taps.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
+        >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 1)), decoder.init(shape, jax.random.key(0)))
+        >>> config = BlockConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 1), block=4, mask_token=31)
+        >>> drafter = block(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
+    """
+    check_target(head.functions.requirements, target, "a block drafter")
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="block")
+
+
+@functools.lru_cache
+def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
+        row = row_of(lm, prompt)
+        empty = head.empty(row.tokens.shape[0], row.tokens.shape[1] + headroom)
+        cache = head.append(weights.draft, empty, head.read(weights.draft, prefilled))
+        return head.rewind(cache, row.length)
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        row, shared = context.row, shared_with(lm, weights.target)
+        last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
+        count = min(context.gamma, head.count)
+
+        def begin() -> tuple[Array, Array, Array]:
+            features = head.block(weights.draft, shared, caches.draft, last, count)
+            lead, memory = features.shape[1] - count, jnp.zeros((last.shape[0], head.memory), features.dtype)
+            for i in range(lead):  # positions that predict no token, which a sequential head reads all the same
+                assert head.correct is not None
+                _, memory = head.correct(weights.draft, last, features[:, i], memory)
+            return features[:, lead:], head.logits(weights.draft, shared, features[:, lead:]), memory
+
+        def logits_at(
+            i: int | Int[Array, ""], previous: Int[Array, " B"], carry: Any
+        ) -> tuple[Float[Array, "B V"], Any]:
+            features, logits, memory = carry
+            logit = jax.lax.dynamic_index_in_dim(logits, i, axis=1, keepdims=False)
+            if head.correct is not None:
+                feature = jax.lax.dynamic_index_in_dim(features, i, axis=1, keepdims=False)
+                added, memory = head.correct(weights.draft, previous, feature, memory)
+                logit = logit + added
+            return logit, (features, logits, memory)
+
+        def first(carry: Any) -> tuple[Float[Array, "B V"], Any]:
+            return logits_at(0, last, begin())
+
+        carry = tuple(jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(begin))
+        draft, _ = draw_in_a_row(first, logits_at, carry, context, head.count)
+        return draft, caches
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        context = head.read(weights.draft, on_path(forward, verdict))
+        cache = head.append(weights.draft, caches.draft, context)
+        return caches._replace(draft=head.rewind(cache, row.length - 1))
+
+    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
+        row, shared = context.row, shared_with(lm, weights.target)
+        last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
+        features = head.block(weights.draft, shared, caches.draft, last, head.count)
+        return head.logits(weights.draft, shared, features), None
+
+    vocab = head.requirements.vocab_size
+    # A sequential head's logits depend on the path.
+    reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.correct is None else None
+    return Drafter(init, propose, commit, longest=head.count, reader=reader)
+
+
+# --- in training
+
+
+def draft_states(config: BlockConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Makes the features of the blocks that begin at the places, those of positions before their tokens in front."""
+    blocks, place = stack.pure(BlockDrafter(config), BlockDrafter.blocks), starts.place
+    features = blocks(params, shared, starts.forward, starts.tokens[:, place], place + 1)
+    return features[:, :, : config.lead + starts.depths]
+
+
+def draft_logits(
+    config: BlockConfig,
+    params: Params,
+    shared: SharedWithTarget,
+    hidden: Float[Array, "N L+K M"],
+    ahead: Int[Array, "N K"],
+    depth: int,
+    memory: Float[Array, "N R"] | None,
+) -> tuple[Float[Array, "N V"], Float[Array, "N R"] | None]:
+    """Makes the logits of the tokens number `depth` of blocks, given the text's tokens before them."""
+    functions, index = head(config), config.lead + depth
+    logits = functions.logits(params, shared, hidden[:, index : index + 1])[:, 0]
+    if functions.correct is None:
+        return logits, None
+    if memory is None:
+        memory = jnp.zeros((hidden.shape[0], functions.memory), hidden.dtype)
+        for i in range(config.lead):
+            _, memory = functions.correct(params, ahead[:, 0], hidden[:, i], memory)
+    added, memory = functions.correct(params, ahead[:, depth], hidden[:, index], memory)
+    return logits + added, memory
+
+
+# --- its files
+
+BEFORE = "markov_head.markov_w1.weight"
+
+
+def canonical(name: str) -> str | None:
+    """Spells a name in one way; what estimates confidences is not read."""
+    without_model = formats.plain(name)
+    return None if without_model is None or without_model.startswith("confidence_head.") else without_model
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there is one norm of all that is read, and layers that have none for it."""
+    return {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"} <= shapes.keys()
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> BlockConfig:
+    """Reads the network of a config.json."""
+    options = {**table, **(table.get("dflash_config") or {})}
+    layer = formats.layer_of(table, shapes)
+    formats.check_vocabulary(layer.vocab_size, target)
+    if options.get("aux_hidden_state_layer_ids") is not None:
+        taps = formats.taps_of(options["aux_hidden_state_layer_ids"], -1, target)
+    else:
+        taps = formats.taps_of(formats.need(options, "target_layer_ids"), 0, target)
+    formats.check_layers(options.get("num_target_layers"), target)
+    hidden = table.get("target_hidden_size") or layer.dim
+    formats.check_taps(shapes, taps, hidden, target)
+    spark = table.get("speculators_model_type") == "dspark" or "DSpark" in "".join(table.get("architectures") or ())
+    own_head, cap = "lm_head.weight" in shapes, options.get("final_logit_softcapping") or None
+    target_cap = getattr(target.config, "logits_cap", None)
+    if not own_head and target_cap is not None:
+        if cap != target_cap or options.get("output_multiplier", 1.0) != 1.0:
+            raise formats.FamilyError(f"the target's head caps its logits at {target_cap}, and the drafter's at {cap}")
+        cap = None  # the head does so
+    return BlockConfig(
+        layer,
+        hidden,
+        taps,
+        block=int(formats.need(options, "block_size")),
+        mask_token=int(formats.need(options, "mask_token_id")),
+        from_anchor=bool(options.get("sample_from_anchor", spark)),
+        markov_rank=shapes[BEFORE][1] if BEFORE in shapes else 0,
+        markov=options.get("markov_head_type") or "vanilla",
+        draft_vocab=formats.draft_vocab(shapes, layer.vocab_size),
+        own_embedding="embed_tokens.weight" in shapes,
+        own_head=own_head,
+        embedding_scale=float(options.get("input_embedding_scale", 1.0)),
+        logits_scale=float(options.get("output_multiplier", 1.0)),
+        logits_cap=cap,
+    )
+
+
+def names(config: BlockConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    where = {"fc/weight": "fc.weight", "hidden_norm/scale": "hidden_norm.weight", "norm/scale": "norm.weight"}
+    where |= formats.layer_names(config.layer) | formats.part_names(config, config.draft_vocab)
+    if config.markov_rank:
+        where |= {"markov/before/embedding": BEFORE, "markov/after/weight": "markov_head.markov_w2.weight"}
+        for form, ours, theirs in (("gated", "gate", "gate_proj"), ("rnn", "joint", "joint_proj")):
+            if config.markov == form:
+                where |= {f"markov/{ours}/{x}": f"markov_head.{theirs}.{x}" for x in ("weight", "bias")}
+    return where
+
+
+def write(config: BlockConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json, as `speculators` has it."""
+    if (config.embedding_scale, config.logits_scale, config.logits_cap) != (1.0, 1.0, None):
+        raise formats.FamilyError("the format of speculators has no scales or caps of embeddings and logits")
+    table: dict[str, Any] = {
+        "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
+        "block_size": config.block,
+        "mask_token_id": config.mask_token,
+        "sample_from_anchor": config.from_anchor,
+        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
+    }
+    kind, architecture = "dflash", "DFlashSpeculator"
+    if config.markov_rank:
+        kind, architecture = "dspark", "DSparkSpeculator"
+        table |= {"markov_rank": config.markov_rank, "markov_head_type": config.markov, "enable_confidence_head": False}
+    return formats.speculators(kind, architecture, config.layer, table, verifier, min(tokens, config.count))
+
+
+KIND = Kind(
+    name="block",
+    config=BlockConfig,
+    sizes=BlockSizes,
+    init=init,
+    head=head,
+    drafter=trimmable(block),
+    format=Format("block drafter", canonical, matches, read, names, write),
+    training=Training(draft_states, draft_logits, longest=lambda config: config.count),
+)

@@ -1,0 +1,360 @@
+"""EAGLE: one transformer layer (or a few) that continues the target's hidden states, token by token.
+
+EAGLE-1 (Li et al., arXiv 2401.15077; EAGLE-2 drafts trees with the same network) reads the target's features and
+predicts the next one; the target's head makes logits of it. EAGLE-3 (Li et al., arXiv 2503.01840) fuses the outputs of
+several of the target's layers, has a head of its own, and often a vocabulary of its own.
+
+Its files are the authors', those of SpecForge and SGLang, and of `speculators` (vLLM). One layer is called midlayer,
+layers.0 or model.layers.0; all other names are the same.
+
+Shapes: B batch, T step, D what is paired with tokens, M the layers' width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.base import Bound, Drafter, Forward, Model, Params
+from jaxspec.draft_heads import formats, recurrent
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
+from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
+from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary
+from jaxspec.draft_heads.training import Training, logits_of_head
+from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.nets import stack
+from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+    """The shape of an EAGLE head.
+
+    Attributes:
+        layer: of its layers; its vocabulary is the target's.
+        hidden_size: width of the target's hidden states; EAGLE-1's layers have the same.
+        taps: EAGLE-3: the layers that it reads, counted as `language_model(config, taps)` does. Empty: EAGLE-1.
+        draft_vocab: size of its own vocabulary; None: the target's.
+        own_embedding, own_head: whether it has these, or takes the target's.
+        fc_bias: whether the projection of what is read has a bias.
+        norm_before_residual: whether the layer adds to the normalised hidden state.
+        norm_before_fc: whether what is read is normalised, all layers as one vector.
+        norm_each_tap: whether what is read is normalised, each layer by itself (EAGLE 3.1's `fc_norm`).
+        norm_output: whether the next pair is given the normalised hidden state (EAGLE 3.1).
+    """
+
+    layer: DecoderConfig
+    hidden_size: int
+    taps: tuple[int, ...] = ()
+    draft_vocab: int | None = None
+    own_embedding: bool = False
+    own_head: bool = False
+    fc_bias: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_each_tap: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self):
+        c = self.layer
+        if c.positions != "rotary" or any(c.local) or c.post_norms:
+            raise ValueError(
+                "an EAGLE head's layers are as Llama's: expected rotary positions, no windows, no post-norms"
+            )
+        if not self.taps and (c.dim != self.hidden_size or self.draft_vocab is not None):
+            raise ValueError(
+                f"without taps this is EAGLE-1, whose width is the target's, {self.hidden_size}, and whose vocabulary "
+                f"is the target's: got width {c.dim} and draft_vocab {self.draft_vocab}"
+            )
+        if not self.own_embedding and c.dim != self.hidden_size:
+            raise ValueError(
+                f"width {c.dim} is not the target's, {self.hidden_size}, so its embedding cannot be shared: "
+                "expected own_embedding"
+            )
+        if not self.own_head and (c.dim != self.hidden_size or self.draft_vocab is not None):
+            raise ValueError(
+                "a head of another width or vocabulary than the target's cannot be shared: expected own_head"
+            )
+        if self.norm_before_fc and self.norm_each_tap:
+            raise ValueError("got norm_before_fc and norm_each_tap: expected one of them at most")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleSizes(LayerSizes):
+    """An EAGLE head; attributes as `EagleConfig` has them, 0 tokens of draft_vocab: the target's."""
+
+    taps: tuple[int, ...] = ()
+    draft_vocab: int = 0
+    own_embedding: bool = False
+    own_head: bool = False
+    fc_bias: bool = False
+    norm_before_residual: bool = False
+
+    def config(self, target: Model) -> EagleConfig:
+        """Returns the head's configuration, for a target."""
+        return EagleConfig(self.layer(target), target.lm.feature_size, **same_fields(self, EagleConfig))
+
+
+# --- the network
+
+
+class FirstLayer(nn.Module):
+    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state."""
+
+    config: EagleConfig
+
+    def setup(self):
+        c, dtype = self.config.layer, jnp.dtype(self.config.layer.dtype)
+        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        self.ff_norm = norm()
+        if self.config.taps:
+            self.embedding_norm, self.hidden_norm = norm(), norm()
+        self.attention = Attention(
+            *(c.heads, c.kv_heads, c.head_dim, c.dim, (c.query_scalar or c.head_dim) ** -0.5),
+            *(c.qkv_bias, c.out_bias, c.attention_cap, norm if c.head_norms else None),
+            dtype=dtype,
+        )
+        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
+
+    def __call__(self, x, update_cache: stack.UpdateCache, embedded: Float[Array, "B T M"], inputs: AttentionInputs):
+        y = x
+        if self.config.taps:
+            hidden = self.hidden_norm(x)
+            y = jnp.concatenate([self.embedding_norm(embedded), hidden], axis=-1)
+            x = hidden if self.config.norm_before_residual else x
+        keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
+        x = x + self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
+        return x + self.ff(self.ff_norm(x)), keys, values
+
+
+class Eagle(Recurrent):
+    """The network; what it reads are the features of EAGLE-1, and a projection of the taps of EAGLE-3."""
+
+    config: EagleConfig
+
+    def setup(self):
+        config, c = self.config, self.config.layer
+        dtype = jnp.dtype(c.dtype)
+        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        self.fc = Dense(c.dim, config.fc_bias, dtype)
+        if config.own_embedding:
+            init = nn.initializers.normal(0.02)
+            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        if config.own_head:
+            self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
+        if config.draft_vocab is not None:
+            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
+        rest = [DecoderLayer(c) for _ in range(c.layers - 1)]
+        self.layers = [FirstLayer(config), *rest]
+        if config.taps:
+            self.norm = norm()
+            if config.norm_before_fc:
+                self.taps_norm = norm()
+            if config.norm_each_tap:
+                self.tap_norms = [norm() for _ in config.taps]
+
+    def read(self, forward: Forward) -> Float[Array, "B T D"]:
+        config, taps = self.config, forward.taps
+        if not config.taps:
+            return forward.features
+        assert taps is not None
+        if config.norm_before_fc:
+            taps = self.taps_norm(taps)
+        if config.norm_each_tap:
+            parts = jnp.split(taps, len(config.taps), axis=-1)
+            taps = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
+        return self.fc(taps)
+
+    def joined(
+        self,
+        shared: SharedWithTarget,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "#B T"],
+        inputs: AttentionInputs,
+    ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
+        config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
+        embedded = (self.embedding(tokens) if config.own_embedding else shared.embed(tokens)).astype(dtype)
+        hidden = hidden.astype(dtype)
+        if not config.taps:
+            hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
+        first, *rest = self.layers
+        first = functools.partial(first, embedded=embedded)
+        return hidden, [functools.partial(layer, inputs=inputs) for layer in (first, *rest)]
+
+    def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return self.norm(x) if self.config.norm_output and self.config.taps else x
+
+    def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        config = self.config
+        x = self.norm(hidden) if config.taps and not config.norm_output else hidden
+        logits = (self.head(x) if config.own_head else shared.logits(x)).astype(jnp.float32)
+        if config.draft_vocab is None:
+            return logits
+        return in_target_vocabulary(logits, self.vocabulary, config.layer.vocab_size)
+
+
+@functools.lru_cache
+def head(config: EagleConfig) -> RecurrentHead:
+    """Makes an EAGLE head's pure functions, for `drafters.eagle`."""
+    shared = not config.own_embedding, not config.own_head
+    requirements = TargetRequirements(config.layer.vocab_size, config.hidden_size, config.taps, *shared)
+    return recurrent.functions(Eagle(config), requirements)
+
+
+def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters; a vocabulary of its own is the target's first ids."""
+    read = jnp.zeros((1, 2, config.hidden_size * max(len(config.taps), 1)))
+    return stack.init_params(Eagle(config), key, Forward(read, read, read), jnp.zeros((1, 2), jnp.int32))
+
+
+# --- the drafter
+
+
+def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
+    """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling from its distributions.
+
+    A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of the target. The layer
+    reads what the target itself made of the text, which is why it predicts better than a model of its size would.
+
+    After each verification the target's own hidden states take the place of those that the layer made up: it reads the
+    accepted tokens again with them. gamma draft tokens cost gamma passes, one of them over gamma + 1 tokens.
+
+    Args:
+        head: a network and its parameters: `draft_heads.eagle.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
+            published ones.
+        target: the model whose text it drafts; with taps, if the head reads them (`jaxspec.with_taps`).
+
+    Raises:
+        ValueError: the head is for another target, or the target lacks the taps or the functions that it needs.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4)
+        >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 2)), decoder.init(shape, jax.random.key(0)))
+        >>> config = EagleConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 2), own_head=True)
+        >>> drafter = eagle(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Li et al., EAGLE, ICML 2024, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840.
+    """
+    return recurrent.drafter(head, target, "an EAGLE head", "eagle")
+
+
+# --- its files
+
+FUSED = "layers.0.hidden_norm.weight"  # which EAGLE-3 has, and EAGLE-1 has not
+
+
+def canonical(name: str) -> str | None:
+    """Spells a name in one way.
+
+    >>> canonical("midlayer.hidden_norm.weight")
+    'layers.0.hidden_norm.weight'
+    """
+    without_model = formats.plain(name)
+    return without_model and without_model.replace("midlayer.", "layers.0.", 1)
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether these are EAGLE's tensors: a projection, and a layer that reads pairs."""
+    bare = "layers.0.self_attn.q_proj.weight" in shapes and "layers.0.input_layernorm.weight" not in shapes
+    return "fc.weight" in shapes and (FUSED in shapes or bare)
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> EagleConfig:
+    """Reads the network of a config.json."""
+    layer = formats.layer_of(table, shapes)
+    formats.check_vocabulary(layer.vocab_size, target)
+    parts = {
+        "own_embedding": "embed_tokens.weight" in shapes,
+        "own_head": "lm_head.weight" in shapes,
+        "fc_bias": "fc.bias" in shapes,
+    }
+    if FUSED not in shapes:
+        formats.check_shape(shapes, "fc.weight", 0, target.hidden_size, "the width")
+        return EagleConfig(layer, target.hidden_size, (), None, **parts)
+    hidden, taps = table.get("target_hidden_size") or layer.dim, _taps(table, target)
+    formats.check_taps(shapes, taps, hidden, target)
+    return EagleConfig(
+        layer,
+        hidden,
+        taps,
+        formats.draft_vocab(shapes, layer.vocab_size),
+        norm_before_residual=bool(table.get("norm_before_residual", False)),
+        norm_before_fc="input_norm.weight" in shapes,
+        norm_each_tap="fc_norm.0.weight" in shapes,
+        norm_output=bool(table.get("norm_output", False)),
+        **parts,
+    )
+
+
+def _taps(table: dict, target: TargetShape) -> tuple[int, ...]:
+    if ids := (table.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
+        return formats.taps_of(ids, 0, target)
+    default = [2, target.layers // 2, target.layers - 3]
+    return formats.taps_of(table.get("eagle_aux_hidden_state_layer_ids") or default, -1, target)
+
+
+def names(config: EagleConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    where = {"fc/weight": "fc.weight"} | formats.part_names(config, config.draft_vocab)
+    for path, name in formats.layer_names(config.layer).items():
+        if not path.startswith("layers_0/attention_norm"):
+            where[path] = name
+        elif config.taps:
+            where |= {"layers_0/embedding_norm/scale": name, "layers_0/hidden_norm/scale": FUSED}
+    if config.fc_bias:
+        where["fc/bias"] = "fc.bias"
+    if config.taps:
+        where["norm/scale"] = "norm.weight"
+    if config.norm_before_fc:
+        where["taps_norm/scale"] = "input_norm.weight"
+    if config.norm_each_tap:
+        where |= {f"tap_norms_{i}/scale": f"fc_norm.{i}.weight" for i in range(len(config.taps))}
+    return where
+
+
+def write(config: EagleConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json of EAGLE-3, as `speculators` has it; of EAGLE-1, as its authors have it."""
+    if not config.taps:
+        return {**formats.written_layer(config.layer), "architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+    if config.fc_bias:
+        raise formats.FamilyError("the format of speculators has no bias of the projection of what is read (fc_bias)")
+    table = {
+        "draft_vocab_size": config.draft_vocab or config.layer.vocab_size,
+        "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
+        "embed_requires_grad": False,
+        "fc_norm": config.norm_each_tap,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        "target_hidden_size": None if config.hidden_size == config.layer.dim else config.hidden_size,
+    }
+    return formats.speculators("eagle3", "Eagle3Speculator", config.layer, table, verifier, tokens)
+
+
+KIND = Kind(
+    name="eagle",
+    config=EagleConfig,
+    sizes=EagleSizes,
+    init=init,
+    head=head,
+    drafter=trimmable(eagle),
+    format=Format("EAGLE", canonical, matches, read, names, write),
+    training=Training(
+        *(recurrent.unrolled(Eagle), logits_of_head(head)), predicts_features=lambda config: not config.taps
+    ),
+)

@@ -1,0 +1,198 @@
+"""Kangaroo (Liu et al., arXiv 2404.18911): attention and a norm between a target's layer and its head.
+
+The network reads the output of one layer at each position: of a draft token, what the target's own first layers make of
+it. The target's head makes logits of what it gives. It drafts by `drafters.early_exit`.
+
+Its files hold attention and norms, named as Llama's. Their authors' config.json does not say after which of the
+target's layers they come, nor whose; what is written here does.
+
+Shapes: B batch, T step, N nodes, M model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import cache as kv
+from jaxspec.base import Bound, Drafter, Model, Params
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, LayerSizes
+from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.drafters.early_exit import early_exit
+from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.drafters.own_layers import ExitAdapter
+from jaxspec.nets import stack
+from jaxspec.nets.attention import RMSNorm
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitAdapterConfig:
+    """The shape of an adapter.
+
+    Attributes:
+        layer: of its layers (Kangaroo has one), which have no feed-forward block: `ff_dim` is not read. Its vocabulary
+            and width are the target's.
+        exit: after how many of the target's layers it reads.
+    """
+
+    layer: DecoderConfig
+    exit: int
+
+    def __post_init__(self):
+        if self.layer.positions != "rotary" or any(self.layer.local):
+            raise ValueError("an adapter's layers are as Llama's: expected rotary positions and no windows")
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What it reads, counted as `language_model(config, taps)` does."""
+        return (self.exit - 1,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitAdapterSizes(LayerSizes):
+    """An adapter of an early exit (Kangaroo).
+
+    Attributes:
+        exit: after how many of the target's layers.
+        ff_dim: not read: there is no feed-forward block.
+    """
+
+    exit: int
+    ff_dim: int = 1
+
+    def config(self, target: Model) -> ExitAdapterConfig:
+        """Returns the adapter's configuration, for a target."""
+        return ExitAdapterConfig(self.layer(target), self.exit)
+
+
+# --- the network
+
+
+class Net(nn.Module):
+    """The network; its output is what the head reads."""
+
+    config: ExitAdapterConfig
+
+    def setup(self):
+        c = self.config.layer
+        self.layers = [DecoderLayer(c) for _ in range(c.layers)]
+        self.norm = RMSNorm(c.epsilon, c.norms_from_one, jnp.dtype(c.dtype))
+
+    def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
+        """Reads T further positions of each row."""
+        length, step, capacity = cache.length, x.shape[1], cache.keys[0].shape[2]
+        mask, position = kv.mask(length, step, capacity, parent)[:, None], kv.positions(length, step, parent)
+        inputs = AttentionInputs(mask, rotation_of(self.config.layer, position), None)
+        layers = [functools.partial(layer, inputs=inputs, mlp=False) for layer in self.layers]
+        x, _, cache = stack.with_cache(layers, x.astype(self.config.layer.dtype), cache)
+        return self.norm(x), cache
+
+
+@functools.lru_cache
+def head(config: ExitAdapterConfig) -> ExitAdapter:
+    """Makes an adapter's pure functions, for `drafters.early_exit`."""
+    module, c = Net(config), config.layer
+
+    def empty(batch: int, capacity: int) -> kv.KVCache:
+        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+
+    def extend(params: Params, cache, hidden, parent=None):
+        return module.apply({"params": params}, hidden, cache, parent)
+
+    requirements = TargetRequirements(c.vocab_size, c.dim, config.taps, head=True)
+    return ExitAdapter(empty, extend, kv.rewind, requirements)
+
+
+def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters."""
+    return stack.init_params(Net(config), key, jnp.zeros((1, 2, config.layer.dim)), head(config).empty(1, 2))
+
+
+# --- the drafter
+
+
+def drafter(adapter: Bound[ExitAdapter], target: Model, trimmed: Model | None = None) -> Bound[Drafter]:
+    """Drafts with the target's layers up to the adapter's, the adapter, and the target's or a trimmed head."""
+    (tap,) = adapter.functions.requirements.taps
+    return early_exit(target, tap + 1, head=trimmed, adapter=adapter)
+
+
+# --- in training
+
+
+def draft_states(config: ExitAdapterConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Reads whole rows in one pass: the draft tokens stand in the text."""
+    adapter, taps, place = head(config), starts.forward.taps, starts.place
+    assert taps is not None
+    batch, size, _ = taps.shape
+    hidden, _ = adapter.extend(params, adapter.empty(batch, size), taps)
+    index = place[:, None] + 1 + jnp.arange(starts.depths, dtype=place.dtype)[None]
+    return hidden[:, jnp.minimum(index, size - 1)]  # past the end nothing is compared
+
+
+def draft_logits(config, params: Params, shared: SharedWithTarget, hidden: Array, ahead: Array, depth: int, memory):
+    """Makes logits with the target's head."""
+    return shared.logits(hidden[:, depth : depth + 1]).astype(jnp.float32)[:, 0], None
+
+
+# --- its files
+
+EXIT = "early_exit_layer"  # of ours: after how many of the target's layers
+TARGET, LAYERS = "base_model_name_or_path", "num_target_layers"  # of ours, too: whose layers these are
+QUERIES = "layers.0.self_attn.q_proj.weight"
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there are layers without feed-forward blocks, and nothing that joins hidden states with tokens."""
+    alone = not any(".mlp." in name or name.startswith("fc.") for name in shapes)
+    return {QUERIES, "layers.0.input_layernorm.weight", "norm.weight"} <= shapes.keys() and alone
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> ExitAdapterConfig:
+    """Reads the network of a config.json."""
+    layer = formats.layer_of(table, shapes)
+    formats.check_vocabulary(layer.vocab_size, target)
+    formats.check_shape(shapes, QUERIES, 1, target.hidden_size, "a width of")
+    if EXIT not in table and target.taps is None:
+        raise formats.FamilyError(
+            f"its config.json has no {EXIT}: pass taps=[1] to load_drafter if it reads the output of the second layer, "
+            "as Kangaroo's for 7B models do"
+        )
+    formats.check_layers(table.get(LAYERS), target)
+    tap, *more = formats.taps_of([table.get(EXIT, 0)], -1, target)
+    if more:
+        raise formats.FamilyError(f"taps is {[tap, *more]}: an adapter reads the output of one layer")
+    return ExitAdapterConfig(dataclasses.replace(layer, tied_head=False), tap + 1)
+
+
+def names(config: ExitAdapterConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    unread, layers = (".mlp.", "post_attention_layernorm"), formats.layer_names(config.layer)
+    layers = {path: name for path, name in layers.items() if not any(part in name for part in unread)}
+    return layers | {"norm/scale": "norm.weight"}
+
+
+def write(config: ExitAdapterConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json, as its authors have it, with the layer that it reads."""
+    ours = {EXIT: config.exit, TARGET: verifier["name_or_path"], LAYERS: verifier["layers"]}
+    return formats.written_layer(config.layer) | ours
+
+
+KIND = Kind(
+    name="exit_adapter",
+    config=ExitAdapterConfig,
+    sizes=ExitAdapterSizes,
+    init=init,
+    head=head,
+    drafter=drafter,
+    format=Format("Kangaroo", formats.plain, matches, read, names, write),
+    training=Training(draft_states, draft_logits),
+)

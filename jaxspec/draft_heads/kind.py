@@ -1,0 +1,112 @@
+"""What a kind of draft head is: an entry of the table `jaxspec.draft_heads.KINDS`, made by one file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Key
+
+from jaxspec.base import Bound, Drafter, Model, Params
+from jaxspec.draft_heads.formats import Format
+from jaxspec.draft_heads.target import with_head
+from jaxspec.draft_heads.training import Training
+from jaxspec.nets.decoder import DecoderConfig
+
+
+class Kind(NamedTuple):
+    """A kind of draft head.
+
+    A configuration is a frozen dataclass. It has `vocab_size` and `dtype`, or a `layer`, the shape of its transformer
+    layers, that has them.
+
+    Attributes:
+        name: what recipes call it, as their family.
+        config: type of the network's configuration.
+        sizes: type of a recipe's [head] table: a frozen dataclass of what the target does not say, whose
+            `config(target)` is the configuration for a target.
+        init: (configuration, key) -> random parameters.
+        head: configuration -> the network as pure functions, whose `requirements` are what it expects of its target;
+            the same object for the same configuration.
+        drafter: (those functions and their parameters, target, a model with a trimmed head or None) -> the drafter.
+        format: of its files.
+        training: how it is trained.
+    """
+
+    name: str
+    config: type
+    sizes: type
+    init: Callable[[Any, Key[Array, ""]], Params]
+    head: Callable[[Any], Any]
+    drafter: Callable[[Bound[Any], Model, Model | None], Bound[Drafter]]
+    format: Format
+    training: Training
+
+
+def trimmable(
+    factory: Callable[[Bound[Any], Model], Bound[Drafter]],
+) -> Callable[[Bound[Any], Model, Model | None], Bound[Drafter]]:
+    """Makes `Kind.drafter` of a factory whose network uses its target's head by `SharedWithTarget` (`with_head`)."""
+
+    def drafter(network: Bound[Any], target: Model, trimmed: Model | None = None) -> Bound[Drafter]:
+        return factory(network if trimmed is None else with_head(network, trimmed), target)
+
+    return drafter
+
+
+def shape_of(config: Any) -> Any:
+    """Returns the part of a configuration that has its vocabulary and its dtype: its layers' shape, or itself."""
+    return getattr(config, "layer", config)
+
+
+def in_dtype(config: Any, dtype: str) -> Any:
+    """Returns a configuration with another dtype of its computation."""
+    shape = dataclasses.replace(shape_of(config), dtype=dtype)
+    return shape if shape_of(config) is config else dataclasses.replace(config, layer=shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSizes:
+    """Transformer layers of a drafter, as Llama's.
+
+    Attributes:
+        ff_dim, heads: width of the feed-forward block; attention heads.
+        kv_heads, head_dim: 0: as many as heads, and the width over the heads.
+        layers: how many.
+        dim: their width; 0: the target's.
+        rope_base: of rotary positions.
+        head_norms: whether queries and keys are normalised.
+    """
+
+    ff_dim: int
+    heads: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    layers: int = 1
+    dim: int = 0
+    rope_base: float = 10_000.0
+    head_norms: bool = False
+
+    def layer(self, target: Model) -> DecoderConfig:
+        """Returns the configuration of the layers."""
+        dim = self.dim or target.lm.feature_size
+        return DecoderConfig(
+            vocab_size=target.lm.vocab_size,
+            dim=dim,
+            ff_dim=self.ff_dim,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads or self.heads,
+            head_dim=self.head_dim or dim // self.heads,
+            head_norms=self.head_norms,
+            rope_base=self.rope_base,
+            max_positions=target.lm.max_positions,
+        )
+
+
+def same_fields(sizes: Any, config: type) -> dict[str, Any]:
+    """Returns the sizes that a configuration has under the same names; a draft_vocab of 0 is the target's, None."""
+    names = {field.name for field in dataclasses.fields(config)}
+    values = {name: x for name, x in vars(sizes).items() if name in names}
+    return values | ({"draft_vocab": None} if values.get("draft_vocab") == 0 else {})

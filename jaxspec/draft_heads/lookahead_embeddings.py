@@ -1,0 +1,243 @@
+"""PaSS: vectors that, fed after a text, make the model itself predict tokens further ahead.
+
+Monea, Joulin, Grave, arXiv 2311.13581. Only these vectors are trained; the model stays as it is. Their authors publish
+none, nor a format: the one here is ours, a matrix and its sizes.
+
+Shapes: B batch, T step, C draft tokens, M model dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import buffers, trim
+from jaxspec.base import (
+    Bound,
+    Cache,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Weights,
+)
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, trimmable
+from jaxspec.draft_heads.target import SharedWithTarget, shared_with
+from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
+from jaxspec.drafters.common import no_commit, no_state
+from jaxspec.drafters.hidden_states import TargetRequirements, check_target
+
+
+@dataclasses.dataclass(frozen=True)
+class LookAheadConfig:
+    """How many vectors, for whom.
+
+    Attributes:
+        vocab_size, dim: the target's vocabulary, and the width of its features.
+        vectors: how many. Vector i predicts the token after i + 1 draft tokens: the first one is the target's own.
+        dtype: of the target's computation.
+    """
+
+    vocab_size: int
+    dim: int
+    vectors: int
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if self.vectors < 1:
+            raise ValueError(f"vectors is {self.vectors}: expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookAheadSizes:
+    """How many look-ahead vectors."""
+
+    vectors: int
+
+    def config(self, target: Model) -> LookAheadConfig:
+        """Returns the vectors' configuration, for a target."""
+        return LookAheadConfig(target.lm.vocab_size, target.lm.feature_size, self.vectors)
+
+
+class LookAheadEmbeddings(NamedTuple):
+    """Such vectors as pure functions.
+
+    Attributes:
+        extend: (vectors, the target's `extend`, its parameters, cache, tokens, parent) -> what that `extend` returns,
+            where ids from the vocabulary's size on are the vectors.
+        logits: (vectors, shared, the target's features [B, T, M]) -> logits [B, T, V].
+        count: most draft tokens: one more than there are vectors.
+        requirements: of the target.
+    """
+
+    extend: Callable[..., tuple[Forward, Cache]]
+    logits: Callable[[Params, SharedWithTarget, Float[Array, "B T M"]], Float[Array, "B T V"]]
+    count: int
+    requirements: TargetRequirements
+
+
+@functools.lru_cache
+def head(config: LookAheadConfig) -> LookAheadEmbeddings:
+    """Makes the vectors' pure functions, for `drafters.lookahead_embeddings`."""
+
+    def extend(params: Params, run: Callable[..., Any], target: Params, cache: Cache, tokens: Array, parent):
+        embedding = {**target["embedding"], "more": params["vectors"]}
+        return run({**target, "embedding": embedding}, cache, tokens, parent)
+
+    def logits(params: Params, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        return shared.logits(hidden)
+
+    requirements = TargetRequirements(config.vocab_size, config.dim, embedding=True, head=True)
+    return LookAheadEmbeddings(extend, logits, config.vectors + 1, requirements)
+
+
+def init(config: LookAheadConfig, key: Key[Array, ""]) -> Params:
+    """Draws random vectors, of the size that embeddings begin with."""
+    return {"vectors": 0.02 * jax.random.normal(key, (config.vectors, config.dim))}
+
+
+# --- the drafter
+
+
+def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bound[Drafter]:
+    """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
+
+    The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
+    and a draft token more for each vector; these are independent of each other. A round is two passes of the target,
+    which yield at least two tokens: it pays where the vectors are good for a third. What is stored is the vectors
+    alone. gamma is cut to one more than there are vectors.
+
+    Args:
+        head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `Bound`; `jaxspec train` makes them,
+            and `jaxspec.load_drafter` reads them.
+        target: the model.
+
+    Raises:
+        ValueError: the vectors are for another target, or it is no network of `jaxspec.nets`.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import gpt
+        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
+        >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> config = LookAheadConfig(32, dim=16, vectors=2)
+        >>> vectors = jaxspec.Bound(head(config), init(config, jax.random.key(1)))
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=lookahead_embeddings(vectors, target), max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
+    """
+    check_target(head.functions.requirements, target, "the look-ahead vectors")
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="lookahead_embeddings")
+
+
+@functools.lru_cache
+def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
+    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], Cache]:
+        row, count = context.row, min(context.gamma, head.count)
+        last = buffers.window(row.tokens, row.length - 1, 1)
+        ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
+        cache, tokens = lm.rewind(caches.target, row.length - 1), jnp.concatenate([last, ahead], axis=1)
+        forward, cache = head.extend(weights.draft, lm.extend, weights.target, cache, tokens, None)
+        return head.logits(weights.draft, shared_with(lm, weights.target), forward.features), cache
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        def first(carry: tuple) -> tuple[Float[Array, "B V"], tuple]:
+            logits, cache = at_once(weights, caches._replace(target=carry[1]), context)
+            return logits[:, 0], (logits, cache)
+
+        def following(i: Int[Array, ""], token: Int[Array, " B"], carry: tuple) -> tuple[Float[Array, "B V"], tuple]:
+            return jax.lax.dynamic_index_in_dim(carry[0], i, axis=1, keepdims=False), carry
+
+        shape = jax.eval_shape(lambda: at_once(weights, caches, context)[0])
+        nothing: Any = jnp.zeros(shape.shape, shape.dtype)
+        draft, (_, cache) = draw_in_a_row(first, following, (nothing, caches.target), context, head.count)
+        return draft, caches._replace(target=cache)
+
+    reader = reader_at_once(no_state, at_once, no_commit, head.requirements.vocab_size, head.count)
+    return Drafter(no_state, propose, no_commit, longest=head.count, reader=reader)
+
+
+# --- in training
+
+
+def begin(config: LookAheadConfig, params: Params, target: Model, often: Frequencies) -> Params:
+    """Begins with the vectors of frequent tokens."""
+    if target.lm.embed is None:
+        return params
+    tokens = jnp.asarray(trim.frequent_ids(target, config.vectors, often))
+    return {"vectors": target.lm.embed(target.params, tokens[None])[0]}
+
+
+def draft_states(config: LookAheadConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Reads the token after each place, and the vectors after that, in one pass of the target over a tree."""
+    size, count, place = starts.forward.features.shape[1], starts.depths - 1, starts.place
+    tokens = starts.tokens[:, :size]
+    fed = jnp.tile(config.vocab_size + jnp.arange(count, dtype=tokens.dtype), place.shape[0])
+    nodes = jnp.concatenate([tokens, jnp.broadcast_to(fed, (tokens.shape[0], fed.shape[0]))], axis=1)
+    vector = size + jnp.arange(fed.shape[0], dtype=jnp.int32).reshape(-1, count)
+    index = jnp.concatenate([place[:, None].astype(jnp.int32), vector], axis=1)
+    parent = jnp.concatenate([jnp.arange(-1, size - 1, dtype=jnp.int32), index[:, :-1].reshape(-1)])
+    extend = functools.partial(head(config).extend, params)
+    return starts.read_tree(extend, nodes, jnp.broadcast_to(parent, nodes.shape)).features[:, index]
+
+
+# --- their files
+
+VECTORS = "lookahead_embeddings.weight"
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there are vectors."""
+    return VECTORS in shapes
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> LookAheadConfig:
+    """Reads as many vectors as the matrix has rows."""
+    formats.check_vocabulary(table.get("vocab_size", target.vocab_size), target)
+    formats.check_shape(shapes, VECTORS, 1, target.hidden_size, "a width of")
+    dtype = getattr(target.config, "dtype", "float32")
+    return LookAheadConfig(target.vocab_size, target.hidden_size, shapes[VECTORS][0], dtype)
+
+
+def names(config: LookAheadConfig) -> dict[str, str]:
+    """Says where the parameter lies."""
+    return {"vectors": VECTORS}
+
+
+def write(config: LookAheadConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json."""
+    return {
+        "model_type": "lookahead_embeddings",
+        "base_model_name_or_path": verifier["name_or_path"],
+        "hidden_size": config.dim,
+        "vocab_size": config.vocab_size,
+        "num_lookahead_embeddings": config.vectors,
+    }
+
+
+KIND = Kind(
+    name="lookahead_embeddings",
+    config=LookAheadConfig,
+    sizes=LookAheadSizes,
+    init=init,
+    head=head,
+    drafter=trimmable(lookahead_embeddings),
+    format=Format("PaSS", lambda name: name, matches, read, names, write),
+    training=Training(draft_states, logits_of_head(head), lambda config: config.vectors + 1, begin),
+)

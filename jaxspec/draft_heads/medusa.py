@@ -1,0 +1,418 @@
+"""Heads beside a model's own, each of which predicts a token further ahead from the same features (Medusa).
+
+Blockwise parallel decoding (Stern, Shazeer, Uszkoreit, arXiv 1811.03115) has a feed-forward block for each and shares
+the model's head; Medusa (Cai et al., arXiv 2401.10774) has residual blocks and a head for each; in Hydra (Ankner et
+al., arXiv 2402.05109) a head also reads the tokens before the one that it predicts.
+
+Medusa's files are read as their authors publish them and as vLLM has them, in whose format all are written. Blockwise
+decoding's feed-forward blocks, heads without a vocabulary projection, and Hydra's projection of tokens are further
+tensors of that format, which nobody else reads.
+
+Shapes: B batch, T step, C draft tokens, M model dimension, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import buffers
+from jaxspec.accept.common import take_position
+from jaxspec.base import (
+    Bound,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Verdict,
+    Weights,
+)
+from jaxspec.draft_heads import formats
+from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
+from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
+from jaxspec.draft_heads.training import DraftStarts, Training
+from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.nets import stack
+from jaxspec.nets.dense import Dense
+
+BLOCKS = ("residual", "feed_forward")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig:
+    """How many heads, and of what.
+
+    Attributes:
+        vocab_size, dim: the target's vocabulary, and the width of its features.
+        heads: how many. Head i predicts the token after i draft tokens.
+        blocks: of each head, one after the other.
+        block: "residual": x + silu(W x + b), Medusa's. "feed_forward": x + W2 relu(W1 x + b1) + b2, of blockwise
+            decoding.
+        ff_dim: width inside of a feed-forward block.
+        bias: whether blocks have biases.
+        own_head: whether each head has a vocabulary projection, or takes the target's.
+        draft_vocab: size of the heads' vocabulary; None: the target's.
+        reads_tokens: whether a head reads the last committed token and the draft tokens before its own (Hydra): the
+            first block then takes all of them side by side, and adds a projection of them instead of x.
+        dtype: of the computation.
+    """
+
+    vocab_size: int
+    dim: int
+    heads: int
+    blocks: int = 1
+    block: str = "residual"
+    ff_dim: int = 0
+    bias: bool = True
+    own_head: bool = True
+    draft_vocab: int | None = None
+    reads_tokens: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if self.block not in BLOCKS:
+            raise ValueError(f"block is {self.block!r}, expected one of {', '.join(BLOCKS)}")
+        if self.heads < 1:
+            raise ValueError(f"heads is {self.heads}: expected at least 1")
+        if self.blocks < 1:
+            raise ValueError(f"blocks is {self.blocks}: expected at least 1")
+        if self.block == "feed_forward" and self.ff_dim < 1:
+            raise ValueError(f"ff_dim is {self.ff_dim}: feed-forward blocks need a width of at least 1")
+        if self.draft_vocab is not None and not self.own_head:
+            raise ValueError("the target's head has the target's vocabulary: a draft_vocab needs own_head")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadsSizes:
+    """Heads on the target's features; attributes as `HeadsConfig` has them, 0 tokens of draft_vocab: the target's."""
+
+    heads: int
+    blocks: int = 1
+    block: str = "residual"
+    ff_dim: int = 0
+    own_head: bool = True
+    draft_vocab: int = 0
+    reads_tokens: bool = False
+
+    def config(self, target: Model) -> HeadsConfig:
+        """Returns the heads' configuration, for a target."""
+        return HeadsConfig(target.lm.vocab_size, target.lm.feature_size, **same_fields(self, HeadsConfig))
+
+
+# --- the network
+
+
+class HeadBlock(nn.Module):
+    """One block of a head."""
+
+    config: HeadsConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T in"]) -> Float[Array, "B T M"]:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        zero = nn.initializers.zeros
+        base = x if x.shape[-1] == c.dim else Dense(c.dim, dtype=dtype, name="shortcut")(x)
+        if c.block == "residual":
+            return base + jax.nn.silu(Dense(c.dim, c.bias, dtype, zero, name="linear")(x))
+        hidden = jax.nn.relu(Dense(c.ff_dim, c.bias, dtype, name="wi")(x))
+        return base + Dense(c.dim, c.bias, dtype, zero, name="out")(hidden)
+
+
+class Head(nn.Module):
+    """A head: its blocks, and its vocabulary projection, should it have one."""
+
+    config: HeadsConfig
+
+    def setup(self):
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.blocks = [HeadBlock(c) for _ in range(c.blocks)]
+        if c.own_head:
+            self.head = Dense(c.draft_vocab or c.vocab_size, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "B T in"], shared: SharedWithTarget) -> Float[Array, "B T V"]:
+        for block in self.blocks:
+            x = block(x)
+        return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
+
+
+class Heads(nn.Module):
+    """The network: `__call__` is all heads at each position, as in training; `logits_of` is one of them in decoding."""
+
+    config: HeadsConfig
+
+    def setup(self):
+        c = self.config
+        self.heads = [Head(c) for _ in range(c.heads)]
+        if c.draft_vocab is not None:
+            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(c.draft_vocab, dtype=jnp.int32))
+
+    def __call__(
+        self, features: Float[Array, "B T M"], tokens: Int[Array, "B T H"], shared: SharedWithTarget
+    ) -> Float[Array, "B T H V"]:
+        """`tokens[:, t]`: those after position t, as many as there are heads; read by Hydra's only."""
+        levels = [self.logits_of(i, features, tokens[:, :, : i + 1], shared) for i in range(self.config.heads)]
+        return jnp.stack(levels, axis=2)
+
+    def logits_of(
+        self, index: int, features: Float[Array, "B T M"], tokens: Int[Array, "B T i"], shared: SharedWithTarget
+    ) -> Float[Array, "B T V"]:
+        """Makes the logits of one head."""
+        c, x = self.config, features.astype(jnp.dtype(self.config.dtype))
+        if c.reads_tokens:
+            embedded = [shared.embed(tokens[:, :, i]).astype(x.dtype) for i in range(tokens.shape[2])]
+            x = jnp.concatenate([x, *embedded], axis=-1)
+        logits = self.heads[index](x, shared)
+        return logits if c.draft_vocab is None else in_target_vocabulary(logits, self.vocabulary, c.vocab_size)
+
+
+class ParallelHeads(NamedTuple):
+    """Such heads as pure functions.
+
+    Attributes:
+        logits: (parameters, shared, number of the head, features [B, M], tokens [B, H]) -> logits of the draft token of
+            that number [B, V]. Features: the target's at the last position that it read. Tokens: the last committed one
+            and the draft tokens so far, which not every network looks at.
+        count: how many heads.
+        reads_tokens: whether heads look at the tokens before theirs.
+        requirements: of the target.
+    """
+
+    logits: Callable[[Params, SharedWithTarget, int, Float[Array, "B M"], Int[Array, "B H"]], Float[Array, "B V"]]
+    count: int
+    reads_tokens: bool
+    requirements: TargetRequirements
+
+
+@functools.lru_cache
+def head(config: HeadsConfig) -> ParallelHeads:
+    """Makes the heads' pure functions, for `drafters.heads`."""
+    logits_of = stack.pure(Heads(config), Heads.logits_of)
+
+    def logits(params: Params, shared: SharedWithTarget, index: int, features: Array, tokens: Array):
+        return logits_of(params, index, features[:, None], tokens[:, None, : index + 1], shared)[:, 0]
+
+    requirements = TargetRequirements(config.vocab_size, config.dim, (), config.reads_tokens, not config.own_head)
+    return ParallelHeads(logits, config.heads, config.reads_tokens, requirements)
+
+
+def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters; blocks begin as the identity."""
+    c = config
+    inputs = jnp.zeros((1, 1, c.dim)), jnp.zeros((1, 1, c.heads), jnp.int32)
+    return stack.init_params(Heads(c), key, *inputs, shared=zeros(c.dim, c.vocab_size))
+
+
+# --- the drafter
+
+
+def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
+    """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
+    (Medusa).
+
+    There is no pass of any model: head i is a small block and a vocabulary projection, which predicts the token after i
+    draft tokens. Medusa's and blockwise decoding's heads do not look at these, and so each token is drawn
+    independently of those before it; Hydra's do. gamma is cut to the number of heads.
+
+    Args:
+        head: heads and their parameters: `draft_heads.medusa.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
+            Medusa's.
+        target: the model whose features they read.
+
+    Raises:
+        ValueError: the heads are for another target, or the target gives no features.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import gpt
+        >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
+        >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
+        >>> config = HeadsConfig(32, dim=16, heads=3)
+        >>> medusa = heads(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=medusa, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115; Cai et al., Medusa, ICML 2024, arXiv
+    2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
+    """
+    check_target(head.functions.requirements, target, "the heads")
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="heads")
+
+
+@functools.lru_cache
+def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
+    # The state is the target's features at the last position that it has read: that before the last committed token.
+
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Float[Array, "B M"]:
+        return take_position(prefilled.features, row_of(lm, prompt).length - 1)
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        row, shared, features = context.row, shared_with(lm, weights.target), caches.draft
+        last = buffers.window(row.tokens, row.length - 1, 1)
+        count = min(context.gamma, head.count)
+        tokens = jnp.pad(last, ((0, 0), (0, count - 1)))  # the last committed token, and the draft tokens so far
+
+        def logits_of(index: int, tokens: Int[Array, "B H"]) -> Float[Array, "B V"]:
+            return head.logits(weights.draft, shared, index, features, tokens)
+
+        def first(tokens: Int[Array, "B H"]):
+            return logits_of(0, tokens), tokens
+
+        def following(i: Int[Array, ""], token: Int[Array, " B"], tokens: Int[Array, "B H"]):
+            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None].astype(tokens.dtype), i, axis=1)
+            later = range(1, count) or (0,)  # of a single draft token this is traced, and never run
+            branches = [functools.partial(logits_of, index) for index in later]
+            return jax.lax.switch(i - 1, branches, tokens), tokens
+
+        draft, _ = draw_in_a_row(first, following, tokens, context, head.count)
+        return draft, caches
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        return caches._replace(draft=take_position(on_path(forward, verdict).features, verdict.num_accepted))
+
+    def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
+        shared, features = shared_with(lm, weights.target), caches.draft
+        unread = jnp.zeros((features.shape[0], head.count), jnp.int32)
+        levels = [head.logits(weights.draft, shared, i, features, unread) for i in range(head.count)]
+        return jnp.stack(levels, axis=1), None
+
+    # Heads that read tokens would need those of each path.
+    vocab = head.requirements.vocab_size
+    reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, vocab, head.count)
+    return Drafter(init, propose, commit, longest=head.count, reader=reader)
+
+
+# --- in training
+
+
+def draft_states(config: HeadsConfig, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+    """Takes the target's features, which all heads read."""
+    return starts.forward.features[:, starts.place][:, :, None]
+
+
+def draft_logits(config: HeadsConfig, params: Params, shared: SharedWithTarget, hidden, ahead, depth: int, memory):
+    """Makes the logits of head number `depth`."""
+    return head(config).logits(params, shared, depth, hidden[:, 0], ahead[:, : depth + 1]), None
+
+
+# --- its files
+
+MAP = "token_map"  # vLLM's: the target's ids of the heads' vocabulary
+
+
+def canonical(name: str) -> str | None:
+    """Spells a name in one way: "head.block" and "head.head".
+
+    >>> canonical("2.0.linear.weight"), canonical("2.1.weight"), canonical("blocks.2.layers.0.weight")
+    ('2.0.weight', '2.head.weight', '2.0.weight')
+    """
+    name = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")
+    if match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name):
+        return f"{match[1]}.{match[2]}.{match[3]}"
+    if match := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(.+)", name):
+        return f"{match[1]}.{match[2]}.{match[3]}"
+    if match := re.fullmatch(r"(?:lm_heads\.(\d+)|(\d+)\.\d+)\.weight", name):
+        return f"{match[1] or match[2]}.head.weight"
+    return name
+
+
+def spelled(name: str) -> str:
+    """Spells a name as vLLM has it.
+
+    >>> spelled("2.0.weight"), spelled("2.head.weight")
+    ('blocks.2.layers.0.weight', 'lm_heads.2.weight')
+    """
+    if match := re.fullmatch(r"(\d+)\.head\.weight", name):
+        return f"lm_heads.{match[1]}.weight"
+    return re.sub(r"^(\d+)\.(\d+)\.", r"blocks.\1.layers.\2.", name)
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there is a head number 0 with a block."""
+    return "0.0.wi.weight" in shapes or "0.0.weight" in shapes
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> HeadsConfig:
+    """Reads as many heads and blocks as there are tensors of; config.json is often wrong about the former."""
+    heads, blocks = (len({name.split(".")[i] for name in shapes if re.match(r"\d+\.\d+\.", name)}) for i in (0, 1))
+    ff_dim, *_ = shapes.get("0.0.wi.weight", (0,))
+    # Hydra's first block takes tokens beside the features, and has a projection of both.
+    first = next(name for name in ("0.0.shortcut.weight", "0.0.wi.weight", "0.0.weight") if name in shapes)
+    hydra = first == "0.0.shortcut.weight"
+    formats.check_shape(shapes, first, int(not hydra), target.hidden_size, "a width of")
+    draft_vocab = shapes[MAP][0] if MAP in shapes else None
+    if draft_vocab is None:
+        formats.check_shape(shapes, "0.head.weight", 0, target.vocab_size, "a vocabulary of")
+    elif shapes.get("0.head.weight", (draft_vocab,))[0] != draft_vocab:
+        raise formats.FamilyError(f"{MAP} has {draft_vocab} ids, and the heads {shapes['0.head.weight'][0]}")
+    return HeadsConfig(
+        vocab_size=target.vocab_size,
+        dim=target.hidden_size,
+        heads=heads,
+        blocks=blocks,
+        block="feed_forward" if ff_dim else "residual",
+        ff_dim=ff_dim,
+        bias="0.0.bias" in shapes or "0.0.wi.bias" in shapes,
+        own_head="0.head.weight" in shapes,
+        draft_vocab=draft_vocab,
+        reads_tokens=hydra,
+        dtype=getattr(target.config, "dtype", "float32"),
+    )
+
+
+def names(config: HeadsConfig) -> dict[str, str]:
+    """Says where each parameter lies."""
+    where: dict[str, str] = {} if config.draft_vocab is None else {"vocabulary": MAP}
+    layers = {"linear": ""} if config.block == "residual" else {"wi": "wi.", "out": "out."}
+    for i in range(config.heads):
+        if config.own_head:
+            where[f"heads_{i}/head/weight"] = f"{i}.head.weight"
+        if config.reads_tokens:
+            where[f"heads_{i}/blocks_0/shortcut/weight"] = f"{i}.0.shortcut.weight"
+        for j in range(config.blocks):
+            for part in ("weight", "bias") if config.bias else ("weight",):
+                where |= {f"heads_{i}/blocks_{j}/{ours}/{part}": f"{i}.{j}.{x}{part}" for ours, x in layers.items()}
+    return where
+
+
+def write(config: HeadsConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json, as vLLM has it."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "base_model_name_or_path": verifier["name_or_path"],
+        "hidden_size": config.dim,
+        "vocab_size": config.vocab_size,
+        "truncated_vocab_size": config.draft_vocab or config.vocab_size,
+        "num_heads": config.heads,
+        "num_hidden_layers": config.blocks,
+        "medusa_fc_bias": config.bias,
+    }
+
+
+KIND = Kind(
+    name="heads",
+    config=HeadsConfig,
+    sizes=HeadsSizes,
+    init=init,
+    head=head,
+    drafter=trimmable(heads),
+    format=Format("Medusa", canonical, matches, read, names, write, spelled, stores_ids=True),
+    training=Training(draft_states, draft_logits, longest=lambda config: config.heads),
+)

@@ -1,0 +1,318 @@
+"""Multi-token prediction: a further layer that was trained with the model, to draft what follows the next token.
+
+DeepSeek-V3 (arXiv 2412.19437) and Qwen3-Next publish such modules beside their models' layers. A module joins the
+target's features of a position with the token after it, runs one of the model's own layers, and uses the model's
+embedding and head. To draft several tokens it is fed what it made.
+
+Its tensors lie beside a model's own, in its folder, or in one of `speculators`:
+
+    Qwen3-Next, Qwen3.5    mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, mtp.layers.0.*
+    speculators            mtp_layers.0.{input_proj, token_layernorm, hidden_layernorm, final_layernorm, *}
+    MiMo                   model.mtp_layers.0.*, with the same names
+    DeepSeek-V3, GLM-4     model.layers.N.{eh_proj, enorm, hnorm, shared_head.*, embed_tokens, *}, N the number of
+    layers
+
+The layer of a module is read if it is one of `nets.decoder`: no mixture of experts, no latent or gated attention. Of
+several modules the first is read.
+
+Shapes: B batch, T step, M model dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.base import Bound, Drafter, Forward, Model, Params
+from jaxspec.draft_heads import formats, recurrent
+from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
+from jaxspec.draft_heads.kind import Kind, LayerSizes, trimmable
+from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
+from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.draft_heads.training import Training, logits_of_head
+from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.nets import stack
+from jaxspec.nets.attention import RMSNorm
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class MTPConfig:
+    """The shape of a module, and where the families differ.
+
+    Attributes:
+        layer: of its one layer, and of the model: vocabulary and width.
+        hidden_first: whether the hidden state comes before the token where the two are joined (MiMo).
+        feeds_normed: whether the module is fed its normalised output (Qwen, MiMo), or what comes before the norm
+            (DeepSeek).
+        zero_first: whether the embedding of the first pair is zeros (DeepSeek, MiMo).
+        own_embedding, own_head: whether it has copies of these (DeepSeek), or takes the target's.
+    """
+
+    layer: DecoderConfig
+    hidden_first: bool = False
+    feeds_normed: bool = True
+    zero_first: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+
+    def __post_init__(self):
+        if self.layer.positions != "rotary" or any(self.layer.local) or self.layer.layers != 1:
+            raise ValueError("expected one layer, with rotary positions and no window")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MTPSizes(LayerSizes):
+    """A module as Qwen 3's: what vLLM's `speculators` takes has head_norms."""
+
+    head_norms: bool = True
+
+    def config(self, target: Model) -> MTPConfig:
+        """Returns the module's configuration, for a target."""
+        return MTPConfig(self.layer(target))
+
+
+# --- the network
+
+
+class MTP(Recurrent):
+    """The network."""
+
+    config: MTPConfig
+
+    def setup(self):
+        config, c = self.config, self.config.layer
+        dtype = jnp.dtype(c.dtype)
+        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
+        self.fc = Dense(c.dim, dtype=dtype)
+        self.layer = DecoderLayer(c)
+        if config.own_embedding:
+            init = nn.initializers.normal(0.02)
+            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        if config.own_head:
+            self.head = Dense(c.vocab_size, dtype=dtype)
+
+    def joined(
+        self,
+        shared: SharedWithTarget,
+        hidden: Float[Array, "B T M"],
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "#B T"],
+        inputs: AttentionInputs,
+    ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
+        config = self.config
+        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
+        if config.zero_first:
+            embedded = jnp.where((position == 0)[..., None], 0.0, embedded)
+        pair = self.embedding_norm(embedded), self.hidden_norm(hidden)
+        x = self.fc(jnp.concatenate(pair[::-1] if config.hidden_first else pair, axis=-1))
+        return x, [functools.partial(self.layer, inputs=inputs)]
+
+    def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        return self.norm(x) if self.config.feeds_normed else x
+
+    def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        x = hidden if self.config.feeds_normed else self.norm(hidden)
+        return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
+
+
+@functools.lru_cache
+def head(config: MTPConfig) -> RecurrentHead:
+    """Makes a module's pure functions, for `drafters.mtp`."""
+    c = config.layer
+    requirements = TargetRequirements(c.vocab_size, c.dim, (), not config.own_embedding, not config.own_head)
+    return recurrent.functions(MTP(config), requirements)
+
+
+def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters."""
+    features = jnp.zeros((1, 2, config.layer.dim))
+    return stack.init_params(MTP(config), key, Forward(features, features), jnp.zeros((1, 2), jnp.int32))
+
+
+# --- the drafter
+
+
+def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
+    """Drafts with the module that a model's checkpoint brings along for predicting the token after the next.
+
+    Such a module is one more of the model's layers, and reads the model's features: see `drafters.eagle`, of which this
+    is the same loop. For more than one draft token it is fed what it made, and the further ones are accepted less
+    often, unless it was trained so.
+
+    Args:
+        head: a network and its parameters: `draft_heads.mtp.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
+            those of a model's own folder.
+        target: the model.
+
+    Raises:
+        ValueError: the module is of another model, or the target lacks the functions that it needs.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.nets import decoder
+        >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4)
+        >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
+        >>> config = MTPConfig(dataclasses.replace(shape, layers=1))
+        >>> module = jaxspec.Bound(head(config), init(config, jax.random.key(1)))
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
+        >>> out = jaxspec.generate(target, prompt, drafter=mtp(module, target), gamma=2, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, section 2.2; Gloeckle et al., arXiv 2404.19737.
+    """
+    return recurrent.drafter(head, target, "an MTP module", "mtp")
+
+
+# --- its files
+
+QWEN, SPECULATORS, MIMO, NEXTN = "qwen.", "speculators.", "mimo.", "nextn."  # in front of names, by where they lie
+PARTS = {
+    "fc": "fc",
+    "pre_fc_norm_embedding": "embedding_norm",
+    "pre_fc_norm_hidden": "hidden_norm",
+    "norm": "norm",
+    "input_proj": "fc",
+    "token_layernorm": "embedding_norm",
+    "hidden_layernorm": "hidden_norm",
+    "final_layernorm": "norm",
+    "eh_proj": "fc",
+    "enorm": "embedding_norm",
+    "hnorm": "hidden_norm",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+THEIRS = {
+    "fc": "input_proj",
+    "embedding_norm": "token_layernorm",
+    "hidden_norm": "hidden_layernorm",
+    "norm": "final_layernorm",
+}
+PATTERNS = (
+    (r"mtp\.layers\.0\.(.+)", QWEN),
+    (r"mtp\.(.+)", QWEN),
+    (r"mtp_layers\.0\.(.+)", SPECULATORS),
+    (r"model\.mtp_layers\.0\.(.+)", MIMO),
+    (r"model\.layers\.(\d+\..+)", NEXTN),
+)
+
+
+def canonical(name: str) -> str | None:
+    """Says where a tensor lies, in one spelling; None for the rest of a model.
+
+    >>> canonical("mtp.pre_fc_norm_hidden.weight"), canonical("mtp.layers.0.mlp.up_proj.weight")
+    ('qwen.hidden_norm.weight', 'qwen.layers.0.mlp.up_proj.weight')
+    >>> canonical("model.layers.61.eh_proj.weight"), canonical("model.embed_tokens.weight")
+    ('nextn.61.fc.weight', None)
+    """
+    for pattern, place in PATTERNS:
+        if match := re.fullmatch(pattern, name):
+            number, rest = "", match[1]
+            if place == NEXTN:
+                number, dot, rest = rest.partition(".")
+                number += dot
+            stem, _, last = rest.rpartition(".")
+            if stem in PARTS and not name.startswith("mtp.layers."):
+                return f"{place}{number}{PARTS[stem]}.{last}"
+            if stem.startswith("layers."):  # a second module's
+                return None
+            return f"{place}{number}layers.0.{rest}"
+    return None
+
+
+def place_of(shapes: Shapes) -> str | None:
+    """Returns what is in front of a module's names; of DeepSeek's the first."""
+    for place in (QWEN, SPECULATORS, MIMO):
+        if f"{place}fc.weight" in shapes:
+            return place
+    numbers = [int(name.split(".")[1]) for name in shapes if re.fullmatch(r"nextn\.\d+\.fc\.weight", name)]
+    return f"{NEXTN}{min(numbers)}." if numbers else None
+
+
+def matches(table: dict, shapes: Shapes) -> bool:
+    """Tells whether there is a module's projection."""
+    return place_of(shapes) is not None
+
+
+def read(table: dict, shapes: Shapes, target: TargetShape) -> MTPConfig:
+    """Reads the module beside a model, whose layer is as the model's are."""
+    place = place_of(shapes)
+    assert place is not None
+    formats.check_shape(shapes, f"{place}fc.weight", 0, target.hidden_size, "a width of")
+    if place == SPECULATORS:
+        layer = formats.layer_of(table, shapes, f"{place}layers.0.")
+        formats.check_vocabulary(layer.vocab_size, target)
+    elif isinstance(target.config, DecoderConfig):
+        layer = target.config
+    else:
+        raise formats.FamilyError(
+            f"its layer is as the target's, and the target is a {type(target.config).__name__}: expected one of "
+            "nets.decoder"
+        )
+    nextn = place.startswith(NEXTN)
+    return MTPConfig(
+        dataclasses.replace(layer, layers=1, local=(), window=None, tied_head=False),
+        hidden_first=place == MIMO,
+        feeds_normed=not nextn,
+        zero_first=nextn or place == MIMO,
+        own_embedding=f"{place}embed_tokens.weight" in shapes,
+        own_head=f"{place}lm_head.weight" in shapes,
+    )
+
+
+def names(config: MTPConfig) -> dict[str, str]:
+    """Says where each parameter lies, but for the place (`place_of`)."""
+    layers = {path.replace("layers_0/", "layer/"): name for path, name in formats.layer_names(config.layer).items()}
+    norms = {f"{norm}/scale": f"{norm}.weight" for norm in ("embedding_norm", "hidden_norm", "norm")}
+    return {"fc/weight": "fc.weight"} | norms | layers | formats.part_names(config)
+
+
+def write(config: MTPConfig, verifier: dict, tokens: int) -> dict:
+    """Writes the config.json, as `speculators` has it."""
+    if (config.hidden_first, config.feeds_normed, config.zero_first) != (False, True, False):
+        raise formats.FamilyError(
+            "the format of speculators has modules as Qwen's: hidden_first, zero_first false, feeds_normed"
+        )
+    if config.own_embedding or config.own_head:
+        raise formats.FamilyError("in the format of speculators a module uses its target's embedding and head")
+    if not config.layer.head_norms:
+        raise formats.FamilyError(
+            "speculators takes modules with Qwen 3's layer only, whose queries and keys are normalised, and this one "
+            "has head_norms=False: train it with head_norms = true (the default of a recipe's [head])"
+        )
+    table = {"num_nextn_predict_layers": 1}
+    return formats.speculators("mtp", "MTPDraftModel", config.layer, table, verifier, tokens)
+
+
+def spelled(name: str) -> str:
+    """Spells a name as `speculators` has it.
+
+    >>> spelled("fc.weight"), spelled("layers.0.mlp.up_proj.weight")
+    ('mtp_layers.0.input_proj.weight', 'mtp_layers.0.mlp.up_proj.weight')
+    """
+    stem, _, last = name.rpartition(".")
+    return f"mtp_layers.0.{THEIRS.get(stem, stem.removeprefix('layers.0.'))}.{last}"
+
+
+KIND = Kind(
+    name="mtp",
+    config=MTPConfig,
+    sizes=MTPSizes,
+    init=init,
+    head=head,
+    drafter=trimmable(mtp),
+    format=Format(
+        *("MTP", canonical, matches, read, names, write), spelled, prefix=lambda shapes: place_of(shapes) or ""
+    ),
+    training=Training(recurrent.unrolled(MTP), logits_of_head(head)),
+)

@@ -1,0 +1,301 @@
+"""Heads that draft token by token: hidden state and token in, hidden state and logits out (EAGLE, MTP).
+
+A pair is the hidden state of one position and the token of the next: pair t gives the hidden state of position t + 1,
+and the logits of token t + 2. In decoding such a network is fed the target's hidden states up to the last committed
+token, and its own after that.
+
+Training-time test (Li et al., EAGLE-3, arXiv 2503.01840) does the same at every position of a row at once. At depth k
+the network is fed at each position what it made there at depth k - 1, with the token that is k places further on. It
+attends to the pairs of depth 0 up to its position, and to those of its own position at the depths after that: to what
+it would have fed itself had its draft begun there.
+
+Shapes: B batch, T step, N nodes, S positions of whole rows, A places where drafts begin, K depths, F fed nodes,
+D what is paired with tokens, M the layers' width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import buffers
+from jaxspec import cache as kv
+from jaxspec.accept.common import take_position
+from jaxspec.base import (
+    Bound,
+    Cache,
+    Caches,
+    Commit,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Rewind,
+    Verdict,
+    Weights,
+)
+from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
+from jaxspec.draft_heads.training import DraftStarts
+from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.sequential import Logits, sequential
+from jaxspec.drafters.tree_cache import NodeReader
+from jaxspec.nets import stack
+from jaxspec.nets.decoder import AttentionInputs, rotation_of
+
+
+class RecurrentHead(NamedTuple):
+    """Such a network as pure functions.
+
+    Attributes:
+        read: (parameters, the target's pass) -> what is paired with tokens, of its features or taps [B, T, D].
+        empty: (batch, capacity) -> a cache of rows without pairs.
+        extend: (parameters, shared, cache, hidden states [B, T, D], tokens [B, T], parent or None as in
+            `LanguageModel.extend`) -> the hidden states that take the place of the target's at the next positions, and
+            the cache. It feeds pairs of a hidden state and the token after it, at each row's own length.
+        rewind: see `LanguageModel.rewind`.
+        logits: (parameters, shared, hidden states) -> logits of what follows the tokens that these were made with, in
+            the target's vocabulary [B, T, V].
+        requirements: of the target.
+    """
+
+    read: Callable[[Params, Forward], Float[Array, "B T D"]]
+    empty: Callable[[int, int], Cache]
+    extend: Callable[..., tuple[Float[Array, "B T D"], Cache]]
+    rewind: Rewind
+    logits: Callable[[Params, SharedWithTarget, Float[Array, "B T D"]], Float[Array, "B T V"]]
+    requirements: TargetRequirements
+
+
+# --- the network
+
+
+class Recurrent(nn.Module):
+    """Such a network, by halves; `config.layer` is the shape of its layers."""
+
+    config: Any
+
+    def read(self, forward: Forward) -> Float[Array, "B T D"]:
+        """Makes what is paired with tokens, of the target's pass."""
+        return forward.features
+
+    def joined(
+        self,
+        shared: SharedWithTarget,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "#B T"],
+        inputs: AttentionInputs,
+    ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
+        """Makes what goes into the layers, and these."""
+        raise NotImplementedError
+
+    def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
+        """Makes what the next pairs are given of the layers' output."""
+        return x
+
+    def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        """Makes the logits of what follows the tokens of the pairs."""
+        raise NotImplementedError
+
+    def __call__(self, forward: Forward, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Reads whole rows, with an embedding and a head of zeros where the target's are used: for initialisation."""
+        c = self.config.layer
+        shared, cache = zeros(c.dim, c.vocab_size), self.empty(*tokens.shape)
+        return self.logits(shared, self.extend(shared, cache, self.read(forward), tokens)[0])
+
+    @nn.nowrap
+    def empty(self, batch: int, capacity: int) -> kv.KVCache:
+        """Makes a cache without pairs."""
+        c = self.config.layer
+        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+
+    def extend(
+        self,
+        shared: SharedWithTarget,
+        cache: kv.KVCache,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        parent: Int[Array, "B N"] | None = None,
+    ) -> tuple[Float[Array, "B T M"], kv.KVCache]:
+        """Feeds further pairs."""
+        length, step, capacity = cache.length, tokens.shape[1], cache.keys[0].shape[2]
+        mask, position = kv.mask(length, step, capacity, parent)[:, None], kv.positions(length, step, parent)
+        x, layers = self._layers(shared, hidden, tokens, position, mask)
+        x, _, cache = stack.with_cache(layers, x, cache)
+        return self.fed_on(x), cache
+
+    def step(
+        self,
+        shared: SharedWithTarget,
+        hidden: Float[Array, "B S D"],
+        tokens: Int[Array, "B S"],
+        position: Int[Array, "1 S"],
+        mask: Bool[Array, "1 1 S past"],
+        past: stack.Past,
+    ) -> tuple[Float[Array, "B S M"], stack.Past]:
+        """Feeds a pair at each position, in training; `mask` says which keys of `past`, and then of these, it reads.
+
+        Returns the hidden states that are fed next, and all keys and values so far.
+        """
+        x, layers = self._layers(shared, hidden, tokens, position, mask)
+        x, past = stack.with_past(layers, x, past)
+        return self.fed_on(x), past
+
+    def _layers(self, shared, hidden, tokens, position, mask):
+        inputs = AttentionInputs(mask, rotation_of(self.config.layer, position), None)
+        return self.joined(shared, hidden, tokens, position, inputs)
+
+
+def functions(module: Recurrent, requirements: TargetRequirements) -> RecurrentHead:
+    """Makes pure functions of a network."""
+    net = type(module)
+    read, extend, logits = (stack.pure(module, method) for method in (net.read, net.extend, net.logits))
+    return RecurrentHead(read, module.empty, extend, kv.rewind, logits, requirements)
+
+
+def unrolled(network: Callable[[Any], Recurrent]) -> Callable[..., Float[Array, "B A K M"]]:
+    """Makes `Training.hidden_states` of a network: it is fed what it made.
+
+    What a step computed inside is computed again for its gradient.
+    """
+
+    def hidden_states(config: Any, params: Params, shared: SharedWithTarget, starts: DraftStarts):
+        module = network(config)
+        hidden = stack.pure(module, type(module).read)(params, starts.forward)
+
+        def step(params: Params, *arguments: Any):
+            return stack.pure(module, type(module).step)(params, shared, *arguments)
+
+        size, outputs, past = hidden.shape[1], [], ()
+        index = jnp.arange(size, dtype=jnp.int32)
+        itself, before = index[:, None] == index[None, :], index[:, None] >= index[None, :]
+        for depth in range(starts.depths):
+            mask = jnp.concatenate([before, *[itself] * depth], axis=1)[None, None]
+            fed = jax.lax.slice_in_dim(starts.tokens, depth, depth + size, axis=1)
+            hidden, past = jax.checkpoint(step)(params, hidden, fed, index[None] + depth, mask, past)
+            outputs.append(hidden)
+        return jnp.stack(outputs, axis=2)[:, starts.place]
+
+    return hidden_states
+
+
+# --- the drafter
+
+
+class HiddenState(NamedTuple):
+    """The network's cache, and what its next pass begins with.
+
+    Attributes:
+        cache: of pairs of a hidden state and the token after it.
+        seen: how many pairs of each row it holds, every hidden state of which is the target's own.
+        hidden: after the last of these pairs. Only right after prefill, when the token after the target's last hidden
+            state is not known yet, it is that hidden state, and `seen` one fewer than there are pairs.
+    """
+
+    cache: Cache
+    seen: Int[Array, " B"]
+    hidden: Float[Array, "B D"]
+
+
+class Nodes(NamedTuple):
+    """A tree in the making: the cache, and the hidden states after the last committed token and each fed node."""
+
+    cache: Cache
+    hidden: Float[Array, "B F+1 D"]
+
+
+def drafter(head: Bound[RecurrentHead], target: Model, title: str, name: str) -> Bound[Drafter]:
+    """Drafts with any network that has these functions; `title` names the network in complaints."""
+    check_target(head.functions.requirements, target, title)
+    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name=name)
+
+
+@functools.lru_cache
+def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HiddenState:
+        row, shared = row_of(lm, prompt), shared_with(lm, weights.target)
+        batch, width = row.tokens.shape
+        hidden, cache = head.read(weights.draft, prefilled), head.empty(batch, width + headroom)
+        if width > 1:
+            _, cache = head.extend(weights.draft, shared, cache, hidden[:, :-1], row.tokens[:, 1:])
+        seen = row.length - 1
+        return HiddenState(head.rewind(cache, seen), seen, take_position(hidden, seen))
+
+    def complete(weights: Weights, state: HiddenState, row: Prompt) -> HiddenState:
+        """Feeds the pair that prefill left open, to the rows that have it."""
+        open_pair = state.seen < row.length - 1
+
+        def feed(state: HiddenState) -> HiddenState:
+            token = buffers.window(row.tokens, jnp.minimum(state.seen + 1, row.length - 1), 1)
+            shared, cache = shared_with(lm, weights.target), head.rewind(state.cache, state.seen)
+            output, cache = head.extend(weights.draft, shared, cache, state.hidden[:, None], token)
+            hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
+            return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
+
+        return jax.lax.cond(jnp.any(open_pair), feed, lambda state: state, state)
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        row, shared = context.row, shared_with(lm, weights.target)
+        state = complete(weights, caches.draft, row)
+
+        def logits(hidden: Float[Array, "B 1 D"]) -> Float[Array, "B V"]:
+            return head.logits(weights.draft, shared, hidden)[:, 0]
+
+        def first(carry: tuple[Float[Array, "B D"], Cache]) -> Logits:
+            return logits(carry[0][:, None]), None, carry
+
+        def following(i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[Float[Array, "B D"], Cache]) -> Logits:
+            hidden, cache = head.extend(weights.draft, shared, carry[1], carry[0][:, None], last[:, None])
+            return logits(hidden), None, (hidden[:, 0].astype(carry[0].dtype), cache)
+
+        draft, (_, cache) = sequential(first, following, (state.hidden, state.cache), context)
+        return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.seen)))
+
+    def commit(
+        weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
+    ) -> Caches:
+        state, shared = caches.draft, shared_with(lm, weights.target)
+        hidden = head.read(weights.draft, on_path(forward, verdict, depth))
+        tokens = buffers.window(row.tokens, state.seen + 1, hidden.shape[1])
+        output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.seen), hidden, tokens)
+        count, seen = row.length - 1 - state.seen, row.length - 1  # a finished row has no new pair
+        last = jnp.where((count > 0)[:, None], take_position(output, jnp.maximum(count - 1, 0)), state.hidden)
+        return caches._replace(draft=HiddenState(head.rewind(cache, seen), seen, last.astype(state.hidden.dtype)))
+
+    # Of a tree: the hidden state after each node that was fed is what its children are paired with.
+
+    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Nodes:
+        state = complete(weights, caches.draft, context.row)
+        return Nodes(state.cache, jnp.pad(state.hidden[:, None], ((0, 0), (0, fed), (0, 0))))
+
+    def after_root(weights: Weights, state: HiddenState, nodes: Nodes, context: DraftContext, width: int) -> Any:
+        return head.logits(weights.draft, shared_with(lm, weights.target), nodes.hidden[:, :1]), nodes
+
+    def after_nodes(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], nodes: Nodes) -> Any:
+        shared, (fed, new) = shared_with(lm, weights.target), (parent.shape[1], tokens.shape[1])
+        before = jnp.take_along_axis(nodes.hidden, parent[:, fed - new :, None] + 1, axis=1)
+        output, cache = head.extend(weights.draft, shared, nodes.cache, before, tokens, parent)
+        output = output.astype(nodes.hidden.dtype)
+        hidden = jax.lax.dynamic_update_slice_in_dim(nodes.hidden, output, fed - new + 1, axis=1)
+        return head.logits(weights.draft, shared, output), Nodes(cache, hidden)
+
+    def after(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+        seen = context.row.length - 1
+        return caches._replace(draft=HiddenState(head.rewind(nodes.cache, seen), seen, nodes.hidden[:, 0]))
+
+    def commit_of(levels: int) -> Commit:
+        return functools.partial(commit, depth=levels + 1)
+
+    vocab = head.requirements.vocab_size
+    reader = NodeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
+    return Drafter(init, propose, commit, reader=reader)

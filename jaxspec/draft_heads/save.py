@@ -1,0 +1,87 @@
+"""Writing draft heads as vLLM and SGLang read them."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import folders, sharding
+from jaxspec.base import Model, Params
+from jaxspec.draft_heads import kind_of
+from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
+from jaxspec.draft_heads.kind import shape_of
+from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.families import describe
+from jaxspec.weights import huggingface, parameters
+from jaxspec.weights.huggingface import CONFIG
+from jaxspec.weights.orbax import CheckpointError
+
+
+def save(
+    config: Any, params: Params, folder: str | Path, *, target: Model, tokens: int = 5, overwrite: bool = False
+) -> Path:
+    """Writes a drafter: EAGLE-3, DFlash, DSpark and MTP in the format of `speculators`, which vLLM and SGLang read.
+
+    That has no EAGLE-1, which is written as its authors publish it, and no Medusa, which is written as vLLM has it,
+    with tensors of our own for blockwise and Hydra's heads.
+
+    Args:
+        config: of the network, as `draft_heads.load.read_head` returns it.
+        params: its parameters.
+        folder: where to.
+        target: the model that it drafts for, whose name becomes the verifier's.
+        tokens: draft tokens a round, for who serves it.
+        overwrite: whether a Hugging Face folder that is there already may be replaced.
+
+    Raises:
+        CheckpointError: there is something at `folder` already, or the format has no such drafter.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if complaint := folders.occupied(folder, "Hugging Face folder", overwrite, marker=CONFIG):
+        raise CheckpointError(complaint)
+    form, shape = kind_of(config).format, shape_of(config)
+    try:
+        table = form.write(config, _verifier(target), tokens)
+    except FamilyError as error:
+        raise CheckpointError(f"the drafter cannot be written: {error}") from error
+    with parameters.beside(folder) as beside:
+        named = _theirs(config, params, form)
+        if jax.process_index() > 0:
+            collections.deque(named, maxlen=0)
+            return folder
+        text = json.dumps(table | {"torch_dtype": shape.dtype}, indent=2)
+        (beside / CONFIG).write_text(text + "\n", encoding="utf-8")
+        huggingface.write_weights(beside, named)
+    return folder
+
+
+def _verifier(target: Model) -> dict[str, Any]:
+    try:
+        _, table = describe(target.config)
+    except FamilyError:
+        table = {"architectures": []}
+    layers = target_shape(target).layers
+    return {"name_or_path": target.name, "architectures": table["architectures"], "layers": layers}
+
+
+def _theirs(config: Any, params: Params, form: Format) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields tensors by the names that they are written by."""
+    flat, shape = parameters.flat(params), shape_of(config)
+    for path, name in form.names(config).items():
+        x = sharding.fetch(parameters.apart(flat[path]))
+        if path != VOCABULARY:
+            yield form.spelled(name), np.ascontiguousarray(x, jnp.dtype(shape.dtype))
+        elif form.stores_ids:
+            yield name, x.astype(np.int64)
+        else:
+            yield name, x.astype(np.int64) - np.arange(len(x))
+            in_draft = np.zeros(shape.vocab_size, bool)
+            in_draft[x] = True
+            yield "t2d", in_draft

@@ -1,0 +1,119 @@
+"""What draft heads take of their target instead of having their own: its embedding, its head, its vocabulary.
+
+Shapes: B batch, T step, M model dimension, V the target's vocabulary, W a drafter's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.base import Bound, Head, LanguageModel, Model, Params
+
+
+class SharedWithTarget(NamedTuple):
+    """What a network may take of its target, parameters filled in.
+
+    Attributes:
+        embed: tokens [B, T] -> rows of the target's embedding [B, T, M]: `LanguageModel.embed`.
+        logits: features [B, T, M] -> logits of the target's language-model head [B, T, V]: `LanguageModel.head`.
+    """
+
+    embed: Callable[[Int[Array, "B T"]], Float[Array, "B T M"]]
+    logits: Callable[[Float[Array, "B T M"]], Float[Array, "B T V"]]
+
+
+def shared_with(lm: LanguageModel, params: Params) -> SharedWithTarget:
+    """Fills in the target's parameters; what it lacks nobody calls (`check_target`)."""
+
+    def embed(tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        assert lm.embed is not None
+        return lm.embed(params, tokens)
+
+    def logits(features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
+        assert lm.head is not None
+        return lm.head(params, features)
+
+    return SharedWithTarget(embed, logits)
+
+
+def zeros(dim: int, vocab: int) -> SharedWithTarget:
+    """Makes an embedding and a head of zeros, for initialisation, which needs shapes only."""
+    return SharedWithTarget(
+        lambda tokens: jnp.zeros((*tokens.shape, dim)), lambda features: jnp.zeros((*features.shape[:2], vocab))
+    )
+
+
+def in_target_vocabulary(
+    logits: Float[Array, "B T W"], vocabulary: Int[Array, " W"], size: int
+) -> Float[Array, "B T V"]:
+    """Puts -inf for ids that the drafter does not have.
+
+    Args:
+        logits: of the drafter's ids.
+        vocabulary: the target's id of each of them.
+        size: of the target's vocabulary.
+
+    >>> in_target_vocabulary(jnp.array([[[1.0, 2.0]]]), jnp.array([0, 3]), 4).tolist()
+    [[[1.0, -inf, -inf, 2.0]]]
+    """
+    wide = jnp.full((*logits.shape[:2], size), -jnp.inf, logits.dtype)
+    return wide.at[:, :, vocabulary].set(logits)
+
+
+class TrimmedParams(NamedTuple):
+    """A network's own parameters, and those of the model whose head it uses."""
+
+    own: Params
+    head: Params
+
+
+def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
+    """Makes a network use the head of `model` in place of its target's: one of fewer tokens (FR-Spec).
+
+    The text keeps the target's distribution; what the head leaves out is never drafted.
+
+    Args:
+        network: the functions of a draft head without a head of its own, with its parameters.
+        model: `jaxspec.trim_vocabulary(target, size=...)`.
+
+    Raises:
+        ValueError: the network has a head of its own, or the model's reads features of another width or writes another
+            vocabulary.
+
+    Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
+    """
+    requirements = network.functions.requirements
+    if not requirements.head:
+        raise ValueError(
+            "the drafter has a head of its own, which is trimmed in training (draft_vocab), not afterwards"
+        )
+    have = model.lm.feature_size, model.lm.vocab_size
+    if model.lm.head is None or have != (requirements.hidden_size, requirements.vocab_size):
+        raise ValueError(
+            f"the head is that of {model.name or 'a model'} of width {have[0]} with {have[1]} token ids, and the "
+            f"drafter's target has {requirements.hidden_size} and {requirements.vocab_size}: expected "
+            "jaxspec.trim_vocabulary(target)"
+        )
+    functions = _with_head(network.functions, model.lm.head)
+    return network._replace(functions=functions, params=TrimmedParams(network.params, model.params))
+
+
+@functools.lru_cache
+def _with_head(functions: Any, head: Head) -> Any:
+    def with_own(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(params: TrimmedParams, *arguments: Any) -> Any:
+            logits = functools.partial(head, params.head)
+            arguments = tuple(x._replace(logits=logits) if isinstance(x, SharedWithTarget) else x for x in arguments)
+            return function(params.own, *arguments)
+
+        return call
+
+    # All functions that have the parameters as their first argument; the others are of the cache.
+    names = {"read", "extend", "append", "block", "logits", "correct"} & set(functions._fields)
+    present = {name: function for name in names if (function := getattr(functions, name)) is not None}
+    return functions._replace(**{name: with_own(function) for name, function in present.items()})

@@ -1,0 +1,104 @@
+"""How a draft head drafts at every position of a text at once, and what it begins with, in training.
+
+A draft that begins after token s + 1 has read the target's hidden states up to position s. Its draft token number k
+(from 0) is to have the target's distribution after token s + 1 + k; the text's tokens stand for the draft tokens before
+it. `jaxspec.training.head_loss` compares the two.
+
+Shapes: B batch, S positions of a row, A places where drafts begin, K draft tokens, D hidden states, N drafts,
+V vocabulary, R what a sequential head passes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import trim
+from jaxspec.base import Forward, Model, Params
+from jaxspec.draft_heads.target import SharedWithTarget
+
+VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's own tokens, which is not trained
+Frequencies = Int[np.ndarray, " V"]
+
+
+class DraftStarts(NamedTuple):
+    """Where drafts begin in texts, and what they may read.
+
+    Attributes:
+        forward: of the target, at positions 0 to S - 1.
+        tokens: token s is the one after position s.
+        place: last positions whose hidden states drafts have read.
+        depths: K.
+        read_tree: (extend, nodes, parent) -> the target's pass over a tree after the first token of each row.
+    """
+
+    forward: Forward
+    tokens: Int[Array, "B S+K-1"]
+    place: Int[Array, " A"]
+    depths: int
+    read_tree: Callable[..., Forward]
+
+
+def logits_of_head(head: Callable[[Any], Any]) -> Callable[..., tuple[Float[Array, "N V"], None]]:
+    """Makes logits of a draft token from the hidden states at its own depth, with `head(config).logits`."""
+
+    def logits(config: Any, params: Params, shared: SharedWithTarget, hidden: Array, ahead: Array, depth: int, memory):
+        return head(config).logits(params, shared, hidden[:, depth : depth + 1])[:, 0], None
+
+    return logits
+
+
+def begin_with_copies(config: Any, params: Params, target: Model, often: Frequencies) -> Params:
+    """Gives random parameters the most frequent tokens, and the target's embedding and head where these fit.
+
+    Args:
+        config, params: of the drafter.
+        target: whom it drafts for.
+        often: how often tokens occur, of which a vocabulary of its own has the most frequent ones.
+    """
+    lm, ids = target.lm, None
+    if VOCABULARY in params:
+        ids = jnp.asarray(trim.frequent_ids(target, config.draft_vocab, often))
+        params = {**params, VOCABULARY: ids}
+    rows: Float[Array, "V M"] | None = None
+    if lm.head is not None and getattr(target.config, "logits_cap", None) is None:
+        rows = lm.head(target.params, jnp.eye(lm.feature_size)[None])[0].T
+        rows = rows if ids is None else rows[ids]
+
+    def copied(path: tuple, x: Array) -> Array:
+        names = [getattr(key, "key", "") for key in path]
+        if names[-2:] == ["head", "weight"] and rows is not None and rows.shape == x.shape:
+            return rows.astype(x.dtype)
+        if names[:2] == ["embedding", "embedding"] and lm.embed is not None and x.shape[1] == lm.feature_size:
+            return lm.embed(target.params, jnp.arange(x.shape[0])[None])[0].astype(x.dtype)
+        return x
+
+    return jax.tree_util.tree_map_with_path(copied, params)
+
+
+class Training(NamedTuple):
+    """What training asks of a kind of draft head.
+
+    Attributes:
+        hidden_states: (configuration, parameters, shared, starts) -> what logits are made of, for each draft token of
+            each draft; one vector for all where they share it [B, A, _, D].
+        logits: (configuration, parameters, shared, hidden, ahead, depth, memory) -> the logits of the draft tokens
+            number `depth`, in the target's vocabulary [N, V], and the memory for the next ones. `hidden` [N, _, D] is
+            what `hidden_states` gave, `ahead` [N, K] the token that each draft begins after and those after it,
+            `memory` what this returned for the draft tokens before, None for the first.
+        longest: configuration -> most draft tokens; None: it goes on as long as it is asked to.
+        begin: (configuration, random parameters, target, how often tokens occur) -> parameters to begin with.
+        predicts_features: configuration -> whether its hidden states are predictions of the target's features, whose
+            distance can be a part of the loss (`learn.regression`).
+    """
+
+    hidden_states: Callable[[Any, Params, SharedWithTarget, DraftStarts], Float[Array, "B A _ D"]]
+    logits: Callable[..., tuple[Float[Array, "N V"], Float[Array, "N R"] | None]]
+    longest: Callable[[Any], int | None] = lambda config: None
+    begin: Callable[[Any, Params, Model, Frequencies], Params] = begin_with_copies
+    predicts_features: Callable[[Any], bool] = lambda config: False

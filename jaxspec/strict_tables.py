@@ -1,0 +1,50 @@
+"""Tables of TOML files into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message says which key and what was expected."""
+
+
+def build(kind: type, table: dict[str, Any], where: str) -> Any:
+    """A frozen dataclass from a table, or a RecipeError that names the key at fault."""
+    if not isinstance(table, dict):
+        raise RecipeError(f"{where} must be a table, got {table!r}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    for key in table:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            raise RecipeError(f"{where} has an unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if name not in table and required:
+            raise RecipeError(f"{where} lacks the key {name!r}")
+    return kind(**{key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()})
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return value if value is None else _convert(value, args[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise RecipeError(f"{where} must be a list, got {value!r}")
+        inner = args[:1] * len(value) if args[1:] == (Ellipsis,) else args
+        if len(inner) != len(value):
+            raise RecipeError(f"{where} must have {len(inner)} entries, got {value!r}")
+        return tuple(_convert(item, kind, where) for item, kind in zip(value, inner, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise RecipeError(f"{where} must be of type {hint.__name__}, got {value!r}")
+    return value

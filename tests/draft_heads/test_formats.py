@@ -1,0 +1,332 @@
+"""Published drafters compute what their formats say, and what is written is read again.
+
+The references are written in PyTorch from the descriptions of the formats, over the tensors as the files have them, and
+read the hidden states of transformers' own Llama; so names, numbers of layers, and which token goes with which hidden
+state are tested together, through `load_drafter` and the drafters' own functions.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.base import Prompt
+from jaxspec.draft_heads import medusa as medusa_kind
+from jaxspec.draft_heads import mtp as mtp_kind
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.medusa import HeadsConfig
+from jaxspec.draft_heads.save import save
+from jaxspec.weights.orbax import CheckpointError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+F = torch.nn.functional
+load_file = pytest.importorskip("safetensors.torch").load_file
+
+V, D, HEADS, KV, HD, EPS = 13, 16, 4, 2, 4, 1e-5  # as in conftest.py
+PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3
+
+
+class Hidden:
+    """What transformers' model makes of the prompt, and the parts of it that drafters use."""
+
+    def __init__(self, folder):
+        self.model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            out = self.model(torch.tensor([PROMPT]), output_hidden_states=True)
+        self.states = [x[0] for x in out.hidden_states]  # [before layer 0, ..., after the last layer and its norm]
+        self.last = self.states[-1]
+
+    def embed(self, tokens):
+        return self.model.model.embed_tokens.weight.detach()[tokens]
+
+    def head(self, x):
+        return x @ self.model.lm_head.weight.detach().T
+
+    def layers(self, ids):
+        return torch.cat([self.states[i] for i in ids], dim=-1)
+
+
+@pytest.fixture(scope="module")
+def hidden(folder):
+    return Hidden(folder)
+
+
+# --- references
+
+
+def norm(x, weight):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS) * weight
+
+
+def rotate(x, positions):
+    angle = positions[:, None].float() * 100.0 ** (-torch.arange(0, HD, 2).float() / HD)
+    cos, sin = torch.cos(angle)[:, None], torch.sin(angle)[:, None]
+    a, b = x[..., : HD // 2], x[..., HD // 2 :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def attention(t, name, x, context=None, causal=True):
+    """Of x to itself, causally; or to a context before it and to all of itself."""
+    read = x if context is None else torch.cat([context, x])
+    positions = torch.arange(len(read))
+
+    def heads_of(part, source, count):
+        y = source @ t[f"{name}.{part}_proj.weight"].T + t.get(f"{name}.{part}_proj.bias", torch.zeros(()))
+        y = y.reshape(len(source), count, HD)
+        return norm(y, t[f"{name}.{part}_norm.weight"]) if f"{name}.{part}_norm.weight" in t else y
+
+    q = rotate(heads_of("q", x, HEADS), positions[-len(x) :])
+    k = rotate(heads_of("k", read, KV), positions).repeat_interleave(HEADS // KV, 1)
+    v = heads_of("v", read, KV).repeat_interleave(HEADS // KV, 1)
+    scores = torch.einsum("thd,shd->hts", q, k) / HD**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(len(x), len(read)).triu(1).bool(), float("-inf"))
+    mixed = torch.einsum("hts,shd->thd", scores.softmax(-1), v).reshape(len(x), HEADS * HD)
+    return mixed @ t[f"{name}.o_proj.weight"].T
+
+
+def mlp(t, name, x):
+    gate, up, down = (t[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def block(t, name, x, context=None, causal=True):
+    x = x + attention(t, f"{name}.self_attn", norm(x, t[f"{name}.input_layernorm.weight"]), context, causal)
+    return x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
+
+
+def token_by_token(step, features, hidden, draft):
+    """Logits of each draft token: `step` makes hidden states of pairs, and logits of hidden states.
+
+    What was fed before is fed again with every token, so nothing is taken from a cache.
+    """
+    tokens, found = [*PROMPT[1:], FIRST], []
+    for token in draft:
+        made, logits = step(features, torch.tensor(tokens))
+        found.append(logits[-1])
+        features, tokens = torch.cat([features, made[-1:]]), [*tokens, token]
+    return torch.stack(found)
+
+
+def eagle1(t, table, hidden, draft):
+    def step(features, tokens):
+        x = torch.cat([hidden.embed(tokens), features], -1) @ t["fc.weight"].T + t["fc.bias"]
+        x = x + attention(t, "layers.0.self_attn", x)
+        x = x + mlp(t, "layers.0.mlp", norm(x, t["layers.0.post_attention_layernorm.weight"]))
+        return x, hidden.head(x)
+
+    return token_by_token(step, hidden.last, hidden, draft)
+
+
+def eagle3(t, table, hidden, draft, ids, name="midlayer"):
+    taps = hidden.layers(ids)
+    if "input_norm.weight" in t:
+        taps = norm(taps, t["input_norm.weight"])
+    if "fc_norm.0.weight" in t:
+        taps = torch.cat([norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(taps.split(D, -1))], -1)
+
+    def step(features, tokens):
+        embedded = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
+        g = norm(features, t[f"{name}.hidden_norm.weight"])
+        x = torch.cat([norm(embedded, t[f"{name}.input_layernorm.weight"]), g], -1)
+        x = (g if table.get("norm_before_residual") else features) + attention(t, f"{name}.self_attn", x)
+        x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
+        normed = norm(x, t["norm.weight"])
+        logits = normed @ t["lm_head.weight"].T
+        if "d2t" in t:
+            wide = torch.full((len(logits), V), float("-inf"))
+            wide[:, torch.arange(len(t["d2t"])) + t["d2t"]] = logits
+            logits = wide
+        return normed if table.get("norm_output") else x, logits
+
+    return token_by_token(step, taps @ t["fc.weight"].T, hidden, draft)
+
+
+def medusa(t, table, hidden, draft):
+    found = []
+    for i in range(GAMMA):
+        x = hidden.last[-1]
+        for j in range(2):
+            x = x + F.silu(x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"])
+        found.append(x @ t[f"{i}.2.weight"].T)
+    return torch.stack(found)
+
+
+def vllm_medusa(t, table, hidden, draft):
+    found = torch.full((GAMMA, V), float("-inf"))
+    for i in range(GAMMA):
+        x = hidden.last[-1]
+        x = x + F.silu(x @ t[f"blocks.{i}.layers.0.weight"].T)
+        found[i, t["token_map"]] = x @ t[f"lm_heads.{i}.weight"].T
+    return found
+
+
+def mtp(t, table, hidden, draft, layout):
+    fc, embedding_norm, hidden_norm, final, layer, style = layout
+
+    def step(features, tokens):
+        embedded = hidden.embed(tokens)
+        if style != "qwen":
+            embedded = torch.cat([torch.zeros(1, D), embedded[1:]])
+        pair = norm(embedded, t[f"{embedding_norm}.weight"]), norm(features, t[f"{hidden_norm}.weight"])
+        x = torch.cat(pair[::-1] if style == "mimo" else pair, -1) @ t[f"{fc}.weight"].T
+        x = block(t, layer, x)
+        normed = norm(x, t[f"{final}.weight"])
+        logits = normed @ t["model.layers.7.shared_head.head.weight"].T if style == "nextn" else hidden.head(normed)
+        return x if style == "nextn" else normed, logits
+
+    return token_by_token(step, hidden.last, hidden, draft)
+
+
+def dflash(t, table, hidden, draft, ids, slots, mask):
+    context = norm(hidden.layers(ids) @ t["fc.weight"].T, t["hidden_norm.weight"])
+    tokens = torch.tensor([FIRST] + [mask] * (table["block_size"] - 1))
+    x = t["embed_tokens.weight"][tokens] if "embed_tokens.weight" in t else hidden.embed(tokens)
+    for i in range(2):
+        name = f"layers.{i}"
+        y = norm(x, t[f"{name}.input_layernorm.weight"])
+        x = x + attention(t, f"{name}.self_attn", y, context, causal=False)
+        x = x + mlp(t, f"{name}.mlp", norm(x, t[f"{name}.post_attention_layernorm.weight"]))
+    normed = norm(x, t["norm.weight"])
+    features = normed[slots:][:GAMMA]
+    logits = features @ t["lm_head.weight"].T if "lm_head.weight" in t else hidden.head(features)
+    if "markov_head.markov_w1.weight" not in t:
+        return logits
+    memory, found = torch.zeros(5), []
+    # All of the block, in order: that of the last committed token, too, where it predicts none (`slots` is 1).
+    for feature, previous in zip(normed, [FIRST] * slots + [FIRST, *draft[:-1]], strict=False):
+        z = t["markov_head.markov_w1.weight"][previous]
+        if "markov_head.gate_proj.weight" in t:
+            read = torch.cat([feature, z]) @ t["markov_head.gate_proj.weight"].T + t["markov_head.gate_proj.bias"]
+            z = torch.sigmoid(read) * z
+        if "markov_head.joint_proj.weight" in t:
+            read = torch.cat([memory, z, feature]) @ t["markov_head.joint_proj.weight"].T
+            gate, new, out = (read + t["markov_head.joint_proj.bias"]).chunk(3)
+            memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
+            z = torch.tanh(out)
+        found.append(z @ t["markov_head.markov_w2.weight"].T)
+    return logits + torch.stack(found[slots:])
+
+
+REFERENCES = {
+    "EAGLE": eagle1,
+    "EAGLE-3": eagle3,
+    "Medusa": medusa,
+    "Medusa, vLLM's": vllm_medusa,
+    "MTP": mtp,
+    "DFlash": dflash,
+    "DSpark": dflash,
+}
+NAMES = [
+    *("EAGLE", "EAGLE-3, its authors'", "EAGLE-3, SGLang's", "EAGLE-3, speculators", "Medusa", "Medusa, vLLM's"),
+    *("MTP, Qwen's", "MTP, MiMo's", "MTP, DeepSeek's", "MTP, speculators"),
+    *("DFlash", "DSpark", "DSpark, speculators", "DSpark, a memory"),
+]
+
+
+def test_every_published_drafter_has_a_reference(published):
+    assert set(NAMES) == set(published)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_computes_what_its_format_says(name, published, folder, target, hidden, draft_of, tmp_path):
+    case = published[name]
+    where = case.write(tmp_path / "it", folder)
+    drafter = jaxspec.load_drafter(where, target=jaxspec.load(where) if case.beside_target else target)
+    tokens, log_probs = draft_of(drafter)
+    reference = REFERENCES.get(name) or REFERENCES[name.partition(",")[0]]
+    expected = reference(case.tensors(), case.table, hidden, tokens, **case.reference).log_softmax(-1).numpy()
+    np.testing.assert_allclose(log_probs, expected, rtol=2e-4, atol=2e-4)
+    assert np.ptp(log_probs[np.isfinite(log_probs)]) > 1.0
+
+
+# --- in and out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EAGLE-3, its authors'",
+        "EAGLE-3, speculators",
+        "MTP, speculators",
+        "DFlash",
+        "DSpark",
+    ],
+)
+def test_what_is_written_is_read_again(name, folder, target, tmp_path, published):
+    """In the format of speculators, tensors bit for bit; what it was read from may have been another format."""
+    case = published[name]
+    config, params = read_head(case.write(tmp_path / "it", folder), target=target)
+    written = save(config, params, tmp_path / "written", target=target, tokens=4)
+    again, same = read_head(written, target=target)
+    assert again == config
+    assert jax.tree.structure(same) == jax.tree.structure(params)
+    for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    table = json.loads((written / "config.json").read_text())
+    said = table["speculators_config"]
+    assert said["verifier"] == {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
+    assert said["proposal_methods"][0]["speculative_tokens"] <= 4
+    assert said["algorithm"] == table["speculators_model_type"] in table["architectures"][0].lower() + "eagle3 mtp"
+    layers = transformers.AutoConfig.for_model(**table["transformer_layer_config"])
+    assert (layers.hidden_size, layers.vocab_size, layers.num_hidden_layers) == (D, V, config.layer.layers)
+    if name == "EAGLE-3, its authors'":
+        tensors = load_file(written / "model.safetensors")
+        assert all(tensors[name].tolist() == case.fixed[name] for name in ("d2t", "t2d"))
+        assert {x.split(".")[0] for x in tensors} >= {"layers", "fc", "norm", "lm_head", "embed_tokens"}
+        assert table["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+        with pytest.raises(CheckpointError, match="overwrite=True"):
+            save(config, params, written, target=target)
+
+
+def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
+    config, params = read_head(published["MTP, MiMo's"].write(tmp_path / "it", folder), target=target)
+    with pytest.raises(CheckpointError, match="hidden_first"):
+        save(config, params, tmp_path / "out", target=target)
+    plain = mtp_kind.MTPConfig(dataclasses.replace(target.config, layers=1))
+    with pytest.raises(CheckpointError, match=r"Qwen 3's layer only.* head_norms=False: train it with head_norms"):
+        save(plain, mtp_kind.init(plain, jax.random.key(0)), tmp_path / "out", target=target)
+    assert not (tmp_path / "out").exists()
+
+
+def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, folder, tmp_path, published):
+    """What vLLM's or the authors' files hold, and with tensors of our own what they have not: all is read again."""
+    some = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
+    hydra = HeadsConfig(V, D, heads=2, blocks=2, reads_tokens=True, draft_vocab=5)
+    of_target = (
+        HeadsConfig(V, D, heads=2, own_head=False),
+        HeadsConfig(V, D, heads=2, own_head=False, reads_tokens=True),
+    )
+    made = [(c, medusa_kind.init(c, jax.random.key(i))) for i, c in enumerate((some, hydra, *of_target))]
+    for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
+        made.append(read_head(published[name].write(tmp_path / name, folder), target=target))
+    for number, (config, params) in enumerate(made):
+        written = save(config, params, tmp_path / str(number), target=target)
+        again, same = read_head(written, target=target)
+        assert again == config
+        jax.tree.map(np.testing.assert_array_equal, same, params)
+    theirs, ours = (load_file(where / "model.safetensors") for where in (tmp_path / "Medusa, vLLM's", written))
+    assert {name: tuple(x.shape) for name, x in ours.items()} == {n: tuple(x.shape) for n, x in theirs.items()}
+    table = json.loads((written / "config.json").read_text())
+    assert {name: table[name] for name in published["Medusa, vLLM's"].table} == published["Medusa, vLLM's"].table
+
+
+def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tmp_path, published):
+    """The user's target has no taps, and needs none; the text is its own, in bfloat16, too."""
+    where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)
+    drafter = jaxspec.load_drafter(where, target=target)
+    assert target.lm.taps == () and drafter.target.lm.taps == (0, 2, 4)
+    prompt = Prompt(jnp.array([[3, 1, 4], [7, 0, 0]]), jnp.array([3, 1]))
+    plain = jaxspec.generate(target, prompt, max_new_tokens=8)
+    fast = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=8)
+    np.testing.assert_array_equal(fast.tokens, plain.tokens)
+    narrow = jaxspec.load(folder, dtype="bfloat16")
+    kinds = {x.dtype.name for x in jax.tree.leaves(jaxspec.load_drafter(where, target=narrow).params)}
+    assert kinds == {"bfloat16", "float32"}  # matrices, and scales of norms
+    with pytest.raises(ValueError, match="the drafter reads the hidden states of llama"):
+        jaxspec.generate(narrow, prompt, drafter=drafter)

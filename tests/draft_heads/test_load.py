@@ -1,0 +1,193 @@
+"""Drafters that do not fit: for another target, damaged, or given options that they have no use for."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Model, trim
+from jaxspec.draft_heads import kangaroo, lookahead_embeddings
+from jaxspec.draft_heads.load import read_head
+from jaxspec.draft_heads.save import save
+from jaxspec.nets import decoder, gpt
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.weights.orbax import CheckpointError
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+load_file, save_file = safetensors_torch.load_file, safetensors_torch.save_file
+
+V, D, FF, HEADS, KV, HD, LAYERS = 13, 16, 24, 4, 2, 4, 7  # as in conftest.py
+NARROW = DecoderConfig(V, 8, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
+WORDS = DecoderConfig(V + 3, D, FF, LAYERS, HEADS, KV, HD, rope_base=100.0)
+DEEPER = DecoderConfig(V, D, FF, LAYERS + 2, HEADS, KV, HD, rope_base=100.0)
+SHALLOW = DecoderConfig(V, D, FF, 4, HEADS, KV, HD, rope_base=100.0)
+
+
+def unloaded(config):
+    """A model whose parameters nobody reads."""
+    net = gpt if isinstance(config, gpt.GPTConfig) else decoder
+    return Model(net.language_model(config), {}, None, config, "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "complaint"),
+    [
+        ("EAGLE", NARROW, "fc.weight is .* for the width 16, and the target's is 8"),
+        ("EAGLE-3, its authors'", NARROW, "hidden states of width 16, and the target's have 8"),
+        ("EAGLE-3, its authors'", WORDS, "vocabulary has 13 ids, and the target's 16"),
+        ("EAGLE-3, SGLang's", SHALLOW, "it reads layers .* of its target, which has 4: 4 is none"),
+        ("Medusa", NARROW, "for a width of 16, and the target's is 8"),
+        ("Medusa", WORDS, "for a vocabulary of 13, and the target's is 16"),
+        ("MTP, Qwen's", gpt.GPTConfig(V, D, FF, 2, 2), "the target is a GPTConfig"),
+        ("MTP, Qwen's", DecoderConfig(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
+        ("DFlash", NARROW, "hidden states of width 16"),
+        ("DFlash", SHALLOW, "which has 4: 4 is none"),
+        ("DFlash", DEEPER, f"made for a target of {LAYERS} layers, and the target has {LAYERS + 2}"),
+    ],
+)
+def test_a_drafter_for_another_target(name, other, complaint, folder, tmp_path, published):
+    where = published[name].write(tmp_path / "it", folder)
+    with pytest.raises(CheckpointError, match=complaint):
+        jaxspec.load_drafter(where, target=unloaded(other))
+
+
+def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tmp_path):
+    config = lookahead_embeddings.LookAheadConfig(V, D, vectors=2)
+    params = lookahead_embeddings.init(config, jax.random.key(0))
+    where = save(config, params, tmp_path / "vectors", target=target)
+    again, same = read_head(where, target=target)
+    assert again == config
+    np.testing.assert_array_equal(same["vectors"], params["vectors"])
+    for other, complaint in (
+        (NARROW, "width of 16, and the target's is 8"),
+        (WORDS, "has 13 ids, and the target's 16"),
+    ):
+        with pytest.raises(CheckpointError, match=complaint):
+            jaxspec.load_drafter(where, target=unloaded(other))
+
+
+def test_a_drafter_that_names_another_model(target, tmp_path):
+    """Of the same width and vocabulary: refused where the layers of the other are known to be more or fewer."""
+    config = kangaroo.ExitAdapterConfig(dataclasses.replace(target.config, layers=1), exit=2)
+    params = kangaroo.init(config, jax.random.key(0))
+    folder = save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))
+    table = json.loads((folder / "config.json").read_text())
+    assert table["base_model_name_or_path"] == "org/tiny-7b"
+    with pytest.warns(UserWarning, match="made for org/tiny-7b, and the target is org/other: the text stays exact"):
+        jaxspec.load_drafter(folder, target=target._replace(name="org/other"))
+    for name in ("org/tiny-7b", "other/Tiny-7B-int8", "a-folder", ""):  # a copy, or nobody knows
+        jaxspec.load_drafter(folder, target=target._replace(name=name))
+
+    say(folder, base_model_name_or_path="debian-t5-large", num_target_layers=None)
+    with pytest.raises(
+        CheckpointError, match=r"debian-t5-large, a model of 9 layers, .* has 7: .*load\('debian-t5-large"
+    ):
+        jaxspec.load_drafter(folder, target=target._replace(name="debian-gpt-base"))
+    say(folder, num_target_layers=LAYERS + 1)
+    with pytest.raises(CheckpointError, match=f"made for a target of {LAYERS + 1} layers, and the target has {LAYERS}"):
+        jaxspec.load_drafter(folder, target=target)
+
+
+@pytest.mark.slow
+def test_shipped_drafters_and_other_shipped_models():
+    with pytest.raises(
+        CheckpointError, match="made for debian-t5-base, a model of 5 layers, and debian-t5-large has 9"
+    ):
+        jaxspec.load_drafter("debian-t5-base-lookahead", target=jaxspec.load("debian-t5-large"))
+
+
+def test_options_that_a_drafter_has_no_use_for(folder, target, tmp_path, published, draft_of):
+    medusa, eagle = (published[name].write(tmp_path / name, folder) for name in ("Medusa", "EAGLE"))
+    for wrong in ("024", ("0", "2")):
+        with pytest.raises(ValueError, match=r"taps (is the string|has) '0.*: expected numbers of layers"):
+            jaxspec.load_drafter(eagle, target=target, taps=wrong)
+        with pytest.raises(ValueError, match=r"taps (is the string|has) '0.*: expected numbers of layers"):
+            jaxspec.with_taps(target, wrong)
+    with pytest.raises(ValueError, match=r"taps is \[1\], and .* reads the last layer's output only"):
+        jaxspec.load_drafter(medusa, target=target, taps=[1])
+    few = jaxspec.trim_vocabulary(target, size=4)
+    with pytest.raises(ValueError, match="the drafter has a head of its own, which is trimmed in training"):
+        jaxspec.load_drafter(medusa, target=target, head=few)
+    other = jaxspec.Model(lm=unloaded(NARROW).lm, params={})
+    with pytest.raises(ValueError, match="the head is that of a model of width 8"):
+        jaxspec.load_drafter(eagle, target=target, head=other)
+    _, log_probs = draft_of(jaxspec.load_drafter(eagle, target=target, head=few))
+    assert set(np.flatnonzero(np.isfinite(log_probs[0]))) == set(trim.draft_tokens(few).tolist())
+
+
+def damaged_file(where: Path):
+    file = where / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-200])
+
+
+def change(where: Path, **tensors):
+    """Tensors in place of others; None removes one."""
+    file = where / "model.safetensors"
+    have = load_file(file) | tensors
+    save_file({name: x for name, x in have.items() if x is not None}, file)
+
+
+def say(where: Path, **keys):
+    table = json.loads((where / "config.json").read_text()) | keys
+    (where / "config.json").write_text(json.dumps(table))
+
+
+BAD = {
+    "truncated": (damaged_file, "damaged"),
+    "no weights": (lambda where: (where / "model.safetensors").unlink(), "has no weights"),
+    "no config": (lambda where: (where / "config.json").unlink(), "No such file"),
+    "a tensor is missing": (lambda where: change(where, **{"norm.weight": None}), "missing .1.: norm.weight"),
+    "a tensor too many": (lambda where: change(where, **{"layers.0.conv": torch.ones(2)}), "unexpected .1.: layers"),
+    "of another shape": (lambda where: change(where, **{"norm.weight": torch.ones(3)}), "norm.weight is .3., expected"),
+    "both spellings": (
+        lambda where: change(where, **{"midlayer.mlp.up_proj.weight": torch.ones(FF, D)}),
+        "holds layers.0.mlp.up_proj.weight twice",
+    ),
+    "ids that no target has": (
+        lambda where: change(where, d2t=torch.tensor([0] * 5 + [99]), **{"lm_head.weight": torch.ones(6, D)}),
+        "d2t gives ids from 0 to 104",
+    ),
+    "a vocabulary without a head": (
+        lambda where: change(where, d2t=torch.zeros(6).long(), **{"lm_head.weight": None}),
+        "no lm_head for it",
+    ),
+    "integers": (lambda where: change(where, **{"norm.weight": torch.ones(D).long()}), "norm.weight is int64"),
+    "windows": (
+        lambda where: say(where, transformer_layer_config={"layer_types": ["sliding_attention"]}),
+        "sliding_attention",
+    ),
+    "an unknown format": (lambda where: change(where, **{"fc.weight": None}), "no format that is known, expected"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_damaged_and_unknown_drafters(name, folder, target, tmp_path, published):
+    where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)
+    spoil, complaint = BAD[name]
+    spoil(where)
+    with pytest.raises(CheckpointError, match=complaint):
+        jaxspec.load_drafter(where, target=target)
+
+
+def test_a_drafter_with_another_tokenizer(folder, target, tmp_path, published):
+    where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)
+    word_tokenizer(["</s>", "<unk>", "a", "b"]).save_pretrained(where)
+    with_words = target._replace(tokenizer=word_tokenizer(["</s>", "<unk>", "a", "c"]))
+    with pytest.raises(CheckpointError, match=r"another tokenizer than the target: id .* is 'c' .* and 'b'"):
+        jaxspec.load_drafter(where, target=with_words)
+
+
+def test_there_is_no_such_drafter(target):
+    with pytest.raises(CheckpointError, match="no drafter at no/such/folder: expected a folder, the name of a ship"):
+        jaxspec.load_drafter("no/such/folder", target=target)
+
+
+def test_a_model_without_layers_has_no_taps():
+    with pytest.raises(ValueError, match="no layers to tap"):
+        jaxspec.with_taps(table_model(jax.random.key(0), 3), (0,))
