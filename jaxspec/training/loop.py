@@ -129,19 +129,15 @@ def fit(
         return report(state.best, objective.heldout.once())
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+    handler = ocp.StandardCheckpointHandler()  # named, so that what is stored can be looked at before it is read
+    with ocp.CheckpointManager(folder.absolute(), item_handlers=handler, options=options) as manager:
         state = TrainState(jnp.zeros((), jnp.int32), params, rule.init(params))
         if train.average:
             state = state._replace(average=jax.tree.map(jnp.copy, params))
         if manager.latest_step() is not None:
-            try:
-                state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
-            except (ValueError, TypeError, KeyError) as error:
-                reason = str(error).splitlines()[0][:120]
-                raise ValueError(
-                    f"{folder} holds the state of another model's training ({reason}): choose another folder for the "
-                    "state, or remove this one"
-                ) from error
+            metadata: Any = manager.item_metadata(manager.latest_step())
+            _check_state(metadata.tree["params"], params, folder)
+            state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
             log(f"resumed at step {int(state.step)} from {folder}")
         _check_room(state, folder, "nothing was trained")
         with bars.bar(progress, remaining=True) as bar:
@@ -177,6 +173,22 @@ def _save(manager: ocp.CheckpointManager, step: int, state: TrainState, folder: 
         for unfinished in folder.glob(f"{step}.orbax-checkpoint-tmp*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _check_state(stored: Any, params: Any, folder: Path) -> None:
+    """Refuses parameters of another model; a restore that fails inside Orbax leaves its threads behind."""
+    stored_shapes, shapes = (
+        {jax.tree_util.keystr(path): tuple(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (stored, params)
+    )
+    if stored_shapes == shapes:
+        return
+    name = next(name for name in stored_shapes | shapes if stored_shapes.get(name) != shapes.get(name))
+    there, here = (f"of shape {sizes[name]}" if name in sizes else "missing" for sizes in (stored_shapes, shapes))
+    raise ValueError(
+        f"{folder} holds the state of another model's training ({name} is {there} there and {here} here): "
+        "choose another folder for the state, or remove this one"
+    )
 
 
 def _check_room(state: TrainState, folder: Path, stays: str) -> None:
