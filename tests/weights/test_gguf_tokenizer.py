@@ -173,7 +173,7 @@ def test_spaces_of_unigram_tokenizers(keys, text, pieces):
 
 @pytest.mark.parametrize("kind", [1, CONTROL, USER_DEFINED])
 @pytest.mark.parametrize(
-    "token", [*gguf_tokenizer.END_TEXTS, *(x for texts in gguf_tokenizer.END_ROLES.values() for x in texts)]
+    "token", [*sorted(gguf_tokenizer.END_TEXTS), *(x for texts in gguf_tokenizer.END_ROLES.values() for x in texts)]
 )
 def test_tokens_whose_text_ends_a_chat_end_here_whatever_their_type(token, kind):
     table = {"tokens": ["<unk>", "<s>", "</end>", "a", token, "<|im_start|>"], "scores": [0.0] * 6}
