@@ -58,8 +58,8 @@ def numbered(lines: Iterable[str], name: str | Path) -> Iterator[tuple[str, str]
     """What `read_lines` yields, of lines that come from elsewhere."""
     try:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{name}: line {number}", line.removesuffix("\n")
+            if line.strip(" \t\r\n"):  # not `strip()`: a no-break space is a character of a prompt
+                yield f"{name}: line {number}", line.rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise no_utf8(name, error) from error
 
@@ -75,7 +75,8 @@ def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
         ValueError: a line holds something else; the message has the file and the line.
     """
     for where, line in read_lines(path):
-        yield json_object(line, where, fields)
+        if line.strip():
+            yield json_object(line, where, fields)
 
 
 def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Iterable[str] = ()) -> dict[str, Any]:

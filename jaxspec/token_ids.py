@@ -34,11 +34,11 @@ def words(tokenizer: Any) -> list[str | None]:
 
 
 def ends(model: Model) -> list[int]:
-    """Returns what ends a model's texts: the ids that its files name, without any that it lacks, else the tokenizer's.
+    """Returns what ends a model's texts: the ids that its files name, else the tokenizer's, without any that it lacks.
 
-    A model whose files name ids of which it has none goes on to `max_new_tokens`, as transformers does.
+    A model that has none of these ids goes on to `max_new_tokens`, as transformers does.
     """
-    if named := getattr(model.config, "end_tokens", ()):
-        return [token for token in named if 0 <= token < model.lm.vocab_size]
-    end = None if model.tokenizer is None else model.tokenizer.eos_token_id
-    return [] if end is None else [end]
+    named = getattr(model.config, "end_tokens", ())
+    if not named and model.tokenizer is not None and model.tokenizer.eos_token_id is not None:
+        named = (model.tokenizer.eos_token_id,)
+    return [token for token in named if 0 <= token < model.lm.vocab_size]

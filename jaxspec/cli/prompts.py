@@ -65,7 +65,8 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
         where, lines = "standard input", files.numbered(sys.stdin, "standard input")
     else:
         where, lines = str(file), files.read_lines(file)
-    is_json, first = where.endswith(".jsonl"), itertools.islice(lines, count)
+    is_json = where.endswith(".jsonl")
+    first = itertools.islice((line for line in lines if line[1].strip()) if is_json else lines, count)
     rows = [files.json_object(line, at, ["input"], ["task"]) if is_json else {"input": line} for at, line in first]
     if not rows:
         raise ValueError(f"{where} holds no prompt: expected one a line")

@@ -57,6 +57,8 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
     """
     try:
         table = llama_cpp.config_json(header.metadata, {name: x.shape for name, x in header.tensors.items()})
+        if ROPE in header.tensors and table.get("rope_scaling"):
+            raise FamilyError(f"it has the tensor {ROPE} and keys rope.scaling.*: expected one of them")
         if ROPE in header.tensors:
             table["rope_scaling"] = _llama3(header, table)
         if table["model_type"] == "t5" and HEAD in header.tensors:

@@ -239,6 +239,9 @@ def _unigram(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, 
     sentinels = {i: f"<extra_id_{EXTRA_IDS - 1 - n}>" for n, i in enumerate(padding[:EXTRA_IDS])}
     tokens = [sentinels.get(i, token) for i, token in enumerate(tokens)]
     vocab: list[Any] = list(zip(tokens, need(metadata, f"{KEY}scores"), strict=True))
+    for name, expected in (("treat_whitespace_as_suffix", False), ("escape_whitespaces", True)):
+        if bool(metadata.get(f"{KEY}{name}", expected)) != expected:
+            raise CheckpointError(f"{KEY}{name} is {not expected}: expected {expected}, or no such key")
     backend = Tokenizer(models.Unigram(vocab, ids.get("unknown"), byte_fallback=False))
     charsmap = bytes(x % 256 for x in metadata.get(f"{KEY}precompiled_charsmap", ()))
     steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []

@@ -26,6 +26,13 @@ def test_standard_input_is_read_when_asked_for_only(monkeypatch):
     assert prompts.given(None, None) == []
 
 
+def test_a_no_break_space_is_a_prompt(tmp_path):
+    (tmp_path / "prompts.txt").write_text(" \u00a0\n\nthe old\r\n", encoding="utf-8", newline="")
+    assert prompts.given(None, str(tmp_path / "prompts.txt")) == [" \u00a0", "the old"]
+    (tmp_path / "prompts.jsonl").write_text(' \n{"input": "x"}\n', encoding="utf-8")
+    assert prompts.given(None, str(tmp_path / "prompts.jsonl")) == ["x"]
+
+
 def test_held_out_prompts_are_counted():
     assert len(prompts.heldout("synopsis", 3)) == 3
     with pytest.raises(ValueError, match="count is 0"):

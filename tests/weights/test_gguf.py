@@ -189,6 +189,16 @@ def test_scaled_positions_of_llama_3_are_read_from_their_tensor(tmp_path):
         reader._llama3(header, table | {"rope_theta": 1e4})
 
 
+def test_positions_that_are_scaled_twice_are_refused(tmp_path):
+    """llama.cpp would apply both; the tensor alone is what its converter writes for Llama 3."""
+    write(tmp_path / "x.gguf", "llama")
+    header = reader.read(tmp_path / "x.gguf")
+    tensors = header.tensors | {"rope_freqs.weight": next(iter(header.tensors.values()))}
+    metadata = {**header.metadata, "llama.rope.scaling.factor": 4.0}
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight and keys rope\.scaling"):
+        reader.open_file(tmp_path / "x.gguf", header._replace(tensors=tensors, metadata=metadata))
+
+
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 FULL, LOCAL = "full_attention", "sliding_attention"
 

@@ -171,6 +171,13 @@ def test_spaces_of_unigram_tokenizers(keys, text, pieces):
     assert made("words", add_special_tokens=False)["input_ids"] + [1] == made("words")["input_ids"]
 
 
+@pytest.mark.parametrize(("key", "value"), [("treat_whitespace_as_suffix", True), ("escape_whitespaces", False)])
+def test_ways_with_spaces_that_unigram_tokenizers_here_lack_are_refused(key, value, pieces):
+    assert gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(pieces[1], **{key: not value})) is not None
+    with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{key} is {value}"):
+        gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(pieces[1], **{key: value}))
+
+
 @pytest.mark.parametrize("kind", [1, CONTROL, USER_DEFINED])
 @pytest.mark.parametrize(
     "token", [*sorted(gguf_tokenizer.END_TEXTS), *(x for texts in gguf_tokenizer.END_ROLES.values() for x in texts)]

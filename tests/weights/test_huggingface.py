@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+import types
 import weakref
 import zipfile
 from pathlib import Path
@@ -605,6 +606,9 @@ def test_a_model_without_the_tokens_that_should_end_its_texts_goes_on(folder, ca
         f"{folder}: eos_token_id is [99], and the model has ids from 0 to 23: texts go on to max_new_tokens"
     ]
     assert token_ids.ends(model) == []
+    unnamed = model._replace(config=dataclasses.replace(model.config, end_tokens=()))
+    for end, ends in ((5, [5]), (99, []), (None, [])):
+        assert token_ids.ends(unnamed._replace(tokenizer=types.SimpleNamespace(eos_token_id=end))) == ends
 
 
 def test_what_generation_config_json_asks_for_and_is_not_done_is_said(folder, caplog):
