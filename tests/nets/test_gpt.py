@@ -70,6 +70,7 @@ def test_parity_with_transformers(tmp_path, tied, compiled):
             n_head=4,
             n_positions=16,
             resid_pdrop=0.0,
+            eos_token_id=60,
             tie_word_embeddings=tied,
         )
     ).eval()
@@ -78,7 +79,7 @@ def test_parity_with_transformers(tmp_path, tied, compiled):
             parameter.normal_(0.0, 0.2)
     peer.save_pretrained(tmp_path)
     loaded = jaxspec.load(tmp_path)
-    assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied)
+    assert loaded.config == dataclasses.replace(CONFIG, tied_head=tied, end_tokens=(60,))
     ours = jax.jit(gpt.GPT(loaded.config).apply)({"params": loaded.params}, TOKENS)
     with torch.no_grad():
         said = peer(torch.tensor(np.array(TOKENS)), output_hidden_states=True)
