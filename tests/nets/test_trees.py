@@ -6,6 +6,7 @@ layers attend to three positions, so that trees lie across a window's edge.
 
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -306,14 +307,15 @@ def test_taps_and_features(name, networks):
     lm = net.language_model(config, taps=(1, 0))
     kind = {t5: t5.T5, gpt: gpt.GPT, decoder: decoder.Decoder}[net]
 
-    def run(lm):
+    def run(lm, params=params):
         forward, cache = lm.prefill(params, prompt, CAPACITY)
         wide, _ = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
         return forward, wide
 
     features = jax.jit(lambda x: nn.apply(lambda net: net.features(x), kind(config))({"params": params}))
     plain, tapped = jax.jit(lambda: run(network.lm))(), jax.jit(lambda: run(lm))()
-    first = jax.jit(lambda: run(net.language_model(dataclasses.replace(config, **{layers: 1}))))()
+    shallow = {part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
+    first = jax.jit(lambda: run(net.language_model(dataclasses.replace(config, **{layers: 1})), shallow))()
     width = prompt.tokens.shape[1] if lm.start_token is None else 1
     for one, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
         assert without.taps is None and lm.feature_size == config.dim

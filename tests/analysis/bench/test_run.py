@@ -245,7 +245,12 @@ def test_the_front_door_is_a_backend_and_another_target_a_setting():
 
 def test_a_tree_is_a_drafter_as_any():
     _, row = run(TARGET, [Setting(TASK, drafters.tree(DRAFT, (2, 2)))], config=Config(rows=3, repeats=1))
-    assert row.drafter == "tree" and row.same_text == 3 and row.tokens_per_round.value > 1 and row.conditional is None
+    assert (
+        row.drafter == "tree(6 nodes, small)"
+        and row.same_text == 3
+        and row.tokens_per_round.value > 1
+        and row.conditional is None
+    )
 
 
 def test_texts_that_differ_are_noticed_where():
