@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxspec.files import read_jsonl
 
+ENCODED = 1000  # texts that a tokenizer is given at a time
+
 
 class Example(NamedTuple):
     """Token ids of one training example; a language model has no source."""
@@ -50,8 +52,8 @@ def read_pairs(
     rows = [row for file in (path, *also) for row in _read(file, "task", "input", "output") if row["task"] in tasks]
     if not rows:
         raise ValueError(f"{path} has no example of the tasks {list(tasks)}")
-    sources = tokenizer([row["input"] for row in rows])["input_ids"]
-    targets = tokenizer([row["output"] for row in rows])["input_ids"]
+    sources = token_ids(tokenizer, [row["input"] for row in rows])
+    targets = token_ids(tokenizer, [row["output"] for row in rows])
     end = tokenizer.eos_token_id
     examples = []
     for source, target in zip(sources, targets, strict=True):
@@ -61,6 +63,12 @@ def read_pairs(
             source = [*source[: max_source - 1], end]
         examples.append(Example(np.array(source, np.int32), np.array(target, np.int32)))
     return examples
+
+
+def token_ids(tokenizer, texts: Sequence[str], **options: bool) -> Iterator[list[int]]:
+    """Encodes texts a thousand at a time: what a tokenizer keeps beside the ids of a whole data set takes gigabytes."""
+    for start in range(0, len(texts), ENCODED):
+        yield from tokenizer(texts[start : start + ENCODED], **options)["input_ids"]
 
 
 def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
@@ -74,7 +82,7 @@ def read_texts(path: Path, tokenizer, max_target: int) -> list[Example]:
     if not texts:
         raise ValueError(f"{path} is empty")
     examples = []
-    for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
+    for ids in token_ids(tokenizer, texts, add_special_tokens=False):
         row = np.array([begin, *ids, end], np.int32)
         starts = range(0, max(1, len(row) - 1), max_target)
         examples += [Example(empty, row[i : i + max_target + 1]) for i in starts]
