@@ -72,7 +72,7 @@ def compiled(kind, mesh):
     job = request.prepare(target, PROMPTS, **options(draft))
     arrays = job.weights, job.prompt, job.request
     program = loop.generation.lower(job.decoder, *arrays, job.max_new_tokens).compile()
-    outcome = program(*arrays)
+    outcome = program(**dict(zip(("weights", "prompt", "request"), arrays, strict=True)))
     tokens, length = np.asarray(outcome.tokens), np.asarray(outcome.length)
     parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(job.weights) if _split(x)]
     return [row[:n].tolist() for row, n in zip(tokens, length, strict=True)], program.as_text(), min(parts)

@@ -141,6 +141,7 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
         ValueError: batch < 1.
 
     Example:
+        >>> import jax
         >>> from jaxspec.testing import table_job
         >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
         >>> round(measure(job.replace(drafter=job.target)).alpha, 5), measure(job).positions
@@ -208,6 +209,7 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
             the other.
 
     Example:
+        >>> import jax
         >>> from jaxspec.testing import table_job
         >>> out = complete(table_job(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
         >>> found = conditional(out.trace)
