@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 
 def given(prompt: str | None, file: str | None) -> list[str]:
-    """The prompts of the command line or of a file; `-` is standard input. None are none."""
+    """Returns the prompts of the command line or of a file; `-` is standard input. None are none.
+
+    Raises:
+        ValueError: both are given, or the prompt is empty.
+    """
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and --prompts: expected one of them")
+    if prompt == "":  # an unset variable of a shell, most likely
+        raise ValueError("the PROMPT is empty: expected text, or leave it out for held-out prompts")
     if prompt is not None and prompt != "-":
         return [prompt]
     file = prompt if file is None else file

@@ -67,6 +67,7 @@ def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dic
     for key in sorted(keys.keys() - UNREAD):
         _only(keys, key, *NEUTRAL.get(key, ()))
     table |= {"vocab_size": shapes["token_embd.weight"][0], "tie_word_embeddings": "output.weight" not in shapes}
+    table["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")  # a T5's rows begin with it by default
     return {key: value for key, value in table.items() if value is not None}
 
 

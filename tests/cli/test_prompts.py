@@ -33,6 +33,12 @@ def test_a_no_break_space_is_a_prompt(tmp_path):
     assert prompts.given(None, str(tmp_path / "prompts.jsonl")) == ["x"]
 
 
+def test_an_empty_argument_is_refused():
+    with pytest.raises(ValueError, match="the PROMPT is empty"):
+        prompts.given("", None)
+    assert prompts.given(" ", None) == [" "]
+
+
 def test_held_out_prompts_are_counted():
     assert len(prompts.heldout("synopsis", 3)) == 3
     with pytest.raises(ValueError, match="count is 0"):

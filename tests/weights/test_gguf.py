@@ -199,6 +199,24 @@ def test_positions_that_are_scaled_twice_are_refused(tmp_path):
         reader.open_file(tmp_path / "x.gguf", header._replace(tensors=tensors, metadata=metadata))
 
 
+@pytest.mark.parametrize(
+    ("keys", "start"),
+    [
+        ({}, 0),
+        ({"t5.decoder_start_token_id": 4, "tokenizer.ggml.bos_token_id": 5}, 4),
+        ({"tokenizer.ggml.bos_token_id": 5}, 5),
+    ],
+)
+def test_rows_of_a_t5_begin_as_in_llama_cpp(keys, start):
+    """With the token that is named for it, else with BOS, else, where llama.cpp has none, as T5's do."""
+    architecture, shape, *_ = CASES["t5"]
+    metadata = {f"t5.{key}": value for key, value in shape.items() if key != "decoder_start_token_id"}
+    table = llama_cpp.config_json(
+        {"general.architecture": architecture, **metadata, **keys}, {"token_embd.weight": (64, 64)}
+    )
+    assert families.of(table).read(table).start_token == start
+
+
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 FULL, LOCAL = "full_attention", "sliding_attention"
 
