@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("jaxspec")
 
 # What takes longest is begun first, so that of several workers none is left with it in the end. Tests of a file share
 # programs, as those of the command line do; what is listed in SEPARATE is long, and shares little.
-LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/accept/", "tests/cli/", "tests/test_notebooks.py")
+LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/rules/", "tests/cli/", "tests/test_notebooks.py")
 TOGETHER = ("tests/cli/",)
 SLOW = Path(__file__).parent / "tests" / "slow.txt"  # marked `slow`; written by `pytest --record-slow 2`
 SEPARATE = {"tests/test_shipped.py": re.compile(r"t5|gpt"), "tests/test_notebooks.py": re.compile(r"\[.*")}

@@ -252,12 +252,12 @@ out = speculate(jaxspec.drafters.prompt_lookup(longest=4, shortest=2))
 #
 # A rule gets the draft and the target's distributions, and returns how many draft tokens are accepted and which token
 # follows them. Here is one that accepts a draft token x with probability min(1, p(x) / q(x)), and, after a rejection,
-# draws from what p has more than q. Random numbers come from `jaxspec.noise`, through `uniforms` and
+# draws from what p has more than q. Random numbers come from `jaxspec.core.noise`, through `uniforms` and
 # `sample_residual`, so that they are never used twice.
 
 # %%
-from jaxspec.accept import common
-from jaxspec.base import Rule
+from jaxspec.core import Rule
+from jaxspec.rules import common
 
 
 def verify(keys, position, draft, target, replace=common.residual):
@@ -281,7 +281,7 @@ wrong = Rule(verify_wrongly, "wrong", exact=False)
 key = jax.random.key(0)
 for rule in (mine, wrong):
     sampled = jaxspec.generate(
-        target, prompt, drafter=draft, gamma=4, accept=rule, temperature=0.8, key=key, max_new_tokens=48
+        target, prompt, drafter=draft, gamma=4, rule=rule, temperature=0.8, key=key, max_new_tokens=48
     )
     print(f"{rule.name:6} {text_of(sampled)!r}")
 
@@ -298,12 +298,12 @@ tables = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2),
 
 
 def error_of(rule):
-    found = certify(tables[0], drafter=tables[1], accept=rule, gamma=2, steps=3)
+    found = certify(tables[0], drafter=tables[1], rule=rule, gamma=2, steps=3)
     print(f"{rule.name:10} off by {found:.1e}")
     return found
 
 
-assert error_of(jaxspec.accept.rejection()) < 1e-6
+assert error_of(jaxspec.rules.rejection()) < 1e-6
 assert error_of(mine) < 1e-6
 assert error_of(wrong) > 1e-2
 
@@ -325,6 +325,6 @@ def tiny_weights(key):
 
 lm = adapters.from_function(cached, 3, empty_cache=empty_cache)
 models = [jaxspec.Model(lm, tiny_weights(jax.random.key(seed))) for seed in (3, 4)]
-found = certify(models[0], drafter=models[1], accept=mine, gamma=2, steps=3)
+found = certify(models[0], drafter=models[1], rule=mine, gamma=2, steps=3)
 print(f"our model, our cache, our rule: off by {found:.1e}")
 assert found < 1e-6

@@ -142,7 +142,7 @@ assert np.max(fast.stats.rounds) < np.max(plain.stats.rounds)
 #
 # Above temperature 0 the text is random, and needs a key. It is not the text that plain sampling gives with the same
 # key, but it has the same distribution: `why_it_is_exact.ipynb` shows why, and proves it. With the rule
-# `jaxspec.accept.coupled()` it would be the same text, too.
+# `jaxspec.rules.coupled()` it would be the same text, too.
 
 # %%
 sampling = dict(temperature=0.8, key=jax.random.key(0), **settings)

@@ -353,9 +353,9 @@ from jaxspec.analysis.measure import acceptance, cost, timing
 from jaxspec.analysis.theory import formulas
 from jaxspec.decode.request import prepare
 
-job = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
-alpha = acceptance.measure(job, batch=len(prompts))
-costs = cost.measure(job, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 20)
+prepared = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
+alpha = acceptance.measure(prepared, batch=len(prompts))
+costs = cost.measure(prepared, repeats=3 if SMOKE else 7, inner=3 if SMOKE else 20)
 check = max(costs.v - 1, 0) / GAMMA  # of each draft token; v is taken to be linear
 plan = planning.plan(min(alpha.alpha, 1.0), costs.c, 1 + check * np.arange(17), batch=costs.batch)
 

@@ -138,7 +138,7 @@ for name, (alpha, c, check) in cases.items():
 #
 # α belongs to two models, a task and a temperature. It is measured along text that the target writes: at each position,
 # how much of p and q is common. (The share of draft tokens that a run of speculative decoding accepts is something else:
-# after the first rejected draft token none gets a trial.) What is measured is a `Job`, which `prepare` makes of the
+# after the first rejected draft token none gets a trial.) What is measured is a `Prepared`, which `prepare` makes of the
 # arguments of `generate`.
 
 # %%

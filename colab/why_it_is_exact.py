@@ -180,7 +180,7 @@ explore(shares, power_of_10=(3, 1, int(np.log10(COUNT)), 1))
 # does the same with JAX's random numbers. A wrong rule stops at its bias.
 
 # %%
-words["right: jaxspec.accept.rejection()"] = sampling.first_tokens(jaxspec.accept.rejection(), p, q, COUNT, seed=3)
+words["right: jaxspec.rules.rejection()"] = sampling.first_tokens(jaxspec.rules.rejection(), p, q, COUNT, seed=3)
 counts = np.unique(np.geomspace(10, COUNT, 25).astype(int))
 distances = {name: sampling.l1_distance(some, p, counts) for name, some in words.items()}
 display(picture(figures.distribution_distance(counts, distances, sampling.noise_distance(p, counts))))
@@ -222,9 +222,9 @@ for name in distances.keys() - wrong_distributions.keys():
 from jaxspec.testing import certify, table_model
 
 target, draft = table_model(jax.random.key(1), vocab=3), table_model(jax.random.key(2), vocab=3)
-rules = [jaxspec.accept.rejection(), jaxspec.accept.block(), jaxspec.accept.lenient(0.5)]
+rules = [jaxspec.rules.rejection(), jaxspec.rules.block(), jaxspec.rules.lenient(0.5)]
 for rule in rules:
-    off = certify(target, drafter=draft, accept=rule, gamma=2, steps=3)
+    off = certify(target, drafter=draft, rule=rule, gamma=2, steps=3)
     print(f"{rule.name:14} claims to be {'exact' if rule.exact else 'inexact'}; it is off by {off:.1e}")
     assert (off < 1e-6) == rule.exact
 
@@ -236,14 +236,14 @@ for rule in rules:
 # %%
 import jax.numpy as jnp
 
-from jaxspec.accept import common
-from jaxspec.base import Rule
+from jaxspec.core import Rule
+from jaxspec.rules import common
 from jaxspec.testing import table_model_from
 
 
 def no_residual(keys, position, draft, target):
     """Accepts the draft tokens that it should; then draws from p, whatever was rejected."""
-    verdict = jaxspec.accept.rejection().verify(keys, position, draft, target)
+    verdict = jaxspec.rules.rejection().verify(keys, position, draft, target)
     after = common.take_position(target.log_probs, verdict.num_accepted)
     return verdict._replace(next_token=common.sample_residual(keys, position, after))
 
@@ -263,7 +263,7 @@ def pretending(model):
 
 target, draft = (table_model_from(jnp.log(distribution)) for distribution in (p, q))
 wrong = {
-    "wrong: no residual": dict(drafter=draft, accept=Rule(no_residual, "no residual", exact=False)),
+    "wrong: no residual": dict(drafter=draft, rule=Rule(no_residual, "no residual", exact=False)),
     "wrong: argmax scored with q": dict(drafter=pretending(draft)),
 }
 for name, choice in wrong.items():

@@ -1,6 +1,6 @@
 """Speculative decoding for JAX: exact, one jitted program per generation, any model, any drafter.
 
-`load` a model, `generate` or `stream` from it; `drafters`, `accept` and `policies` hold the alternatives, `base` the
+`load` a model, `generate` or `stream` from it; `drafters`, `rules` and `policies` hold the alternatives, `core` the
 types, `sharding` the placement on several devices. `trim_vocabulary`, `share_vocabulary` and `map_vocabulary` make a
 model of another vocabulary, or of a part of it, draft.
 `speculate` does for any two slow functions what decoding does for a model.
@@ -12,8 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec import accept, drafters, policies, sharding
-    from jaxspec.base import Bound, Drafter, LanguageModel, Model, Prompt
+    from jaxspec import drafters, policies, rules, sharding
+    from jaxspec.core import Bound, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import (
         BeamSearch,
         Generation,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         stream,
     )
     from jaxspec.draft_heads.load import load_drafter
-    from jaxspec.execution import speculate
     from jaxspec.model import load, with_taps
     from jaxspec.shared_vocabulary import share_vocabulary
+    from jaxspec.speculative_execution import speculate
     from jaxspec.trim import trim_vocabulary
     from jaxspec.vocabulary_map import map_vocabulary
     from jaxspec.weights.tensors import CheckpointError
@@ -44,7 +44,6 @@ __all__ = [
     "LanguageModel",
     "Model",
     "Prompt",
-    "accept",
     "autoregressive",
     "beam_search",
     "drafters",
@@ -55,6 +54,7 @@ __all__ = [
     "policies",
     "prepare",
     "rollout",
+    "rules",
     "sharding",
     "share_vocabulary",
     "speculate",
@@ -67,14 +67,13 @@ __all__ = [
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
     "BeamSearch": "jaxspec.decode",
-    "Bound": "jaxspec.base",
+    "Bound": "jaxspec.core",
     "CheckpointError": "jaxspec.weights.tensors",
-    "Drafter": "jaxspec.base",
+    "Drafter": "jaxspec.core",
     "Generation": "jaxspec.decode",
-    "LanguageModel": "jaxspec.base",
-    "Model": "jaxspec.base",
-    "Prompt": "jaxspec.base",
-    "accept": "",
+    "LanguageModel": "jaxspec.core",
+    "Model": "jaxspec.core",
+    "Prompt": "jaxspec.core",
     "autoregressive": "jaxspec.decode",
     "beam_search": "jaxspec.decode",
     "drafters": "",
@@ -85,9 +84,10 @@ _HOMES = {
     "policies": "",
     "prepare": "jaxspec.decode",
     "rollout": "jaxspec.decode",
+    "rules": "",
     "share_vocabulary": "jaxspec.shared_vocabulary",
     "sharding": "",
-    "speculate": "jaxspec.execution",
+    "speculate": "jaxspec.speculative_execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
     "trim_vocabulary": "jaxspec.trim",

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from jaxspec.files import read_jsonl, read_text
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
 CHUNK = 2048  # texts that are tokenised between two reports of progress
 HELDOUT = Path(__file__).resolve().parent / "data" / "heldout"

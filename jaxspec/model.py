@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxspec import folders, quiet, sharding, token_ids
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.nets import net_of
 from jaxspec.option_names import check_names
 from jaxspec.trim import draft_tokens, trim_vocabulary, untrimmed

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.base import Cache, Params
+from jaxspec.core import Cache, Params
 
 DATA, MODEL = "data", "model"
 AXES = {DATA, MODEL}  # of a mesh

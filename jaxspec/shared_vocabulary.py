@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspec import token_ids
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.vocabulary_map import NONE, check_model, map_vocabulary
 
 LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jaxspec.base import Model
+from jaxspec.core import Model
 
 
 def size(tokenizer: Any) -> int:

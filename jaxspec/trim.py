@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxspec import nets, token_ids
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.vocabulary_map import MappedParams, check_model, with_head
 
 

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
-from jaxspec.base import Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt
-from jaxspec.warp import match_vocab
+from jaxspec.core import Cache, Encoder, Forward, Head, LanguageModel, Model, Params, Prompt, token_rows
+from jaxspec.sampling import match_vocab
 
 Outputs = TypeVar("Outputs")
 
@@ -296,7 +295,7 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
 
         read_off, forward, inner = narrowest(read, ends[:, -1], tokens.shape[1])
         logits = own_head(params, read_off) if lm.head else match_vocab(read_off, vocab, params.to_target)
-        after = buffers.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
+        after = token_rows.append(cache.ends, cache.length + 1, (start[:, None] + ends).astype(cache.ends.dtype))
         length = cache.length + jnp.asarray(tokens.shape[1], cache.length.dtype)
         return forward._replace(logits=logits), MappedCache(inner, length, after)
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import accept, buffers, noise
-from jaxspec.base import Rule
+from jaxspec import rules
+from jaxspec.core import Rule, noise, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 
@@ -79,7 +79,7 @@ def wrong_rule():
     """The rejection rule with the mistake that is made most often: after a rejection it draws from p."""
 
     def verify(keys, position, draft, target):
-        verdict = accept.rejection().verify(keys, position, draft, target)
+        verdict = rules.rejection().verify(keys, position, draft, target)
         again = noise.at(keys, position, noise.Purpose.RESIDUAL)
         return verdict._replace(next_token=noise.categorical(again, target.log_probs[:, 0]))
 
@@ -101,20 +101,22 @@ def permuted():
         limits, heats = np.array([9, 14, 5, 11]), np.array([1.0, 0.0, 0.7, 1.0])
         keys = jax.random.split(jax.random.key(5), 4)
         options = dict(max_new_tokens=limits, temperature=heats, key=keys, eos_ids=())
-        job = prepare(target, buffers.pad(rows, 8), drafter=drafter, gamma=2, **options)
+        prepared = prepare(target, token_rows.pad(rows, 8), drafter=drafter, gamma=2, **options)
 
         def start():
-            return loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+            return loop.start(
+                prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+            )
 
         def advanced(state, rounds=100):
             for _ in range(rounds):
                 if bool(state.done.all()):
                     break
-                state, _ = loop.advance(job.decoder, job.weights, state)
+                state, _ = loop.advance(prepared.decoder, prepared.weights, state)
             return state
 
         order = np.array([2, 0, 3, 1])
-        state = advanced(buffers.take_rows(advanced(start(), 1), order), 3)
-        return texts(advanced(start())), texts(advanced(buffers.take_rows(state, np.argsort(order))))
+        state = advanced(token_rows.take_rows(advanced(start(), 1), order), 3)
+        return texts(advanced(start())), texts(advanced(token_rows.take_rows(state, np.argsort(order))))
 
     return permuted

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import buffers, noise, tree, warp
-from jaxspec import cache as kv
-from jaxspec.base import Caches
+from jaxspec import sampling
+from jaxspec.core import Caches, noise, token_rows, tree
+from jaxspec.core import kv_cache as kv
 
 # --- noise -----------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ def test_static_choices_are_sorted_and_checked():
 
 
 def test_buckets_are_few_and_never_too_small():
-    sizes = [buffers.bucket(n) for n in range(1, 3000)]
+    sizes = [token_rows.bucket(n) for n in range(1, 3000)]
     assert all(size >= n for n, size in enumerate(sizes, start=1))
     assert all(size <= max(16, 2 * n) for n, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes)
@@ -230,13 +230,13 @@ def test_buckets_are_few_and_never_too_small():
     ],
 )
 def test_tokens_are_committed_up_to_the_first_end_and_the_limit(new, count, left, eos, committed, ended):
-    got = buffers.num_to_commit(jnp.array([new]), jnp.array([count]), jnp.array([left]), jnp.array([eos]))
+    got = token_rows.num_to_commit(jnp.array([new]), jnp.array([count]), jnp.array([left]), jnp.array([eos]))
     assert (int(got[0][0]), bool(got[1][0])) == (committed, ended)
 
 
 def test_rows_have_end_tokens_of_their_own():
     new = jnp.array([[1, 2, 3]] * 3)
-    got = buffers.num_to_commit(new, jnp.full(3, 3), jnp.full(3, 9), jnp.array([[2, -1], [-1, 3], [-1, -1]]))
+    got = token_rows.num_to_commit(new, jnp.full(3, 3), jnp.full(3, 9), jnp.array([[2, -1], [-1, 3], [-1, -1]]))
     assert got[0].tolist() == [2, 3, 3] and got[1].tolist() == [True, True, False]
 
 
@@ -244,21 +244,21 @@ def test_rows_of_a_state_are_taken_and_put_back_leaf_by_leaf():
     """Whatever is in it, nested tuples, keys and None included."""
     keys = jax.random.split(jax.random.key(0), 4)
     state = Caches({"k": jnp.arange(8).reshape(4, 2), "none": None}, (keys, jnp.arange(4.0)))
-    some = buffers.take_rows(state, jnp.array([3, 1]))
+    some = token_rows.take_rows(state, jnp.array([3, 1]))
     assert some.target["k"].tolist() == [[6, 7], [2, 3]] and some.target["none"] is None
     assert (jax.random.key_data(some.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
-    moved = buffers.put_rows(state, jnp.array([0, 2]), some)
+    moved = token_rows.put_rows(state, jnp.array([0, 2]), some)
     assert moved.target["k"].tolist() == [[6, 7], [2, 3], [2, 3], [6, 7]]
     assert moved.draft[1].tolist() == [3, 1, 1, 3]
-    again = buffers.put_rows(moved, jnp.array([0, 2]), buffers.take_rows(state, jnp.array([0, 2])))
+    again = token_rows.put_rows(moved, jnp.array([0, 2]), token_rows.take_rows(state, jnp.array([0, 2])))
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), again, state))
 
 
 def test_pad_names_the_empty_prompt():
     with pytest.raises(ValueError, match="prompt 1 is empty"):
-        buffers.pad([[1], []])
+        token_rows.pad([[1], []])
     with pytest.raises(ValueError, match="no prompts"):
-        buffers.pad([])
+        token_rows.pad([])
 
 
 # --- samplers ---------------------------------------------------------------------------------------------------------
@@ -268,7 +268,9 @@ LOGITS = jax.random.normal(jax.random.key(3), (3, 2, 9)) * 2
 
 def sampling_params(temperature, top_k=9, top_p=1.0, batch=3):
     spread = lambda x, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), (batch,))  # noqa: E731
-    return warp.SamplingParams(spread(temperature, jnp.float32), spread(top_k, jnp.int32), spread(top_p, jnp.float32))
+    return sampling.SamplingParams(
+        spread(temperature, jnp.float32), spread(top_k, jnp.int32), spread(top_p, jnp.float32)
+    )
 
 
 def reference(logits, temperature, top_k, top_p):
@@ -291,7 +293,7 @@ def reference(logits, temperature, top_k, top_p):
 @pytest.mark.parametrize("top_k", [1, 3, 9])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
-    distribution = warp.sampling(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p), LOGITS)
+    distribution = sampling.at_temperature(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p), LOGITS)
     for b in range(3):
         for t in range(2):
             expected = reference(LOGITS[b, t], temperature, top_k, top_p)
@@ -299,29 +301,31 @@ def test_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
 
 
 def test_processors_that_are_off_change_nothing():
-    plain = warp.sampling()(sampling_params(0.7), LOGITS).log_probs
-    on = warp.sampling(top_k=9, top_p=True)(sampling_params(0.7), LOGITS).log_probs
+    plain = sampling.at_temperature()(sampling_params(0.7), LOGITS).log_probs
+    on = sampling.at_temperature(top_k=9, top_p=True)(sampling_params(0.7), LOGITS).log_probs
     np.testing.assert_allclose(plain, on, atol=1e-6)
 
 
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
     logits = jnp.array([[[1.0, 5.0, 5.0, 2.0]]])
-    distribution = warp.sampling()(sampling_params(0.0, 4, batch=1), logits)
+    distribution = sampling.at_temperature()(sampling_params(0.0, 4, batch=1), logits)
     assert jnp.exp(distribution.log_probs).tolist() == [[[0, 1, 0, 0]]]
-    assert warp.greedy()(None, logits).tokens.tolist() == [[1]]
+    assert sampling.greedy()(None, logits).tokens.tolist() == [[1]]
 
 
 def test_rows_have_their_own_sampling_params():
-    mixed = warp.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
-    distribution = warp.sampling(top_k=9, top_p=True)(mixed, LOGITS)
+    mixed = sampling.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
+    distribution = sampling.at_temperature(top_k=9, top_p=True)(mixed, LOGITS)
     for b, (temperature, top_k, top_p) in enumerate(zip(*mixed[:3], strict=True)):
-        alone = warp.sampling(top_k=9, top_p=True)(sampling_params(temperature, top_k, top_p, 1), LOGITS[b : b + 1])
+        alone = sampling.at_temperature(top_k=9, top_p=True)(
+            sampling_params(temperature, top_k, top_p, 1), LOGITS[b : b + 1]
+        )
         np.testing.assert_allclose(distribution.log_probs[b], alone.log_probs[0], atol=1e-6)
 
 
 def test_minus_infinity_and_bfloat16_logits():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]], jnp.bfloat16)
-    distribution = warp.sampling(top_k=2, top_p=True)(sampling_params(1.0, 2, 0.99, 1), logits)
+    distribution = sampling.at_temperature(top_k=2, top_p=True)(sampling_params(1.0, 2, 0.99, 1), logits)
     assert distribution.log_probs.dtype == jnp.float32
     assert jnp.exp(distribution.log_probs)[0, 0, 1] == 0
     assert jnp.isfinite(jnp.exp(distribution.log_probs)).all()
@@ -331,12 +335,12 @@ def test_minus_infinity_and_bfloat16_logits():
 def test_where_nothing_is_allowed_there_is_no_distribution(temperature):
     nothing = jnp.full((1, 2, 9), -jnp.inf).at[0, 1, 4].set(0.0)
     params = sampling_params(temperature, batch=1)._replace(min_p=jnp.zeros(1))
-    distribution = jax.jit(warp.sampling(9, True, True))(params, nothing)
+    distribution = jax.jit(sampling.at_temperature(9, True, True))(params, nothing)
     assert jnp.isnan(distribution.log_probs[0, 0]).all() and distribution.log_probs[0, 1, 4] == 0
-    assert warp.greedy()(None, nothing).tokens.tolist() == [[-1, 4]]
+    assert sampling.greedy()(None, nothing).tokens.tolist() == [[-1, 4]]
 
 
 def test_greedy_program_has_no_softmax_and_no_sort():
-    text = str(jax.make_jaxpr(lambda x: warp.greedy()(None, x))(LOGITS))
+    text = str(jax.make_jaxpr(lambda x: sampling.greedy()(None, x))(LOGITS))
     assert "exp" not in text and "sort" not in text and "top_k" not in text
-    assert "sort" not in str(jax.make_jaxpr(lambda x: warp.sampling()(sampling_params(1.0), x))(LOGITS))
+    assert "sort" not in str(jax.make_jaxpr(lambda x: sampling.at_temperature()(sampling_params(1.0), x))(LOGITS))

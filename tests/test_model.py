@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import drafters, folders, generate, load_drafter, model, trim, with_taps
-from jaxspec.base import Prompt
 from jaxspec.cli import names
 from jaxspec.cli.main import app
+from jaxspec.core import Prompt
 from jaxspec.model import Model, load, shipped
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig

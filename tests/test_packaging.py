@@ -22,6 +22,7 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
+TYPES = ("language_model", "distribution", "draft", "rule", "draft_head", "drafter", "policy", "decoder")  # of core
 CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "programs", "option_names", "warp"}
 DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "extras", "folders", "files", "progress"}
@@ -40,18 +41,17 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "quiet": set(),
     "warp": {"base", "noise", "token_ids", "integers"},
     "trace": set(),
-    "accept": CORE,
+    "rules": CORE,
     "extras": set(),
     "folders": set(),
     "files": {"folders"},
     "progress": set(),
-    "corpus": {"base", "files"},
+    "corpus": {"core", "files"},
     "datastore": {"folders", "token_ids", "extras"},
-    "rounds": CORE | {"accept"},
-    "drafters": CORE | {"accept", "rounds", "corpus", "datastore"},  # one may be a speculative decoder itself
-    "policies": {"base", "tree"},
-    "execution": CORE | {"accept"},
-    "decode": CORE | {"accept", "rounds", "drafters", "policies", "trace", "sharding"},
+    "drafters": CORE | {"rules", "corpus", "datastore"},  # one may be a speculative decoder itself
+    "policies": {"core"},
+    "speculative_execution": CORE | {"rules"},
+    "decode": CORE | {"rules", "drafters", "policies", "trace", "sharding"},
     "testing": DECODING | {"execution", "quiet"},
     "nets": CORE | {"drafters"},  # n-gram tables are a family of models
     "sharding": CORE,
@@ -66,7 +66,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "trim": CORE | {"nets", "vocabulary_map"},  # the head of a network of ours
     "shared_vocabulary": {"base", "token_ids", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door", "extras"},
-    "front door": DECODING | MODELS | {"execution", "sharding"},  # see `FRONT_DOORS`
+    "front door": DECODING | MODELS | {"speculative_execution", "sharding"},  # see `FRONT_DOORS`
     "analysis": DECODING
     | MODELS
     | {"sharding", "training", "front door", "testing"}
@@ -109,13 +109,13 @@ def imported_packages(source: str) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "packages"),
     [
-        ("from jaxspec import cache as kv", {"cache"}),
+        ("from jaxspec.core import kv_cache as kv", {"core"}),
         ("from jaxspec.decode.loop import run", {"decode"}),
         ("import jaxspec.nets.t5, jax", {"nets"}),
         ("from jaxspec import load", {"front door"}),
         ("import jaxspec", {"front door"}),
-        ("def f():\n    from jaxspec import accept, noise", {"accept", "noise"}),
-        ("from jaxspeculative import cache", set()),
+        ("def f():\n    from jaxspec import rules, sharding", {"rules", "sharding"}),
+        ("from jaxspeculative import core", set()),
     ],
 )
 def test_imports_are_found_wherever_they_are(line: str, packages: set[str]):
@@ -146,16 +146,17 @@ def test_hints_name_extras_that_a_checkout_has():
 
 
 def test_types_have_one_address():
-    elsewhere = [file for file in sorted(PACKAGE.rglob("*.py")) if package_of(file) != "base"]
-    assert [file.name for file in elsewhere if "jaxspec.base." in file.read_text(encoding="utf-8")] == []
+    types = re.compile(rf"jaxspec\.core\.({'|'.join(TYPES)})\b")
+    elsewhere = [file for file in sorted(PACKAGE.rglob("*.py")) if package_of(file) != "core"]
+    assert [file.name for file in elsewhere if types.search(file.read_text(encoding="utf-8"))] == []
     defined = set()
-    for file in (PACKAGE / "base").glob("[!_]*.py"):
+    for file in (PACKAGE / "core" / f"{name}.py" for name in TYPES):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
                 defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
             elif isinstance(node, ast.ClassDef):
                 defined.add(node.name)
-    assert defined == set(jaxspec.base.__all__)
+    assert defined == set(jaxspec.core.__all__)
 
 
 def test_the_table_of_imports_has_no_cycle():

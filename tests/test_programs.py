@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import accept, drafters, programs, warp
+from jaxspec import drafters, programs, rules, sampling
 from jaxspec.decode import speculative
 from jaxspec.testing import table_model
 
@@ -62,9 +62,9 @@ def test_models_that_are_gone_are_let_go_of():
         model, sign = fresh(base)
         alive.append(sign)
         tree = drafters.tree(model, (2, 1))
-        speculative(model.lm, tree.functions, accept.rejection(), warp.greedy(), 3)
-        job = jaxspec.prepare(model, [[1, 2]], drafter=model, max_new_tokens=4)
-    del model, tree, job
+        speculative(model.lm, tree.functions, rules.rejection(), sampling.greedy(), 3)
+        prepared = jaxspec.prepare(model, [[1, 2]], drafter=model, max_new_tokens=4)
+    del model, tree, prepared
     gc.collect()
     assert 0 < sum(sign() is not None for sign in alive) <= programs.KEPT
 

@@ -145,10 +145,10 @@ def test_what_goes_with_a_placed_target_is_placed():
     """Prompts, keys, and a drafter that is not on the mesh."""
     mesh = sharding.mesh("data=1")
     target, draft = (table_model(jax.random.key(i), vocab=5) for i in range(2))
-    job = request.prepare(placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3))
-    assert {x.sharding.mesh for x in jax.tree.leaves((job.weights, job.prompt, job.request))} == {mesh}
-    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((job.prompt, job.request))} == {("data",)}
-    assert {tuple(x.sharding.spec) for x in jax.tree.leaves(job.weights)} == {()}
+    prepared = request.prepare(placed(target, mesh), PROMPT, drafter=draft, temperature=1.0, key=jax.random.key(3))
+    assert {x.sharding.mesh for x in jax.tree.leaves((prepared.weights, prepared.prompt, prepared.request))} == {mesh}
+    assert {tuple(x.sharding.spec) for x in jax.tree.leaves((prepared.prompt, prepared.request))} == {("data",)}
+    assert {tuple(x.sharding.spec) for x in jax.tree.leaves(prepared.weights)} == {()}
 
 
 # --- in processes of their own

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, corpus, noise, recipes
+from jaxspec import corpus, recipes, rules
 from jaxspec.analysis.measure import fits, numerics, samples
-from jaxspec.base import Prompt
 from jaxspec.cli.options import DRAFT, TARGET
+from jaxspec.core import Prompt, noise, token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import load
 from jaxspec.model import shipped
@@ -44,7 +44,7 @@ def heldout(kind, count):
     rows = [json.loads(line)["input"] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
     target, draft = jaxspec.load(target), jaxspec.load(draft)
     ids = [row[:WIDTH] for row in target.tokenizer(rows)["input_ids"]]
-    return target, draft, buffers.pad(ids)  # all in one bucket, so that a few programs serve them
+    return target, draft, token_rows.pad(ids)  # all in one bucket, so that a few programs serve them
 
 
 @pytest.fixture(scope="module", params=list(PAIRS))
@@ -214,7 +214,7 @@ def sampled(request):
 def test_coupled_equals_plain_sampling(sampled, drafter):
     """In shuffled batches; some alone. A random drafter takes a round for nearly every token: half of the prompts."""
     target, draft, prompts, keys, plain = sampled
-    options = dict(drafter=draft if drafter == "good" else random_drafter(draft), gamma=4, accept=accept.coupled())
+    options = dict(drafter=draft if drafter == "good" else random_drafter(draft), gamma=4, rule=rules.coupled())
     options |= dict(temperature=1.0, max_new_tokens=FEW)
     alone = np.arange(0, SAMPLED, 8)[:, None] if drafter == "good" else []
     shuffled = np.random.default_rng(0).permutation(SAMPLED)[:: 1 if drafter == "good" else 2]
@@ -227,11 +227,11 @@ def test_coupled_equals_plain_sampling(sampled, drafter):
 def test_sampled_tokens_have_the_targets_distribution(pair):
     target, draft, prompts, _ = pair
     shortest = int(np.argmin(prompts.length))
-    width = buffers.bucket(int(prompts.length[shortest]))
+    width = token_rows.bucket(int(prompts.length[shortest]))
     one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
-    job = prepare(target, one, drafter=draft, gamma=1, temperature=1.0, key=jax.random.key(0))
-    context = samples.context(job, draws=2048)
-    found = samples.draw(job, context.first, jax.random.key(1), draws=2048)
+    prepared = prepare(target, one, drafter=draft, gamma=1, temperature=1.0, key=jax.random.key(0))
+    context = samples.context(prepared, draws=2048)
+    found = samples.draw(prepared, context.first, jax.random.key(1), draws=2048)
     assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
     fitted = fits.fit(context, found.tokens)
     assert fitted.cells > 2
@@ -243,8 +243,8 @@ def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
     target, draft, prompts, _ = pair
     half = [jaxspec.load(model.name, dtype="bfloat16") for model in (target, draft)]
-    job = prepare(half[0], some(prompts, range(16)), drafter=half[1], gamma=4, max_new_tokens=NEW)
-    for found in numerics.mismatches(job):
+    prepared = prepare(half[0], some(prompts, range(16)), drafter=half[1], gamma=4, max_new_tokens=NEW)
+    for found in numerics.mismatches(prepared):
         assert found.plain != found.speculative
         assert abs(found.margin) < 0.25, found
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from jaxspec import noise
-from jaxspec.accept import block, common, coupled, rejection
-from jaxspec.base import Draft, Drafter, Prompt, Rule, Verdict
+from jaxspec.core import Draft, Drafter, Prompt, Rule, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.drafters import model as model_drafter
+from jaxspec.rules import block, common, coupled, rejection
+from jaxspec.sampling import SamplingParams, at_temperature, chain, greedy
 from jaxspec.testing import (
     certify,
-    certify_job,
+    certify_prepared,
     decoder_distribution,
     outcomes,
     plain_distribution,
@@ -26,7 +26,6 @@ from jaxspec.testing import (
     with_sampler,
     word_tokenizer,
 )
-from jaxspec.warp import SamplingParams, chain, greedy, sampling
 
 TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
@@ -62,12 +61,12 @@ def nothing_accepted(position, token):
     return Verdict(zero, token, zero)
 
 
-def job(target=TARGET, **options):
+def prepared(target=TARGET, **options):
     return prepare(target, PROMPT, **dict(key=jax.random.key(0), temperature=1.0, eos_ids=()) | options)
 
 
 def plain(target, steps, **options):
-    made = job(target, **options)
+    made = prepared(target, **options)
     return plain_distribution(target, PROMPT, made.sampler, made.request.sampling_params, steps)
 
 
@@ -173,7 +172,7 @@ def test_models_of_one_kind_share_their_functions_so_that_programs_are_shared():
 
 
 def test_plain_distribution_by_hand():
-    distribution = plain_distribution(TOY, PROMPT, sampling(), PLAIN, 2, eos=(2,))
+    distribution = plain_distribution(TOY, PROMPT, at_temperature(), PLAIN, 2, eos=(2,))
     expected = {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (1, 0): 0.15, (1, 1): 0.09, (1, 2): 0.06, (2,): 0.2}
     assert distribution.keys() == expected.keys() and total_variation(distribution, expected) < 1e-7
     assert plain_distribution(TOY, PROMPT, greedy(), None, 3) == {(0, 0, 0): 1.0}
@@ -182,7 +181,7 @@ def test_plain_distribution_by_hand():
 @pytest.mark.parametrize("encoder", [False, True])
 def test_plain_distribution_is_a_distribution_and_the_same_when_the_table_is_read_as_a_network(encoder):
     model = table_model(jax.random.key(4), 3, encoder=encoder)
-    request = PROMPT, sampling(2), PLAIN._replace(top_k=jnp.array([2])), 4
+    request = PROMPT, at_temperature(2), PLAIN._replace(top_k=jnp.array([2])), 4
     distribution = plain_distribution(model, *request, eos=(1,))
     assert sum(distribution.values()) == pytest.approx(1, abs=1e-12)
     assert total_variation(distribution, plain_distribution(model._replace(config=None), *request, eos=(1,))) < 1e-12
@@ -199,23 +198,23 @@ def test_plain_decoding_is_exact(eos):
 
 
 def test_merging_and_a_limit_past_the_last_step_change_nothing():
-    made = job(drafter=DRAFT, gamma=1)
+    made = prepared(drafter=DRAFT, gamma=1)
     merged, whole = (decoder_distribution(made, steps=3, limit=8, merge=merge) for merge in (True, False))
     assert sum(whole.values()) == pytest.approx(1, abs=1e-7) and total_variation(merged, whole) < 1e-6
     assert total_variation(merged, plain(TARGET, 3)) < 1e-6
-    assert certify_job(made, 3) == total_variation(
+    assert certify_prepared(made, 3) == total_variation(
         merged, plain(TARGET, 3)
-    )  # the job's own limit and key do not matter
+    )  # the generation's own limit and key do not matter
 
 
 def test_a_sampler_of_ones_own():
     def twice(sampling_params, logits, prefix):
         return 2 * logits
 
-    twice_as_sure = chain(twice, to=sampling())
+    twice_as_sure = chain(twice, to=at_temperature())
     half = certify(TARGET, drafter=DRAFT, gamma=1, steps=3, sampler=twice_as_sure, sampling_params=PLAIN)
-    made = with_sampler(job(drafter=DRAFT, gamma=1), twice_as_sure, PLAIN)
-    assert half < 1e-6 and certify_job(made, 2) < 1e-6
+    made = with_sampler(prepared(drafter=DRAFT, gamma=1), twice_as_sure, PLAIN)
+    assert half < 1e-6 and certify_prepared(made, 2) < 1e-6
     assert total_variation(decoder_distribution(made, steps=2), plain(TARGET, 2, temperature=0.5)) < 1e-6
 
 
@@ -233,7 +232,7 @@ def test_a_coin_may_decide_several_things():
         count = jnp.sum(coin < jnp.array([[0.5, 0.25, 0.75]]), axis=1).astype(jnp.int32)  # 0 to 3, a quarter each
         return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
 
-    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=3), steps=2)
+    distribution = decoder_distribution(prepared(TOY, drafter=proposes(1), rule=rule(verify), gamma=3), steps=2)
     assert total_variation(distribution, two_tokens(0.25 * P + 0.75 * np.eye(3)[1])) < 1e-6
 
 
@@ -247,7 +246,7 @@ def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
         count = jnp.logical_and(first < 0.5, open_side).astype(jnp.int32)
         return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
 
-    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=1), steps=2)
+    distribution = decoder_distribution(prepared(TOY, drafter=proposes(1), rule=rule(verify), gamma=1), steps=2)
     assert total_variation(distribution, two_tokens(0.125 * np.eye(3)[1] + 0.875 * P)) < 1e-6
 
 
@@ -257,7 +256,7 @@ def test_a_coin_may_matter_only_where_one_is_high_and_another_one_low():
         count = ((first < 0.5) & (high >= 0.75) & (low < 0.125)).astype(jnp.int32)
         return Verdict(count, noise.categorical(keys, target.log_probs[:, 0]), count)
 
-    distribution = decoder_distribution(job(TOY, drafter=proposes(1), accept=rule(verify), gamma=1), steps=2)
+    distribution = decoder_distribution(prepared(TOY, drafter=proposes(1), rule=rule(verify), gamma=1), steps=2)
     accepted = 0.5 * 0.25 * 0.125
     assert total_variation(distribution, two_tokens(accepted * np.eye(3)[1] + (1 - accepted) * P)) < 1e-6
 
@@ -292,7 +291,7 @@ def argmax_scored_with_its_softmax():
 
 
 @pytest.mark.parametrize(
-    ("drafter", "accept"),
+    ("drafter", "rule"),
     [
         (DRAFT, rule(resamples_from_p)),
         (DRAFT, rule(bonus_from_the_wrong_row)),
@@ -300,8 +299,8 @@ def argmax_scored_with_its_softmax():
     ],
     ids=["resampling from p", "bonus from the wrong row", "argmax scored with its softmax"],
 )
-def test_a_wrong_decoder_is_caught(drafter, accept):
-    assert certify(TARGET, drafter=drafter, accept=accept, gamma=1, prompt=PROMPT, steps=3) > 1e-2
+def test_a_wrong_decoder_is_caught(drafter, rule):
+    assert certify(TARGET, drafter=drafter, rule=rule, gamma=1, prompt=PROMPT, steps=3) > 1e-2
 
 
 def by_inversion(uniforms_of):
@@ -347,8 +346,8 @@ ONE_TOKEN = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, steps=3)
 
 
 def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
-    assert certify(TARGET, accept=by_inversion(two_numbers), **ONE_TOKEN) < 1e-6
-    assert certify(TARGET, accept=by_inversion(one_number), **ONE_TOKEN) > 1e-2
+    assert certify(TARGET, rule=by_inversion(two_numbers), **ONE_TOKEN) < 1e-6
+    assert certify(TARGET, rule=by_inversion(one_number), **ONE_TOKEN) > 1e-2
 
 
 # --- draws that share their noise are refused
@@ -361,11 +360,11 @@ def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
 def test_a_coin_that_is_drawn_twice_is_refused(uniforms_of, when):
     found = rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
     with pytest.raises(ValueError, match=found):
-        certify(TARGET, accept=by_inversion(uniforms_of), **ONE_TOKEN)
+        certify(TARGET, rule=by_inversion(uniforms_of), **ONE_TOKEN)
 
 
-@pytest.mark.parametrize("accept", [block(), rejection()], ids=["block", "rejection"])
-def test_draft_tokens_keyed_by_their_own_positions(accept):
+@pytest.mark.parametrize("rule", [block(), rejection()], ids=["block", "rejection"])
+def test_draft_tokens_keyed_by_their_own_positions(rule):
     """A position after a rejection is drafted again, with noise that the verdict of `block` has looked at: refused.
 
     The rejection rule has not looked at it, and stays exact.
@@ -378,8 +377,8 @@ def test_draft_tokens_keyed_by_their_own_positions(accept):
         tokens = jnp.stack([noise.categorical(each, distribution) for each in at], axis=1)
         return Draft(tokens, jnp.full_like(length, gamma), log_probs=jnp.stack([distribution] * gamma, axis=1))
 
-    options = dict(drafter=stateless(propose), accept=accept, gamma=2, steps=3)
-    if accept.name == "rejection":
+    options = dict(drafter=stateless(propose), rule=rule, gamma=2, steps=3)
+    if rule.name == "rejection":
         assert certify(TOY, **options) < 1e-6
         return
     with pytest.raises(ValueError, match=r"a token drawn in .* \(propose\).* of an earlier round, a token"):
@@ -396,7 +395,7 @@ def test_a_token_that_is_drawn_twice_is_refused():
 
     found = r"(for test_testing.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
     with pytest.raises(ValueError, match=found):
-        certify(TARGET, accept=rule(verify), **ONE_TOKEN)
+        certify(TARGET, rule=rule(verify), **ONE_TOKEN)
 
 
 def test_a_key_that_all_rows_share_is_refused():
@@ -405,7 +404,7 @@ def test_a_key_that_all_rows_share_is_refused():
         return nothing_accepted(position, noise.categorical(same, target.log_probs[:, 0]))
 
     with pytest.raises(ValueError, match=r"\(verify\).* has the same key in every row"):
-        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
+        certify(TOY, drafter=proposes(1), rule=rule(verify), gamma=1, steps=2)
 
 
 COUPLED = dict(drafter=model_drafter(DRAFT, coupled=True), gamma=2, prompt=PROMPT, steps=3)
@@ -414,18 +413,18 @@ COUPLED = dict(drafter=model_drafter(DRAFT, coupled=True), gamma=2, prompt=PROMP
 def test_noise_is_shared_only_where_it_was_not_looked_at_or_every_token_is_plain_samplings():
     """Of a draft that is rejected `block` has looked at all tokens, the rejection rule at none that it drafts again.
 
-    With `coupled` every token is plain sampling's: tests/accept/test_coupled.py.
+    With `coupled` every token is plain sampling's: tests/rules/test_coupled.py.
     """
-    assert certify(TARGET, accept=rejection(), **COUPLED) < 1e-6
+    assert certify(TARGET, rule=rejection(), **COUPLED) < 1e-6
     with pytest.raises(ValueError, match="of an earlier round"):
-        certify(TARGET, accept=block(), **COUPLED)
+        certify(TARGET, rule=block(), **COUPLED)
 
 
 def test_a_coupled_rule_that_takes_its_tokens_from_another_distribution_is_caught():
     def colder(keys, position, draft, target):
         return coupled().verify(keys, position, draft, target._replace(log_probs=2 * target.log_probs))
 
-    assert certify(TARGET, accept=rule(colder), **COUPLED) > 1e-2
+    assert certify(TARGET, rule=rule(colder), **COUPLED) > 1e-2
 
 
 # --- what cannot be enumerated is refused
@@ -436,7 +435,7 @@ def test_noise_from_elsewhere_is_refused():
         return nothing_accepted(position, jax.vmap(lambda k: jax.random.randint(k, (), 0, 3, jnp.int32))(keys))
 
     with pytest.raises(ValueError, match="depends on its keys"):
-        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
+        certify(TOY, drafter=proposes(1), rule=rule(verify), gamma=1, steps=2)
 
 
 def test_noise_from_elsewhere_on_the_last_of_many_paths_is_refused(monkeypatch):
@@ -453,7 +452,7 @@ def test_noise_from_elsewhere_on_the_last_of_many_paths_is_refused(monkeypatch):
 
     monkeypatch.setattr(outcomes, "MEMORY", 1 << 14)
     with pytest.raises(ValueError, match="depends on its keys"):
-        certify(TOY, drafter=stateless(propose), accept=rule(verify), gamma=1, steps=2)
+        certify(TOY, drafter=stateless(propose), rule=rule(verify), gamma=1, steps=2)
 
 
 def from_gumbel(pick):
@@ -478,12 +477,12 @@ def noise_turned_round(keys, distribution, gumbel):
 @pytest.mark.parametrize("pick", [own_argmax, noise_turned_round])
 def test_an_argmax_over_noise_is_refused(pick):
     with pytest.raises(ValueError, match=r"an argmax of its own over noise.gumbel.*: its distribution cannot be"):
-        certify(TOY, drafter=proposes(1), accept=from_gumbel(pick), gamma=1, steps=2)
+        certify(TOY, drafter=proposes(1), rule=from_gumbel(pick), gamma=1, steps=2)
 
 
 def test_noise_may_be_kept_for_a_draw():
-    accept = from_gumbel(lambda keys, distribution, gumbel: noise.categorical(keys, distribution, drawn=gumbel))
-    assert certify(TOY, drafter=proposes(1), accept=accept, gamma=1, steps=3) < 1e-6
+    rule = from_gumbel(lambda keys, distribution, gumbel: noise.categorical(keys, distribution, drawn=gumbel))
+    assert certify(TOY, drafter=proposes(1), rule=rule, gamma=1, steps=3) < 1e-6
 
 
 def test_a_state_that_rows_share_is_refused():
@@ -510,11 +509,11 @@ def test_a_drafters_nan_that_matters_is_an_error():
         return nothing_accepted(position, noise.categorical(noise.at(keys, position, noise.Purpose.RESIDUAL), broken))
 
     with pytest.raises(FloatingPointError, match="NaN in it"):
-        certify(TOY, drafter=proposes(1), accept=rule(verify), gamma=1, steps=2)
+        certify(TOY, drafter=proposes(1), rule=rule(verify), gamma=1, steps=2)
 
 
 def test_a_round_that_commits_nothing_is_an_error():
-    made = job(TOY)
+    made = prepared(TOY)
     decoder = made.decoder
 
     def step(weights, state):

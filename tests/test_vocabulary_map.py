@@ -9,13 +9,13 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Model, Prompt
+from jaxspec.core import Model, Prompt
 from jaxspec.nets import decoder, gpt, t5
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.shared_vocabulary import share_vocabulary
 from jaxspec.testing import certify, table_model, word_tokenizer
 from jaxspec.trim import draft_tokens, trim_vocabulary
 from jaxspec.vocabulary_map import map_vocabulary
-from jaxspec.warp import SamplingParams, sampling
 from jaxspec.weights import int8
 
 EXACT = 1e-5
@@ -29,7 +29,7 @@ MODELS = {  # a model that drafts for the target, whose ids are 0, 1 and 2
     "spelled": map_vocabulary(TWO, [2, 0], 3, SPELLED),
     "spelled, with a beginning": map_vocabulary(TWO, [-1, 0], 3, SPELLED, first=[1, 1]),
 }
-EVERYTHING = sampling(3, True)
+EVERYTHING = at_temperature(3, True)
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 
 

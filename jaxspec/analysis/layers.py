@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxspec import progress as bars
 from jaxspec.analysis.measure import timing
-from jaxspec.base import Model
+from jaxspec.core import Model
+from jaxspec.core.checks import integers
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job, Prompts, prepare
+from jaxspec.decode.request import Prepared, Prompts, prepare
 from jaxspec.drafters import own_layers, skip_layers
-from jaxspec.integers import integers
 
 Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them
 
@@ -105,39 +105,39 @@ def search_layers(
     plain, count = prepare(target, prompts, **options), own_layers.layers_of(target).count
     if count < 2:
         raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")
-    best_job, best, tried = plain, None, []
+    best_prepared, best, tried = plain, None, []
     candidates = _candidates(count, np.random.default_rng(seed))
     current = next(candidates)
     with bars.bar(progress, remaining=True) as bar:
         task = bar.add_task("layers to skip", total=trials)
         for _ in range(trials):
             drafter = skip_layers(target, *current)
-            job = plain.replace(drafter=drafter, gamma=gamma)
-            trial = _measure(current, job, best_job, repeats)
+            prepared = plain.replace(drafter=drafter, gamma=gamma)
+            trial = _measure(current, prepared, best_prepared, repeats)
             tried.append(trial)
             if best is None or trial.speed_up > 1:
-                best_job, best = job, trial
+                best_prepared, best = prepared, trial
             bar.update(task, advance=1, description=f"layers to skip ({best.tokens_per_second:.1f} tokens/s)")
             try:
                 current = candidates.send((best.attention, best.mlp))
             except StopIteration:  # a small network has few sets
                 break
     assert best is not None
-    seconds = np.median(timing.interleave([_run(plain), _run(best_job)], repeats), axis=1)
+    seconds = np.median(timing.interleave([_run(plain), _run(best_prepared)], repeats), axis=1)
     return Search(best, float(seconds[0] / seconds[1]), tuple(tried))
 
 
-def _measure(skipped: Skipped, job: Job, best: Job, repeats: int) -> Trial:
+def _measure(skipped: Skipped, prepared: Prepared, best: Prepared, repeats: int) -> Trial:
     """Runs a set beside the best one; both are compiled first."""
-    outcome = jax.tree.map(np.asarray, loop.run(job))
+    outcome = jax.tree.map(np.asarray, loop.run(prepared))
     loop.run(best).tokens.block_until_ready()
-    seconds = np.median(timing.interleave([_run(job), _run(best)], repeats), axis=1)
+    seconds = np.median(timing.interleave([_run(prepared), _run(best)], repeats), axis=1)
     rounds = float(np.mean(np.asarray(outcome.stats.tokens_per_round)))
     return Trial(*skipped, float(outcome.length.sum() / seconds[0]), float(seconds[1] / seconds[0]), rounds)
 
 
-def _run(job: Job):
-    return lambda: loop.run(job).tokens.block_until_ready()
+def _run(prepared: Prepared):
+    return lambda: loop.run(prepared).tokens.block_until_ready()
 
 
 def _candidates(count: int, rng: np.random.Generator) -> Generator[Skipped, Skipped | None, None]:

@@ -45,9 +45,9 @@ def check(search: Search, settings: Settings, sampling: dict[str, Any], refused:
 
 def run(session: Session, search: Search, as_json: bool, lines: bool, headline: Text, out: Console) -> None:
     """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, if `lines`, a line a prompt."""
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
-    drafter = session.job.options["drafter"]
+    drafter = session.prepared.options["drafter"]
     if drafter is not None and not isinstance(drafter, Model):
         raise ValueError(f"--beams takes a model that drafts, not {session.settings.draft}: or --draft none")
     hypotheses: list[dict[str, Any]] = []

@@ -31,8 +31,8 @@ def show(
         (big, _), (model, inner) = pairs.pop(), written.inner
         pairs += [(big, model), (model, inner)]
         gammas.append((*written.numbers, 3)[0])
-    levels = [names.pair_job(big, small, dtype, prompts, count, of_models=False, **asked) for big, small in pairs]
-    if any(job.decoder.trees for job in levels[1:]):  # before anything is measured
+    levels = [names.prepared_pair(big, small, dtype, prompts, count, of_models=False, **asked) for big, small in pairs]
+    if any(prepared.decoder.trees for prepared in levels[1:]):  # before anything is measured
         raise ValueError(
             f"--draft is {draft!r}: the inner drafter drafts trees, and the theory is of chains; `jaxspec bench` "
             "measures any cascade"

@@ -28,10 +28,10 @@ def compare(session: Session) -> tuple[Row, Row]:
     from jaxspec.analysis.bench.setting import setting_of
 
     given = session.settings
-    setting = setting_of(session.job, "prompts", min(given.batch, len(session.texts)))
+    setting = setting_of(session.prepared, "prompts", min(given.batch, len(session.texts)))
     setting = setting._replace(name=given.draft or "", policy_name=given.policy)
     config = bench.Config(len(session.texts), REPEATS, given.seed, ("speed", "alpha", "costs", "search"))
-    plain, ours = bench.run(session.job.target, [setting], config=config)
+    plain, ours = bench.run(session.prepared.target, [setting], config=config)
     if ours.error is not None:
         raise FloatingPointError(ours.error)
     return plain, ours
@@ -44,12 +44,12 @@ def show(plain: Row, ours: Row, session: Session, out: Console) -> None:
     from jaxspec.analysis.bench import table
     from jaxspec.analysis.measure import environment
 
-    size = sum(x.nbytes for x in jax.tree.leaves(session.job.weights.target))
+    size = sum(x.nbytes for x in jax.tree.leaves(session.prepared.weights.target))
     cached = jax.default_backend() == "cpu" and size < CPU_CACHE
     assert ours.environment is not None
     out.print("", Text(environment.line(ours.environment), "bold"), sep="\n")
     out.print(*table.tables([plain, ours], (*table.SPEED[:5], *table.THEORY), out.width), sep="\n")
-    out.print(agreement(ours, session.job.target.tokenizer), Text(conclusion(ours, cached)), sep="\n")
+    out.print(agreement(ours, session.prepared.target.tokenizer), Text(conclusion(ours, cached)), sep="\n")
 
 
 def agreement(ours: Row, tokenizer: Any) -> Text:

@@ -15,7 +15,7 @@ from jaxspec.cli import console, options
 from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
 
 def convert(

@@ -98,7 +98,7 @@ def totals_report(
     total, about = Counts.total([row.counts for row in decoded]), environment.current()
     rates = {name: getattr(total, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")}
     made: dict[str, Any] = {
-        "exact": session.job.decoder.exact,
+        "exact": session.prepared.decoder.exact,
         "stats": {"total": total._asdict() | rates},
         "settings": session.settings._asdict() | {"temperature": 0.0} | sampling,
         "versions": {name: getattr(about, name) for name in ("jaxspec", "jax", "jaxlib", "python")},

@@ -12,7 +12,7 @@ from jaxspec.cli.session import Session
 from jaxspec.trace import Prefix, Round
 
 if TYPE_CHECKING:
-    from jaxspec.base import Stats
+    from jaxspec.core import Stats
     from jaxspec.decode import Generation
 
 
@@ -21,9 +21,9 @@ def decode_all(session: Session) -> Iterator[Decoded]:
     from jaxspec.decode.generate import complete
 
     for start in range(0, len(session.texts), session.settings.batch):
-        job = session.rows(start, session.settings.batch)
+        prepared = session.rows(start, session.settings.batch)
         began = time.perf_counter()
-        out = complete(job, session.settings.stop or ())
+        out = complete(prepared, session.settings.stop or ())
         share = (time.perf_counter() - began) / max(1, int(out.lengths.sum()))
         yield from (_decoded(out, row, share * int(out.lengths[row])) for row in range(len(out.texts)))
 

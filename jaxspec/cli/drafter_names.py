@@ -12,7 +12,7 @@ from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, part
 from jaxspec.cli.options import DRAFT, TARGET
 
 if TYPE_CHECKING:
-    from jaxspec.base import Bound, Model
+    from jaxspec.core import Bound, Model
 
 
 def default(target: str) -> str:
@@ -95,7 +95,7 @@ def drafter(
         ValueError: no such drafter, a datastore that was built with another vocabulary, or no texts to count.
     """
     from jaxspec import drafters, shared_vocabulary, trim
-    from jaxspec.base import Model
+    from jaxspec.core import Model
     from jaxspec.drafters.share_encoder import with_shared_encoder
 
     def model(name: str) -> Model:

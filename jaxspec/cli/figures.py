@@ -49,8 +49,8 @@ def figures(
         drawn = paper.of_theory()
         if not theory_only:
             asked: dict[str, Any] = {"gamma": gamma, "max_new_tokens": max_new_tokens}
-            job = names.pair_job(target, draft, "float32", None, count, **asked)
-            drawn = itertools.chain(drawn, paper.of_pair(job, repeats))
+            prepared = names.prepared_pair(target, draft, "float32", None, count, **asked)
+            drawn = itertools.chain(drawn, paper.of_pair(prepared, repeats))
         for name, figure in drawn:
             written += style.save(figure, out, name, forms)
             status.update(f"{name} is drawn")

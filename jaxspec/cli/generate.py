@@ -80,8 +80,8 @@ def generate(
     else:
         out.print(show.headline(session))
         decoded = show.show(session, out, trace)
-        drafter = settings.draft if session.job.drafter is not None else None
-        out.print(Text(totals(decoded, session.job.target.name, drafter)))
+        drafter = settings.draft if session.prepared.drafter is not None else None
+        out.print(Text(totals(decoded, session.prepared.target.name, drafter)))
     found = None
     if compare:
         with err.status("comparing with plain decoding"):
@@ -106,10 +106,10 @@ def _decode(session: Session, trace: bool, lines: bool) -> tuple[list[Decoded], 
 
 def _check(session: Session, err: Console) -> None:
     """Measures a head's acceptance rate, and says what it is."""
-    from jaxspec.base import Model
+    from jaxspec.core import Model
     from jaxspec.draft_heads import load
 
-    made, name = session.job.options["drafter"], session.settings.draft
+    made, name = session.prepared.options["drafter"], session.settings.draft
     if made is None or isinstance(made, Model) or made.target is None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec.base import Bound, Model, Rule
-    from jaxspec.decode.request import Job
+    from jaxspec.core import Bound, Model, Rule
+    from jaxspec.decode.request import Prepared
 
 RANDOM, UNROUNDED = "random:", "unrounded:"
 POLICIES = {  # with the parameter that NAME=NUMBER sets
@@ -116,8 +116,8 @@ def rule(text: str) -> Rule:
     >>> rule("lenient=0.3").name, rule("lenient=1").name
     ('lenient(0.3)', 'rejection')
     """
-    from jaxspec import accept
-    from jaxspec.accept import catalogue
+    from jaxspec import rules
+    from jaxspec.rules import catalogue
 
     name, _, number = text.partition("=")
     try:
@@ -127,12 +127,12 @@ def rule(text: str) -> Rule:
     if name not in catalogue.RULES:
         raise ValueError(f"--rule has {text!r}: expected one of {', '.join(catalogue.RULES)}, or NAME=NUMBER")
     try:
-        return getattr(accept, name)(*value) if value else catalogue.RULES[name].rule
+        return getattr(rules, name)(*value) if value else catalogue.RULES[name].rule
     except ValueError as error:
         raise ValueError(f"--rule is {text!r}: {error}") from None
 
 
-def pair_job(
+def prepared_pair(
     target: str,
     draft: str,
     dtype: str,
@@ -142,7 +142,7 @@ def pair_job(
     seed: int = 0,
     of_models: bool = True,
     **more: Any,
-) -> Job:
+) -> Prepared:
     """A pair on the first prompts of a file, or on held-out ones.
 
     Args:

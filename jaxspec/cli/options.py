@@ -110,7 +110,7 @@ def group_of(name: str, kind: Any, **defaults: Any) -> Callable[..., Any]:
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option to a command for each entry of `warp.options.OPTIONS` that has a place on the command line.
+    """Adds an option to a command for each entry of `sampling.options.OPTIONS` that has a place on the command line.
 
     Those given reach the command as one argument, `sampling`: a dict of arguments for `jaxspec.generate`.
 
@@ -120,7 +120,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     >>> command(prompt="a", top_k=5, min_p=None, temperature=None)
     a {'top_k': 5}
     """
-    from jaxspec.warp.options import OPTIONS
+    from jaxspec.sampling.params import OPTIONS
 
     short = {"temperature": ("--temperature", "-t")}
     added = [

@@ -102,11 +102,11 @@ def plan(
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        job = names.pair_job(target, draft, dtype or "float32", prompts, count, widen, **asked)
+        prepared = names.prepared_pair(target, draft, dtype or "float32", prompts, count, widen, **asked)
         if tree:
-            return tree_plan.show(job, min(batches), nodes, repeats, timed, figure, as_json)
+            return tree_plan.show(prepared, min(batches), nodes, repeats, timed, figure, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
-            plans = list(planning.of_pair(job, batches=batches, most=gamma, repeats=repeats, advance=advance))
+            plans = list(planning.of_pair(prepared, batches=batches, most=gamma, repeats=repeats, advance=advance))
         machine = environment.current()
         about = f"{target} with {draft}, temperature {temperature:g}, measured here"
         note = f"{environment.line(machine)}, load {machine.load}\n"

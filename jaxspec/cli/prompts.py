@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jaxspec import files
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model, Prompt
+    from jaxspec.core import Model, Prompt
 
 
 def given(prompt: str | None, file: str | None) -> list[str]:
@@ -55,12 +55,12 @@ def as_chat(target: Model, texts: list[str]) -> Prompt:
     Raises:
         ValueError: the tokenizer has no template.
     """
-    from jaxspec import buffers
+    from jaxspec.core import token_rows
 
     if getattr(target.tokenizer, "chat_template", None) is None:
         raise ValueError(f"--chat: {target.name} has no chat template. Leave out --chat, or name a model tuned to chat")
     talks = [[{"role": "user", "content": text}] for text in texts]
-    return buffers.pad(target.tokenizer.apply_chat_template(talks, add_generation_prompt=True)["input_ids"])
+    return token_rows.pad(target.tokenizer.apply_chat_template(talks, add_generation_prompt=True)["input_ids"])
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from jaxspec.cli.workload import Workload
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Config, Row, Setting
     from jaxspec.analysis.bench.table import Column
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
 
 def config_of(work: Workload, quantities: Sequence[str]) -> Config:

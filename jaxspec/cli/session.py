@@ -9,8 +9,8 @@ from jaxspec.cli.options import TARGET, Target, number, seed_number, text
 from jaxspec.cli.prompts import as_chat, heldout_for
 
 if TYPE_CHECKING:
-    from jaxspec.base import Model
-    from jaxspec.decode.request import Job
+    from jaxspec.core import Model
+    from jaxspec.decode.request import Prepared
 
 COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
 DRAFTS = (
@@ -41,12 +41,12 @@ class Session(NamedTuple):
 
     Attributes:
         settings, texts: what was asked for.
-        job: all prompts; a row's text is the same in any batch.
+        prepared: all prompts; a row's text is the same in any batch.
     """
 
     settings: Settings
     texts: list[str]
-    job: Job
+    prepared: Prepared
 
     @property
     def sizes(self) -> list[int]:
@@ -54,11 +54,11 @@ class Session(NamedTuple):
         short = len(self.texts) % self.settings.batch
         return [0, len(self.texts) - short] if 0 < short < len(self.texts) else [0]
 
-    def rows(self, start: int, count: int) -> Job:
+    def rows(self, start: int, count: int) -> Prepared:
         """Some of the prompts."""
-        from jaxspec.analysis.measure import jobs
+        from jaxspec.analysis.measure import batching
 
-        return jobs.take(self.job, range(start, min(start + count, len(self.texts))))
+        return batching.take(self.prepared, range(start, min(start + count, len(self.texts))))
 
 
 def check(settings: Settings, sampling: dict[str, Any]) -> None:
@@ -98,25 +98,25 @@ def open_session(settings: Settings, sampling: dict[str, Any], given: list[str],
 
     target = names.model(settings.target, settings.dtype, mesh)
     texts = given or heldout_for(target, count)
-    job = prepare(
+    prepared = prepare(
         target,
         as_chat(target, texts) if chat else texts,
         drafter=drafter_names.drafter(settings.draft, draft, target) if settings.draft is not None else None,
         banned=tuple(settings.ban or ()),
         **_options(settings, sampling),
     )
-    return Session(settings, texts, job)
+    return Session(settings, texts, prepared)
 
 
 def with_costs(session: Session) -> Session:
     """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
     settings = session.settings
-    if settings.policy.partition("=")[0] != "adaptive" or session.job.drafter is None:
+    if settings.policy.partition("=")[0] != "adaptive" or session.prepared.drafter is None:
         return session
     from jaxspec.analysis.measure import cost
 
     costs = cost.policy_costs(session.rows(0, settings.batch), repeats=COST_REPEATS)
-    return session._replace(job=session.job.replace(policy=names.policy(settings.policy, **costs._asdict())))
+    return session._replace(prepared=session.prepared.replace(policy=names.policy(settings.policy, **costs._asdict())))
 
 
 def warm_up(session: Session, by_rounds: bool) -> None:
@@ -127,9 +127,11 @@ def warm_up(session: Session, by_rounds: bool) -> None:
 
     stop = session.settings.stop or ()
     for start in session.sizes:
-        job = session.rows(start, session.settings.batch)
-        job = job._replace(request=job.request._replace(limit=jnp.minimum(job.request.limit, 2 + job.decoder.gamma)))
+        prepared = session.rows(start, session.settings.batch)
+        prepared = prepared._replace(
+            request=prepared.request._replace(limit=jnp.minimum(prepared.request.limit, 2 + prepared.decoder.gamma))
+        )
         if by_rounds:
-            list(pieces(job, stop))
+            list(pieces(prepared, stop))
         else:
-            complete(job, stop)
+            complete(prepared, stop)

@@ -22,13 +22,18 @@ def headline(session: Session) -> Text:
     import jax
 
     from jaxspec import sharding, trim
-    from jaxspec.base import Bound, Model
+    from jaxspec.core import Bound, Model
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(int8.count(trim.untrimmed(model).params))})"
 
-    s, target, drafter, drafted = session.settings, session.job.target, session.job.options["drafter"], "plain decoding"
+    s, target, drafter, drafted = (
+        session.settings,
+        session.prepared.target,
+        session.prepared.options["drafter"],
+        "plain decoding",
+    )
     if drafter is not None:
         tree = drafter.functions.tree if isinstance(drafter, Bound) else None
         most = tree.nodes if tree else s.gamma
@@ -36,7 +41,7 @@ def headline(session: Session) -> Text:
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
-    heat = session.job.options.get("temperature") or 0
+    heat = session.prepared.options.get("temperature") or 0
     distribution = "greedy" if heat == 0 else f"temperature {heat:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
@@ -46,7 +51,7 @@ def headline(session: Session) -> Text:
             continue
         if axes := sharding.kept_whole(model.config, mesh):
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
-    if not session.job.decoder.exact:
+    if not session.prepared.decoder.exact:
         lines.append(Text(f"The rule {s.rule} is inexact: the text need not have the target's distribution.", "yellow"))
     return Text("\n").join([*lines, Text()])
 
@@ -100,9 +105,9 @@ def _colour(out: Console) -> bool:
 
 
 def _trace_line(session: Session, number: int, step: Round, out: Console) -> Text:
-    return terminal.trace(session.job.target.tokenizer, number, step, width=out.width, colour=_colour(out))
+    return terminal.trace(session.prepared.target.tokenizer, number, step, width=out.width, colour=_colour(out))
 
 
 def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Text | None = None) -> RenderableType:
     """A prompt and the text that answers it so far, the newest part of it lit up."""
-    return exchange(prompt, settled, fresh, session.job.target.lm.start_token is None, last)
+    return exchange(prompt, settled, fresh, session.prepared.target.lm.start_token is None, last)

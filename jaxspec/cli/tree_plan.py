@@ -10,14 +10,16 @@ from rich.console import Console
 from jaxspec.cli import console
 
 if TYPE_CHECKING:
-    from jaxspec.decode.request import Job
+    from jaxspec.decode.request import Prepared
 
 
-def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Path | None, as_json: bool) -> None:
+def show(
+    prepared: Prepared, batch: int, nodes: int, repeats: int, timed: bool, figure: Path | None, as_json: bool
+) -> None:
     """Plans, and prints the plan.
 
     Args:
-        job, nodes, batch, repeats: as `tree_plan.of_job` takes them.
+        generation, nodes, batch, repeats: as `tree_plan.of_prepared` takes them.
         timed: whether the tree and the chain also decode, interleaved with plain decoding.
         figure: to draw the tree in.
         as_json: prints one JSON object.
@@ -26,7 +28,7 @@ def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Pa
     from jaxspec.analysis.bench import table, tree_plan
 
     with Console(stderr=True).status("measuring acceptance by rank, and passes"):
-        found = tree_plan.of_job(job, nodes=nodes, batch=batch, repeats=repeats)
+        found = tree_plan.of_prepared(prepared, nodes=nodes, batch=batch, repeats=repeats)
     if figure is not None:
         from jaxspec.analysis import figures
 
@@ -34,11 +36,13 @@ def show(job: Job, batch: int, nodes: int, repeats: int, timed: bool, figure: Pa
         figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
     speeds = []
     if timed:
-        config = bench.Config(len(job.prompt.length), repeats=3, quantities=("speed", "costs"))
+        config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
         with console.progress(remaining=True) as bar:
             shown = bar.add_task("timing", total=1.0)
             doing = lambda what, share: bar.update(shown, description=what, completed=share)  # noqa: E731
-            speeds = list(bench.run(job.target, tree_plan.settings(found, job, batch), config=config, doing=doing))
+            speeds = list(
+                bench.run(prepared.target, tree_plan.settings(found, prepared, batch), config=config, doing=doing)
+            )
     if as_json:
         return console.print_measured(**tree_plan.to_dict(found), timed=speeds)
     out = Console(highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from jaxspec.cli import console, drafter_names, names, options
 from jaxspec.cli.options import Json, NewTokens, Seed
 
 if TYPE_CHECKING:
-    from jaxspec.decode.request import Job
+    from jaxspec.decode.request import Prepared
 
 MOST = 5  # draft tokens; with one more a rule takes minutes
 
@@ -46,12 +46,12 @@ def verify(
     if draft and not target:
         raise ValueError("a pair has two models: give --target, too, or neither")
     draft = draft or (drafter_names.default_model(target) if target else "")
-    from jaxspec.accept import catalogue
     from jaxspec.analysis.measure import exactness, fits
     from jaxspec.cli import verify_tables as tables
+    from jaxspec.rules import catalogue
 
-    def load(dtype: str) -> Job:
-        return names.pair_job(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
+    def load(dtype: str) -> Prepared:
+        return names.prepared_pair(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
 
     ready = {dtype: load(dtype) for dtype in exactness.DTYPES[:1] if target}  # a wrong name is told before all else
     amount, entries, rules, pair = fits.Draws(sampled, draws, seed), catalogue.RULES.values(), [], None

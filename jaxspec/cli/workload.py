@@ -15,7 +15,7 @@ from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
     from jaxspec.analysis.bench import Setting, Task
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
 PLANNED, NONE = "plan", "none"
 GAMMA = 3  # where no gamma can be planned
@@ -60,8 +60,8 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
     Raises:
         ValueError: what was given has no meaning, or none of its combinations can be.
     """
-    from jaxspec.accept import catalogue
     from jaxspec.analysis.bench import product
+    from jaxspec.rules import catalogue
 
     gammas = lists.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
     named = work.draft or drafter_names.default(work.target)
@@ -114,7 +114,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     Raises:
         ValueError: none can be.
     """
-    from jaxspec.base import Model
+    from jaxspec.core import Model
 
     left, notes, counted = [], dict[str, None](), {one.drafter_name for one in settings if one.gamma != PLANNED}
     for one in settings:

@@ -7,8 +7,18 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxspec import buffers
-from jaxspec.base import Decoder, LanguageModel, Prompt, Request, RoundInfo, Sampler, State, Verdict, Weights
+from jaxspec.core import (
+    Decoder,
+    LanguageModel,
+    Prompt,
+    Request,
+    RoundInfo,
+    Sampler,
+    State,
+    Verdict,
+    Weights,
+    token_rows,
+)
 from jaxspec.decode import state as states
 
 
@@ -21,9 +31,9 @@ def autoregressive(target: LanguageModel, sampler: Sampler) -> Decoder:
 
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         with jax.named_scope("prefill"):
-            capacity = buffers.prefill_length(target, prompt) + headroom
+            capacity = token_rows.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
-        prompt, prefilled = buffers.repeat_rows((prompt, prefilled), states.samples(prompt, request))
+        prompt, prefilled = token_rows.repeat_rows((prompt, prefilled), states.samples(prompt, request))
         return states.init_state(target, prompt, request, headroom, prefilled, sampler)
 
     def step(weights: Weights, state: State) -> tuple[State, RoundInfo]:

@@ -31,17 +31,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, programs, sharding
-from jaxspec import warp as warps
-from jaxspec.base import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights
+from jaxspec import programs, sampling, sharding
+from jaxspec.core import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights, token_rows
+from jaxspec.core.checks import integer
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prompts, prepare
 from jaxspec.decode.state import decoder_prompt
 from jaxspec.drafters.model import known
-from jaxspec.integers import integer
-from jaxspec.warp.options import OPTIONS
+from jaxspec.sampling.params import OPTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,19 +150,21 @@ def beam_search(
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
     given: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
-    job = prepare(target, prompts, drafter=drafter, gamma=gamma, **given)
-    draft = None if job.drafter is None else job.drafter.functions.lm
+    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **given)
+    draft = None if prepared.drafter is None else prepared.drafter.functions.lm
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None and lm.select is None:
             raise ValueError(f"beams are a token tree, and {who} takes chains only: its LanguageModel has no select")
     goal = Goal(
-        job.request.limit,
-        job.request.eos,
+        prepared.request.limit,
+        prepared.request.eos,
         jnp.asarray(length_penalty, jnp.float32),
         jnp.asarray(MODES.index(early_stopping), jnp.int32),
     )
-    size = Size(beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, job.max_new_tokens)
-    found = sharding.fetch(_search(target.lm, draft, size, job.weights, job.prompt, goal))
+    size = Size(
+        beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, prepared.max_new_tokens
+    )
+    found = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
     if found.failed.any():
         raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(found.failed)}")
     return _result(target, found)
@@ -231,7 +232,7 @@ def _search(
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
 
     def prefill(lm: LanguageModel, params: Any) -> tuple[Forward, Cache]:
-        return lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + size.retained + size.fed)
+        return lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + size.retained + size.fed)
 
     with jax.named_scope("prefill"):
         forward, cache = prefill(target, weights.target)
@@ -310,7 +311,7 @@ def _draft(
     tokens, parents = [], [parent]
     for level in range(size.gamma):
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
-        logits = warps.match_vocab(forward.logits, target.vocab_size)
+        logits = sampling.match_vocab(forward.logits, target.vocab_size)
         log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
         found = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
         scores, fed = found.scores, found.tokens
@@ -396,13 +397,13 @@ def _keep(
     new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)
     real = jnp.arange(size.fed, dtype=jnp.int32)[None, :] < jnp.sum(walk.retained, axis=1, dtype=jnp.int32)[:, None]
     wide = jnp.pad(retained_parent, ((0, 0), (0, size.fed)), constant_values=-1)
-    wide = buffers.append(wide, count, jnp.where(real, new, -1))
+    wide = token_rows.append(wide, count, jnp.where(real, new, -1))
     above = jnp.where(walk.moved[:, None], jnp.take_along_axis(place, walk.above, axis=1), above)
     return order, wide[:, : size.retained], above
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    sampled = [name for name in options if name in (*OPTIONS, "key", "accept", "policy")]
+    sampled = [name for name in options if name in (*OPTIONS, "key", "rule", "policy")]
     if sampled:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
     own = ("beams", "drafter", "gamma", "draft_beams", "max_new_tokens", "eos_ids", "length_penalty", "early_stopping")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import noise
+from jaxspec.core import noise
 
 EarlyStopping = bool | Literal["never"]
 MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stops` is a number

@@ -9,11 +9,11 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import sharding, tree
-from jaxspec.base import Bound, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats
+from jaxspec import sharding
+from jaxspec.core import Bound, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats, tree
 from jaxspec.decode import display, loop, stopping
-from jaxspec.decode.request import Job, Prompts, prepare
-from jaxspec.warp import SamplingOptions
+from jaxspec.decode.request import Prepared, Prompts, prepare
+from jaxspec.sampling import SamplingOptions
 
 SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generation has
 
@@ -26,7 +26,7 @@ class Generation:
         texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
         tokens: the new tokens [batch, longest], padded with 0.
         lengths: how many of them are real [batch].
-        stats: counts per row; see `base.Stats`.
+        stats: counts per row; see `core.Stats`.
         trace: what each round drafted and committed; see `loop.Trace`. A notebook shows its rounds.
         exact: whether the text has the target's distribution: it was decoded plainly, or by an exact rule.
 
@@ -87,7 +87,7 @@ class Piece:
         num_accepted: how many of them were accepted.
         stats: counts so far.
         done: whether this was the last piece.
-        parent, path: of a tree, as `base.Draft` and `base.Verdict` have them, the path cut to its length; None of a
+        parent, path: of a tree, as `core.Draft` and `core.Verdict` have them, the path cut to its length; None of a
             chain.
     """
 
@@ -107,7 +107,7 @@ def generate(
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
-    accept: Rule | None = None,
+    rule: Rule | None = None,
     policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
@@ -128,7 +128,7 @@ def generate(
         prompts: text, or token ids: a `jaxspec.Prompt` of right-padded rows [batch, prompt], a list of ids, or several.
         drafter: a smaller Model with the same tokenizer, any of `jaxspec.drafters`, or None for plain decoding.
         gamma: draft tokens per round; with a policy, the most of them. A drafter of trees has its own size instead.
-        accept: the acceptance rule; `jaxspec.accept.rejection()` by default.
+        rule: the acceptance rule; `jaxspec.rules.rejection()` by default.
         policy: of `jaxspec.policies`: chooses the number of draft tokens, round by round.
         max_new_tokens: most new tokens; a number, or one per row.
         key: a `jax.random.key`, or one per row; required unless temperature is 0.
@@ -139,7 +139,7 @@ def generate(
             the second's. What is given "one per row" is then of so many. The texts are those of a prompt that is
             given n times.
         **sampling: temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
-            logit_bias, banned, draft_temperature: a number for all rows or one per row; `warp.SamplingOptions`
+            logit_bias, banned, draft_temperature: a number for all rows or one per row; `sampling.SamplingOptions`
             describes them. Greedy by default.
 
     Raises:
@@ -158,12 +158,12 @@ def generate(
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192.
     """
-    job = prepare(
+    prepared = prepare(
         target,
         prompts,
         drafter=drafter,
         gamma=gamma,
-        accept=accept,
+        rule=rule,
         policy=policy,
         max_new_tokens=max_new_tokens,
         key=key,
@@ -171,22 +171,24 @@ def generate(
         num_samples=num_samples,
         **sampling,
     )
-    return complete(job, stop)
+    return complete(prepared, stop)
 
 
-def complete(job: Job, stop: Sequence[str] = ()) -> Generation:
-    """Runs a job to its end; see `generate`, which is `prepare` and this."""
-    stopper = _stop(stop, job.target)
-    outcome = sharding.fetch(stopping.run(job, stopper) if stopper.strings else loop.run(job))
+def complete(prepared: Prepared, stop: Sequence[str] = ()) -> Generation:
+    """Runs a generation to its end; see `generate`, which is `prepare` and this."""
+    stopper = _stop(stop, prepared.target)
+    outcome = sharding.fetch(stopping.run(prepared, stopper) if stopper.strings else loop.run(prepared))
     if outcome.failed.any():
-        raise _failure(outcome.failed, job)
+        raise _failure(outcome.failed, prepared)
     width = int(outcome.length.max())
     real = np.arange(width)[None, :] < outcome.length[:, None]
     tokens = np.where(real, outcome.tokens[:, :width], 0)
-    rows = [] if job.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
+    rows = [] if prepared.target.tokenizer is None else zip(tokens, outcome.length, strict=True)
     texts = [stopping.text_of(stopper, row[:n].tolist()) for row, n in rows]
-    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, job.target.tokenizer)
-    return Generation(texts, tokens, outcome.length, outcome.stats, trace, job.decoder.exact, job.target.tokenizer)
+    trace = display.ShownTrace.of(outcome.trace, tokens, outcome.length, prepared.target.tokenizer)
+    return Generation(
+        texts, tokens, outcome.length, outcome.stats, trace, prepared.decoder.exact, prepared.target.tokenizer
+    )
 
 
 def stream(
@@ -209,25 +211,25 @@ def stream(
         >>> [len(piece.tokens) for piece in jaxspec.stream(model, prompt, drafter=model, gamma=3, max_new_tokens=9)]
         [1, 4, 4]
     """
-    job = prepare(target, prompt, **options)
-    if (rows := len(job.request.limit)) != 1:
+    prepared = prepare(target, prompt, **options)
+    if (rows := len(prepared.request.limit)) != 1:
         raise ValueError(f"stream takes one prompt and one sample of it, got {rows}: use generate for a batch")
-    return pieces(job, stop)
+    return pieces(prepared, stop)
 
 
-def pieces(job: Job, stop: Sequence[str] = ()) -> Iterator[Piece]:
-    """Streams a job of one prompt; see `stream`, which is `prepare` and this."""
-    return _pieces(job, _stop(stop, job.target))
+def pieces(prepared: Prepared, stop: Sequence[str] = ()) -> Iterator[Piece]:
+    """Streams a generation of one prompt; see `stream`, which is `prepare` and this."""
+    return _pieces(prepared, _stop(stop, prepared.target))
 
 
-def _pieces(job: Job, stop: stopping.Stop) -> Iterator[Piece]:
+def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
-    for state, info in loop.rounds(job, stopping.edit(stop) if stop.strings else None):
+    for state, info in loop.rounds(prepared, stopping.edit(stop) if stop.strings else None):
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
         tokens, length, start, done, failed, stats, info = sharding.fetch(row)
         if failed[0]:
-            raise _failure(failed, job)
+            raise _failure(failed, prepared)
         new = tokens[0, start[0] + len(committed) : length[0]].tolist()
         committed += new
         if stop.tokenizer is not None:
@@ -254,13 +256,13 @@ def _piece(new_text: str, new: list[int], info: RoundInfo | None, stats: Stats, 
     return Piece(new_text, new, info.draft[0][real].tolist(), accepted, stats, ended, parent, path)
 
 
-def _failure(failed: np.ndarray, job: Job) -> Exception:
-    rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(job.prompt.length))).tolist()
+def _failure(failed: np.ndarray, prepared: Prepared) -> Exception:
+    rows = (np.flatnonzero(failed == failed.max()) // (len(failed) // len(prepared.prompt.length))).tolist()
     if failed.max() == Failure.RULE:
         return ValueError(
-            f"the rule {getattr(job.options['accept'], 'name', 'of acceptance')} accepted more draft tokens than there "
-            f"were, or chose a token that the target lacks, for prompts {rows}: expected num_accepted from 0 to "
-            f"draft.length, and next_token from 0 to {job.target.lm.vocab_size - 1}"
+            f"the rule {getattr(prepared.options['rule'], 'name', 'of acceptance')} accepted more draft tokens than "
+            f"there were, or chose a token that the target lacks, for prompts {rows}: expected num_accepted from 0 to "
+            f"draft.length, and next_token from 0 to {prepared.target.lm.vocab_size - 1}"
         )
     return FloatingPointError(
         f"the target's logits were not finite for prompts {rows}, or all that they allow is banned: check its "

@@ -15,9 +15,9 @@ import psutil
 from jax.core import Tracer
 from rich import filesize
 
-from jaxspec import buffers, option_names
-from jaxspec.base import Prompt
-from jaxspec.warp.options import as_list
+from jaxspec import option_names
+from jaxspec.core import Prompt, token_rows
+from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours
     "assistant_model": "drafter",
@@ -79,8 +79,8 @@ def check_untraced(*trees: Any) -> None:
     if any(isinstance(x, Tracer) for x in leaves):
         raise TypeError(
             "decoding was prepared inside jit, vmap or another transformation of JAX's: it checks prompts and makes "
-            "text, on the host. Prepare outside, job = jaxspec.prepare(target, prompts, ...), and inside call "
-            'jaxspec.rollout(job, prompt=..., key=...): the page "Inside your own jit" shows both'
+            "text, on the host. Prepare outside, prepared = jaxspec.prepare(target, prompts, ...), and inside call "
+            'jaxspec.rollout(prepared, prompt=..., key=...): the page "Inside your own jit" shows both'
         )
 
 
@@ -181,7 +181,7 @@ def rows_of(prompts: Any) -> Prompt | list[Any]:
         rows = [rows]
     if not rows or isinstance(rows[0], str):
         return rows
-    return buffers.pad([_ids_of(row, index) for index, row in enumerate(rows)])
+    return token_rows.pad([_ids_of(row, index) for index, row in enumerate(rows)])
 
 
 def _as_python(values: Any) -> Any:

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import buffers, programs
-from jaxspec.base import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights
-from jaxspec.decode.request import Job
+from jaxspec import programs
+from jaxspec.core import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights, token_rows
+from jaxspec.decode.request import Prepared
 
 
 class Trace(NamedTuple):
     """What every round drafted and committed; rows are padded with rounds in which they were finished (all counts 0).
 
-    The fields are `base.RoundInfo`'s, with an axis for the rounds; parent and path are None for chains.
+    The fields are `core.RoundInfo`'s, with an axis for the rounds; parent and path are None for chains.
     """
 
     draft: Int[Array, "batch rounds node"]
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         tokens, length: the new tokens of each row, padded, and how many are real.
-        failed: why a row ended early, a `base.Failure`; 0 for none.
+        failed: why a row ended early, a `core.Failure`; 0 for none.
         stats, trace: counts, and the rounds they are of.
     """
 
@@ -48,23 +48,26 @@ class Outcome(NamedTuple):
 Edit = Callable[[State, RoundInfo | None], tuple[State, RoundInfo | None]]
 
 
-def run(job: Job) -> Outcome:
+def run(prepared: Prepared) -> Outcome:
     """Prefill to the last token of the longest row, in one dispatch."""
-    return generation(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+    return generation(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
 
 
-def rounds(job: Job, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
+def rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
-        job: what to run.
+        prepared: what to run.
         edit: changes what a round has made, before it is yielded and gone on with (stop strings do).
 
     Yields:
         The state and what happened in the round. The next round consumes the state: its buffers become the new one's,
         so read what you need before you ask for more.
     """
-    state, info = start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens), None
+    state, info = (
+        start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens),
+        None,
+    )
     while True:
         if edit is not None:
             state, info = edit(state, info)
@@ -72,13 +75,13 @@ def rounds(job: Job, edit: Edit | None = None) -> Iterator[tuple[State, RoundInf
         yield state, info
         if jax.device_get(jnp.all(done)):
             return
-        state, info = advance(job.decoder, job.weights, state)
+        state, info = advance(prepared.decoder, prepared.weights, state)
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
-    state = decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
+    state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes))
     batch = request.limit.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
@@ -100,14 +103,14 @@ def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Requ
 
 def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
     """What a finished state holds."""
-    new = buffers.window(state.tokens, state.start, max_new_tokens)
+    new = token_rows.window(state.tokens, state.start, max_new_tokens)
     return Outcome(new, state.length - state.start, state.failed, state.stats, trace)
 
 
 @programs.jit(static_argnames=("decoder", "max_new_tokens"))
 def start(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> State:
     """The state after prefill."""
-    return decoder.init(weights, prompt, request, buffers.headroom(max_new_tokens, decoder.nodes))
+    return decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes))
 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))

@@ -10,24 +10,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import accept as accept_rules
-from jaxspec import buffers, drafters, noise, rounds, sharding, token_ids
-from jaxspec.base import Bound, Decoder, Drafter, LanguageModel, Model, Policy, Prompt, Request, Rule, Sampler, Weights
+from jaxspec import drafters, rules, sharding, token_ids
+from jaxspec.core import (
+    Bound,
+    Decoder,
+    Drafter,
+    LanguageModel,
+    Model,
+    Policy,
+    Prompt,
+    Request,
+    Rule,
+    Sampler,
+    Weights,
+    noise,
+    round,
+    token_rows,
+)
+from jaxspec.core.checks import integer
 from jaxspec.decode import inputs
 from jaxspec.decode.autoregressive import autoregressive
 from jaxspec.decode.speculative import speculative
 from jaxspec.drafters.common import with_taps_of
 from jaxspec.drafters.share_encoder import difference, with_shared_encoder
-from jaxspec.integers import integer
-from jaxspec.warp.options import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
+from jaxspec.sampling.params import OPTIONS, SamplingOptions, check_ids, per_row, sampling_of
 
 OWN = (  # those that are no sampling options
-    *("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
+    *("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids", "num_samples"),
 )
 Prompts = str | Sequence[str] | Prompt | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 
-class Job(NamedTuple):
+class Prepared(NamedTuple):
     """A generation, checked and ready to run; `prepare` makes it, `loop.run` and all of measuring take it whole.
 
     Attributes:
@@ -51,19 +65,19 @@ class Job(NamedTuple):
     max_new_tokens: int
     options: Mapping[str, Any]
 
-    def replace(self, **options: Any) -> Job:
+    def replace(self, **options: Any) -> Prepared:
         """The same prompts for the same target, with some of `generate`'s options changed.
 
         >>> import jaxspec
         >>> from jaxspec.testing import table_model
         >>> model = table_model(jax.random.key(1), vocab=5)
-        >>> job = prepare(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
-        >>> job.decoder.gamma, job.replace(gamma=7).decoder.gamma, job.plain().decoder.gamma
+        >>> prepared = prepare(model, Prompt(jnp.array([[3, 1]]), jnp.array([2])), drafter=model, gamma=3)
+        >>> prepared.decoder.gamma, prepared.replace(gamma=7).decoder.gamma, prepared.plain().decoder.gamma
         (3, 7, 0)
         """
-        return _job(self.target, self.prompt, dict(self.options) | options)
+        return _prepared(self.target, self.prompt, dict(self.options) | options)
 
-    def plain(self) -> Job:
+    def plain(self) -> Prepared:
         """The same without a drafter."""
         return self.replace(drafter=None, policy=None)
 
@@ -74,14 +88,14 @@ def prepare(
     *,
     drafter: Model | Drafter | Bound[Drafter] | None = None,
     gamma: int = 5,
-    accept: Rule | None = None,
+    rule: Rule | None = None,
     policy: Bound[Policy] | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
     num_samples: int = 1,
     **sampling: Unpack[SamplingOptions],
-) -> Job:
+) -> Prepared:
     """A checked generation, ready to run: `generate` runs it at once, `rollout` inside a program of your own.
 
     See `generate` for the arguments, their defaults and the errors.
@@ -93,7 +107,7 @@ def prepare(
     named = dict(
         drafter=drafter,
         gamma=gamma,
-        accept=accept,
+        rule=rule,
         policy=policy,
         max_new_tokens=max_new_tokens,
         key=key,
@@ -101,12 +115,12 @@ def prepare(
         num_samples=num_samples,
     )
     inputs.check_untraced(target.params, prompts, {**named, **sampling, "drafter": getattr(drafter, "params", None)})
-    return _job(target, encode(target, prompts), named | sampling)
+    return _prepared(target, encode(target, prompts), named | sampling)
 
 
-def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
+def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prepared:
     sampling = dict(options)
-    drafter, gamma, accept, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
+    drafter, gamma, rule, policy, max_new_tokens, key, eos_ids, samples = (sampling.pop(name) for name in OWN)
     _check_names(sampling)
     expected = "an integer, 0 (plain decoding) or more"
     gamma = integer(gamma, "gamma", expected)
@@ -119,9 +133,9 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     if policy is not None and not (isinstance(policy, Bound) and isinstance(policy.functions, Policy)):
         what = inputs.uncalled(policy, "policy", "jaxspec.policies")
         raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
-    if accept is not None and not isinstance(accept, Rule):
-        what = inputs.uncalled(accept, "accept", "jaxspec.accept")
-        raise TypeError(f"{what}: expected a rule, such as jaxspec.accept.rejection()")
+    if rule is not None and not isinstance(rule, Rule):
+        what = inputs.uncalled(rule, "rule", "jaxspec.rules")
+        raise TypeError(f"{what}: expected a rule, such as jaxspec.rules.rejection()")
     samples = integer(samples, "num_samples", "an integer, 1 or more")
     if samples < 1:
         raise ValueError(f"num_samples is {samples}: expected an integer, 1 or more")
@@ -140,9 +154,9 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
             raise ValueError("key is required when temperature is not 0: pass key=jax.random.key(0), for example")
         key = jax.random.key(0)  # nothing is drawn at temperature 0
     key = inputs.key_of(key)
-    rule = accept_rules.rejection() if accept is None else accept
+    rule = rules.rejection() if rule is None else rule
     bound = _drafter(target, drafter, rule)
-    if bound is not None and not rounds.size_of(bound.functions, gamma).nodes:
+    if bound is not None and not round.size_of(bound.functions, gamma).nodes:
         bound = None
     if bound is not None and bound.target is not None:
         target = with_taps_of(target, bound.target)
@@ -167,9 +181,9 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
     if (mesh := sharding.mesh_of(weights)) is not None:
         weights = sharding.place(weights, None, mesh)
         prompt, request = sharding.place(prompt, batch // samples, mesh), sharding.place(request, batch, mesh)
-    size = buffers.bucket(int(limit.max()))
+    size = token_rows.bucket(int(limit.max()))
     if max(size, decoder.nodes) > inputs.LONG or batch > inputs.MANY:
-        headroom = buffers.headroom(size, decoder.nodes)
+        headroom = token_rows.headroom(size, decoder.nodes)
         state = jax.eval_shape(functools.partial(decoder.init, headroom=headroom), weights, prompt, request)
         history = 4 * size * batch * (5 + 3 * decoder.nodes)  # tokens, counts and drafts of each round, in int32
         logits = 4 * (decoder.nodes + 1) * target.lm.vocab_size * batch
@@ -178,7 +192,7 @@ def _job(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Job:
             which, value = "num_samples", samples
         needed = inputs.size_of(state) + history + logits
         inputs.check_memory(needed, f"{which}={value!r} for {batch} prompts", which, _devices(weights))
-    return Job(target, bound, decoder, sampler, weights, prompt, request, size, options)
+    return Prepared(target, bound, decoder, sampler, weights, prompt, request, size, options)
 
 
 def _check_names(options: Iterable[str]) -> None:
@@ -200,7 +214,7 @@ def encode(target: Model, prompts: Prompts | None) -> Prompt:
     prompts = inputs.rows_of(prompts)
     if isinstance(prompts, Prompt):
         _check_ids(prompts, target.lm.vocab_size)
-        width = buffers.bucket(prompts.tokens.shape[1])
+        width = token_rows.bucket(prompts.tokens.shape[1])
         tokens = jnp.pad(jnp.asarray(prompts.tokens, jnp.int32), ((0, 0), (0, width - prompts.tokens.shape[1])))
         return Prompt(tokens, jnp.asarray(prompts.length, jnp.int32))
     texts = prompts
@@ -208,7 +222,7 @@ def encode(target: Model, prompts: Prompts | None) -> Prompt:
         raise ValueError("this model has no tokenizer: give a jaxspec.Prompt of token ids instead of text")
     for index, text in enumerate(texts):
         inputs.check_text(text, index)
-    prompt = buffers.pad(target.tokenizer(texts)["input_ids"] if texts else [])
+    prompt = token_rows.pad(target.tokenizer(texts)["input_ids"] if texts else [])
     _check_ids(prompt, target.lm.vocab_size)  # a tokenizer may have ids that a model was never given
     return prompt
 

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
-from jaxspec import warp as warps
-from jaxspec.base import (
+from jaxspec import sampling
+from jaxspec.core import (
     Decoder,
     Distribution,
     Drafter,
@@ -25,10 +24,11 @@ from jaxspec.base import (
     Sampler,
     State,
     Weights,
+    token_rows,
 )
+from jaxspec.core.round import bucket_widths, check_trees, fed_on_path, run_round, size_of
 from jaxspec.decode import state as states
 from jaxspec.decode.autoregressive import autoregressive
-from jaxspec.rounds import bucket_widths, check_trees, size_of, speculate, visited
 
 
 @functools.lru_cache
@@ -86,11 +86,11 @@ def speculative(
 
     def init(weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
         with jax.named_scope("prefill"):
-            capacity = buffers.prefill_length(target, prompt) + headroom
+            capacity = token_rows.prefill_length(target, prompt) + headroom
             prefilled = target.prefill(weights.target, prompt, capacity)
         with jax.named_scope("draft"):
             draft = drafter.init(weights, prompt, headroom, prefilled[0])
-        prompt, prefilled, draft = buffers.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
+        prompt, prefilled, draft = token_rows.repeat_rows((prompt, prefilled, draft), states.samples(prompt, request))
         state = states.init_state(target, prompt, request, headroom, prefilled, sampler)
         if policy is not None:
             state = state._replace(memory=policy.init(request.policy, prompt))
@@ -106,16 +106,16 @@ def speculative(
             seen: Bool[Array, "#B T N"] | None = None,
         ) -> Distribution:
             prefix = states.prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
-            return sampler(sampling_params, warps.match_vocab(logits, target.vocab_size), prefix)
+            return sampler(sampling_params, sampling.match_vocab(logits, target.vocab_size), prefix)
 
         params, own = state.request.sampling_params, state.request.draft_sampling_params
         drafts_from = functools.partial(to_distribution, params if own is None else own)
         context = states.draft_context(policy, state, depth, drafts_from)
         judges = functools.partial(to_distribution, params)
-        done = speculate(target, drafter, rule, weights, state.caches, context, judges, widths)
+        done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths)
         draft, verdict, new, forward, distribution, caches = done
         with jax.named_scope("commit"):
-            invalid = states.is_invalid(forward, distribution, visited(verdict, nodes + 1))
+            invalid = states.is_invalid(forward, distribution, fed_on_path(verdict, nodes + 1))
             impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)

@@ -7,8 +7,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import buffers, noise, tree
-from jaxspec.base import (
+from jaxspec.core import (
     Cache,
     Caches,
     Distribution,
@@ -26,6 +25,9 @@ from jaxspec.base import (
     Stats,
     ToDistribution,
     Verdict,
+    noise,
+    token_rows,
+    tree,
 )
 
 
@@ -160,11 +162,11 @@ def commit(
     request, live = state.request, jnp.logical_not(state.done)
     new_failure = jnp.where(live, bad.astype(state.failed.dtype), 0)
     left = request.limit - (state.length - state.start)
-    committed, ended = buffers.num_to_commit(new, count, left, request.eos)
+    committed, ended = token_rows.num_to_commit(new, count, left, request.eos)
     committed = jnp.where(jnp.logical_and(live, new_failure == 0), committed, 0)
     failed = jnp.maximum(state.failed, new_failure)
     state = state._replace(
-        tokens=buffers.append(state.tokens, state.length, new),
+        tokens=token_rows.append(state.tokens, state.length, new),
         length=state.length + committed,
         done=jnp.logical_or(jnp.logical_or(state.done, ended), failed > 0),
         failed=failed,
@@ -192,7 +194,7 @@ def update_stats(
 
 def last_token(state: State) -> Int[Array, "B 1"]:
     """The last committed token of each row: the first to be fed."""
-    return buffers.window(state.tokens, state.length - 1, 1)
+    return token_rows.window(state.tokens, state.length - 1, 1)
 
 
 def empty_draft(length: Int[Array, " B"]) -> Draft:

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.base import RoundInfo, State
+from jaxspec.core import RoundInfo, State
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 
 MARK = 0xD800  # the first of the characters that stand for special tokens: half surrogates, which no decoded text has
 MARKED = re.compile("[\ud800-\udfff]")
@@ -61,14 +61,16 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
     return Stop(tokenizer, tuple(dict.fromkeys([*strings, *marked])), marks, frozenset(special.values()))
 
 
-def run(job: Job, stop: Stop) -> loop.Outcome:
+def run(prepared: Prepared, stop: Stop) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.rounds(job, edit(stop)):
+    for state, info in loop.rounds(prepared, edit(stop)):
         if info is not None:
             infos.append(info)
         last = state
-    return loop.outcome(last, _trace(infos, len(job.request.limit), job.decoder.nodes), job.max_new_tokens)
+    return loop.outcome(
+        last, _trace(infos, len(prepared.request.limit), prepared.decoder.nodes), prepared.max_new_tokens
+    )
 
 
 def edit(stop: Stop) -> loop.Edit:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Cache, Caches, Commit, Draft, DraftContext, DraftInit, Weights
+from jaxspec.core import Cache, Caches, Commit, Draft, DraftContext, DraftInit, Weights
 from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.tree_cache import NodeReader
 

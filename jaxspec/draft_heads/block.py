@@ -24,9 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers
-from jaxspec import cache as kv
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -41,7 +39,9 @@ from jaxspec.base import (
     Rewind,
     Verdict,
     Weights,
+    token_rows,
 )
+from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -402,7 +402,7 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         row, shared = context.row, shared_with(lm, weights.target)
-        last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
+        last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         count = min(context.gamma, head.count)
 
         def begin() -> tuple[Array, Array, Array]:
@@ -438,7 +438,7 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
 
     def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], None]:
         row, shared = context.row, shared_with(lm, weights.target)
-        last = buffers.window(row.tokens, row.length - 1, 1)[:, 0]
+        last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
         features = head.block(weights.draft, shared, caches.draft, last, head.count)
         return head.logits(weights.draft, shared, features), None
 

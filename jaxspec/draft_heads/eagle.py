@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.base import Bound, Drafter, Forward, Model, Params
+from jaxspec.core import Bound, Drafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable

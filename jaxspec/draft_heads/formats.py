@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.families import decoders, describe
 from jaxspec.families.common import FamilyError, need, only
 from jaxspec.nets.decoder import DecoderConfig

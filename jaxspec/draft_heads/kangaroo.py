@@ -18,8 +18,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import cache as kv
-from jaxspec.base import Bound, Drafter, Model, Params
+from jaxspec.core import Bound, Drafter, Model, Params
+from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Key
 
-from jaxspec.base import Bound, Drafter, Model, Params
+from jaxspec.core import Bound, Drafter, Model, Params
 from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training

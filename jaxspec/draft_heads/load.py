@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import buffers, folders, sharding
+from jaxspec import folders, sharding
 from jaxspec import model as models
-from jaxspec.base import Bound, Drafter, Model, Params, Prompt
+from jaxspec.core import Bound, Drafter, Model, Params, Prompt, token_rows
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
@@ -121,7 +121,7 @@ def check_acceptance(
     options: dict[str, Any] = {} if drafter.functions.tree else {"gamma": 1}
     if prompts is None:
         few = np.linspace(0, target.lm.vocab_size - 1, len(TEXTS)).astype(int)
-        prompts = list(TEXTS) if target.tokenizer is not None else buffers.pad([[int(i)] for i in few])
+        prompts = list(TEXTS) if target.tokenizer is not None else token_rows.pad([[int(i)] for i in few])
     trace = generate(target, prompts, drafter=drafter, max_new_tokens=tokens, **options).trace
     drafted = int(np.sum(np.greater(trace.num_tested, 0)))
     rate = int(np.sum(np.greater(trace.num_accepted, 0))) / max(1, drafted)

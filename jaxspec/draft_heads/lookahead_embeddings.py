@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers, trim
-from jaxspec.base import (
+from jaxspec import trim
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -30,6 +30,7 @@ from jaxspec.base import (
     Model,
     Params,
     Weights,
+    token_rows,
 )
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -150,7 +151,7 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
 def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
     def at_once(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Float[Array, "B C V"], Cache]:
         row, count = context.row, min(context.gamma, head.count)
-        last = buffers.window(row.tokens, row.length - 1, 1)
+        last = token_rows.window(row.tokens, row.length - 1, 1)
         ahead = jnp.broadcast_to(lm.vocab_size + jnp.arange(count - 1, dtype=last.dtype), (len(last), count - 1))
         cache, tokens = lm.rewind(caches.target, row.length - 1), jnp.concatenate([last, ahead], axis=1)
         forward, cache = head.extend(weights.draft, lm.extend, weights.target, cache, tokens, None)

@@ -24,9 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers
-from jaxspec.accept.common import take_position
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Caches,
     Draft,
@@ -39,6 +37,7 @@ from jaxspec.base import (
     Prompt,
     Verdict,
     Weights,
+    token_rows,
 )
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
@@ -49,6 +48,7 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
+from jaxspec.rules.common import take_position
 
 BLOCKS = ("residual", "feed_forward")
 
@@ -264,7 +264,7 @@ def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         row, shared, features = context.row, shared_with(lm, weights.target), caches.draft
-        last = buffers.window(row.tokens, row.length - 1, 1)
+        last = token_rows.window(row.tokens, row.length - 1, 1)
         count = min(context.gamma, head.count)
         tokens = jnp.pad(last, ((0, 0), (0, count - 1)))  # the last committed token, and the draft tokens so far
 

@@ -24,10 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
-from jaxspec import cache as kv
-from jaxspec.accept.common import take_position
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -43,7 +40,9 @@ from jaxspec.base import (
     Rewind,
     Verdict,
     Weights,
+    token_rows,
 )
+from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
@@ -51,6 +50,7 @@ from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.drafters.tree_cache import NodeReader
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, rotation_of
+from jaxspec.rules.common import take_position
 
 
 class RecurrentHead(NamedTuple):
@@ -236,7 +236,7 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         open_pair = state.seen < row.length - 1
 
         def feed(state: HiddenState) -> HiddenState:
-            token = buffers.window(row.tokens, jnp.minimum(state.seen + 1, row.length - 1), 1)
+            token = token_rows.window(row.tokens, jnp.minimum(state.seen + 1, row.length - 1), 1)
             shared, cache = shared_with(lm, weights.target), head.rewind(state.cache, state.seen)
             output, cache = head.extend(weights.draft, shared, cache, state.hidden[:, None], token)
             hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
@@ -266,7 +266,7 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
     ) -> Caches:
         state, shared = caches.draft, shared_with(lm, weights.target)
         hidden = head.read(weights.draft, on_path(forward, verdict, depth))
-        tokens = buffers.window(row.tokens, state.seen + 1, hidden.shape[1])
+        tokens = token_rows.window(row.tokens, state.seen + 1, hidden.shape[1])
         output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.seen), hidden, tokens)
         count, seen = row.length - 1 - state.seen, row.length - 1  # a finished row has no new pair
         last = jnp.where((count > 0)[:, None], take_position(output, jnp.maximum(count - 1, 0)), state.hidden)

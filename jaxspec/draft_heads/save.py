@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import folders, sharding
-from jaxspec.base import Model, Params
+from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import shape_of

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Bound, Head, LanguageModel, Model, Params
+from jaxspec.core import Bound, Head, LanguageModel, Model, Params
 
 
 class SharedWithTarget(NamedTuple):

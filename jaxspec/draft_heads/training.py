@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec import trim
-from jaxspec.base import Forward, Model, Params
+from jaxspec.core import Forward, Model, Params
 from jaxspec.draft_heads.target import SharedWithTarget
 
 VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's own tokens, which is not trained

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import noise
-from jaxspec import tree as trees
-from jaxspec.base import Distribution, Draft, DraftContext
+from jaxspec.core import Distribution, Draft, DraftContext, noise
+from jaxspec.core import tree as trees
 from jaxspec.drafters.tree_cache import read_if_wanted
 
 Logits = tuple[Float[Array, "B n W"], Any]
@@ -40,7 +39,7 @@ def grow(
     Args:
         first: carry -> logits after the last committed token [B, 1, W].
         following: (tokens [B, width], parent, carry) -> logits after these tokens. `parent` is that of all tokens fed
-            so far, with these, as `base.Extend` has it: the last `width` entries are these tokens'.
+            so far, with these, as `core.Extend` has it: the last `width` entries are these tokens'.
         carry: what the two pass on; of one structure throughout.
         context: of the round.
         nodes, depth, width: see above; `depth` is the deepest level's.

@@ -1,6 +1,6 @@
 """A drafter that is a speculative decoder: a model whose own drafts are drafted (CS Drafting's vertical cascade).
 
-Axis letters as in `jaxspec.base`; G the draft's tokens, I those of an inner draft, W = G + I + 1 (buffers, so that no
+Axis letters as in `jaxspec.core`; G the draft's tokens, I those of an inner draft, W = G + I + 1 (buffers, so that no
 write is cut).
 """
 
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import accept, buffers, noise
-from jaxspec.base import (
+from jaxspec import rules
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -30,11 +30,13 @@ from jaxspec.base import (
     ToDistribution,
     Verdict,
     Weights,
+    noise,
+    token_rows,
 )
+from jaxspec.core.checks import integer, number
+from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
 from jaxspec.drafters.common import after, as_drafter, name_of, put, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
-from jaxspec.integers import integer, number
-from jaxspec.rounds import Round, bucket_widths, check_trees, size_of, speculate
 
 
 class CascadeState(NamedTuple):
@@ -86,11 +88,11 @@ def cascade(
         draft: the model that drafts for the target.
         inner: what drafts for it, in the same vocabulary.
         gamma: draft tokens of an inner round; one of trees has its own size.
-        rule: which of them `draft` accepts; `accept.rejection()` by default.
+        rule: which of them `draft` accepts; `rules.rejection()` by default.
         inner_temperature: the temperature of the inner drafter's distributions over that of `draft`'s.
 
     Raises:
-        TypeError: draft is no model, inner no drafter or rule none of `jaxspec.accept`.
+        TypeError: draft is no model, inner no drafter or rule none of `jaxspec.rules`.
         ValueError: levels with different vocabularies or of different kinds, a drafter that reads hidden states of
             another model or whose state cannot go back, trees where `draft` or the rule takes chains only, gamma < 1 or
             inner_temperature <= 0.
@@ -118,9 +120,9 @@ def cascade(
     inner_temperature = number(inner_temperature, "inner_temperature", expected)
     if not inner_temperature > 0:
         raise ValueError(f"inner_temperature is {inner_temperature}: expected {expected}")
-    made, rule = as_drafter(inner, "inner"), accept.rejection() if rule is None else rule
+    made, rule = as_drafter(inner, "inner"), rules.rejection() if rule is None else rule
     if not isinstance(rule, Rule):
-        raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.accept.rejection()")
+        raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.rules.rejection()")
     for model in made.models:
         _check_levels(draft, model)
     if made.functions.rollback is None:
@@ -176,7 +178,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             count = made.row.length - start
             live = jnp.logical_and(made.going, count < context.limit)
             limit = jnp.where(live, jnp.clip(context.limit - count - 1, 0, depth), 0)
-            drafted = buffers.window(made.row.tokens, start, gamma)
+            drafted = token_rows.window(made.row.tokens, start, gamma)
             to_distribution = after(context.to_distribution, drafted, count)
             within = context._replace(
                 keys=keys,
@@ -188,11 +190,11 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
                 confidence=None,
                 should_continue=None,
             )
-            done = speculate(lm, inner, rule, own, made.caches, within, to_distribution, widths)
+            done = run_round(lm, inner, rule, own, made.caches, within, to_distribution, widths)
             at = _fed(done)
             # The inner drafter takes in what every row has made; those that wanted nothing then take it back.
             every = Prompt(
-                buffers.append(made.row.tokens, made.row.length, done.tokens),
+                token_rows.append(made.row.tokens, made.row.length, done.tokens),
                 made.row.length + done.verdict.num_accepted + 1,
             )
             row = every._replace(length=jnp.where(live, every.length, made.row.length))
@@ -229,7 +231,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
         if made.confidence is not None:
             length, aux = jnp.minimum(length, _stopped_after(context, made, start)), made.confidence[:, :gamma]
         draft = Draft(
-            buffers.window(made.row.tokens, start, gamma),
+            token_rows.window(made.row.tokens, start, gamma),
             length,
             log_probs=None if made.log_probs is None else made.log_probs[:, :gamma],
             aux=None if aux is None else {"confidence": aux},
@@ -260,7 +262,7 @@ def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDi
     return warmer
 
 
-def _fed(done: Round) -> Int[Array, "B I+1"]:
+def _fed(done: RoundResult) -> Int[Array, "B I+1"]:
     """The fed token that each of a round's tokens follows: the last committed one, then the accepted ones."""
     step = jnp.arange(done.tokens.shape[1], dtype=jnp.int32)[None]
     if done.verdict.path is None:

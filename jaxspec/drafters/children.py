@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import noise
-from jaxspec.base import Distribution, Draw
+from jaxspec.core import Distribution, Draw, noise
 
 DrawName = Literal["without_replacement", "replacement", "top", "mixed"]
 

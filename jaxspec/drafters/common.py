@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Caches,
     Distribution,

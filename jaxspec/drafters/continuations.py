@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import tree
-from jaxspec.base import Draft
-from jaxspec.integers import integers
+from jaxspec.core import Draft, tree
+from jaxspec.core.checks import integers
 
 
 def check(candidates: int, length: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Caches,
     Draft,
@@ -20,10 +20,10 @@ from jaxspec.base import (
     TreeSize,
     Weights,
 )
+from jaxspec.core.checks import integers
 from jaxspec.drafters import tree_cache
 from jaxspec.drafters.best_first import candidates, grow
 from jaxspec.drafters.tree_cache import Logits, NodeReader
-from jaxspec.integers import integers
 
 
 def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6, width: int = 8) -> Bound[Drafter]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jaxspec.base import Bound, Drafter, Model, Parts
+from jaxspec.core import Bound, Drafter, Model, Parts
+from jaxspec.core.checks import integer
 from jaxspec.drafters import own_layers
 from jaxspec.drafters.common import shown
 from jaxspec.drafters.own_layers import ExitAdapter
-from jaxspec.integers import integer
 
 
 def early_exit(

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
 from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of, name_of
 
 

@@ -6,8 +6,7 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxspec import noise
-from jaxspec.base import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights
+from jaxspec.core import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights, noise
 from jaxspec.drafters.common import as_drafter, name_of
 
 

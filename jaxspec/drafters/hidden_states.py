@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.base import Forward, LanguageModel, Model, Prompt, Verdict
+from jaxspec.core import Forward, LanguageModel, Model, Prompt, Verdict
 
 
 class TargetRequirements(NamedTuple):

@@ -1,6 +1,6 @@
 """A better drafter for the first draft tokens, a cheaper one for those after them (CS Drafting's horizontal cascade).
 
-Axis letters as in `jaxspec.base`; F first draft tokens, L later ones, G = F + L.
+Axis letters as in `jaxspec.core`; F first draft tokens, L later ones, G = F + L.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, noise
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Caches,
     Draft,
@@ -24,9 +23,11 @@ from jaxspec.base import (
     Prompt,
     Verdict,
     Weights,
+    noise,
+    token_rows,
 )
+from jaxspec.core.checks import integer
 from jaxspec.drafters.common import after, as_drafter, confidence_of, log_probs_of, name_of, put
-from jaxspec.integers import integer
 
 Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " B"]]
 
@@ -109,7 +110,7 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
             keys=noise.at(context.keys, row.length, noise.Purpose.LATER),
-            row=Prompt(buffers.append(row.tokens, row.length, draft.tokens), row.length + length),
+            row=Prompt(token_rows.append(row.tokens, row.length, draft.tokens), row.length + length),
             limit=jnp.clip(left, 0, gamma - count),
             gamma=gamma - count,
             adaptive=True,

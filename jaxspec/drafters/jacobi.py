@@ -8,9 +8,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec import noise
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
-from jaxspec.integers import integer
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights, noise
+from jaxspec.core.checks import integer
 
 
 class JacobiState(NamedTuple):

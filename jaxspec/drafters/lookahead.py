@@ -13,11 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import buffers, noise
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Verdict, Weights
+from jaxspec.core import (
+    Bound,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    TreeSize,
+    Verdict,
+    Weights,
+    noise,
+    token_rows,
+)
+from jaxspec.core.checks import integers
 from jaxspec.drafters import continuations
 from jaxspec.drafters.jacobi import prompt_tokens
-from jaxspec.integers import integers
 
 NO_TOKEN = -1  # in the pool: equal to no token of a row
 
@@ -102,7 +114,7 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         state, row = caches.draft, context.row
-        tokens, found = latest(state, buffers.window(row.tokens, row.length - 1, 1)[:, 0], candidates)
+        tokens, found = latest(state, token_rows.window(row.tokens, row.length - 1, 1)[:, 0], candidates)
         real = jnp.broadcast_to(found[:, :, None], tokens.shape)
         newest_first = jnp.broadcast_to(jnp.arange(candidates, 0, -1, dtype=jnp.float32)[None, :], found.shape)
         known = continuations.as_tree(tokens, real, newest_first, branch)

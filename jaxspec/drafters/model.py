@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -25,6 +24,7 @@ from jaxspec.base import (
     Prompt,
     Verdict,
     Weights,
+    token_rows,
 )
 from jaxspec.drafters.sequential import Logits, sequential
 
@@ -56,7 +56,7 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
     Args:
         draft: the model.
         coupled: whether draft tokens are drawn with the noise that plain sampling has for their positions, and so are
-            likely to be what plain sampling generates there: what `accept.coupled` rewards. Given that noise a token is
+            likely to be what plain sampling generates there: what `rules.coupled` rewards. Given that noise a token is
             certain, so it is proposed as a point mass, and every exact rule stays exact, although a position that is
             drafted again meets the same noise again.
         can_continue: of the model's cache after each pass: a row's draft ends where this is False. It must not depend
@@ -116,7 +116,7 @@ def prefill(
     lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward
 ) -> tuple[Forward, Cache]:
     """A draft model's prefill; `prefilled`: the target's, whose encoder may be the draft model's, too."""
-    capacity = buffers.prefill_length(lm, prompt) + headroom
+    capacity = token_rows.prefill_length(lm, prompt) + headroom
     if not lm.shared_encoder:
         return lm.prefill(params, prompt, capacity)
     assert lm.encoder is not None and prefilled.encoded is not None
@@ -143,7 +143,7 @@ def read_last_two(
     """
     goal = row.length - 2
     cache = catch_up(lm, params, state, row, wanted, width, goal).cache if width else state.cache
-    return lm.extend(params, lm.rewind(cache, goal), known(lm, buffers.window(row.tokens, goal, 2)))
+    return lm.extend(params, lm.rewind(cache, goal), known(lm, token_rows.window(row.tokens, goal, 2)))
 
 
 def catch_up(
@@ -165,7 +165,7 @@ def catch_up(
 
     def read(state: ModelState) -> ModelState:
         at = jnp.minimum(state.seen, goal)
-        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, buffers.window(row.tokens, at, width)))
+        _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, token_rows.window(row.tokens, at, width)))
         return ModelState(cache, jnp.minimum(at + width, goal))
 
     return jax.lax.while_loop(incomplete, read, state)

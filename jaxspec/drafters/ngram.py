@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.corpus import token_rows
 from jaxspec.drafters.ngram_model import Level, NGramConfig, Tables, language_model
 

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import buffers, tree
-from jaxspec.base import Forward, LanguageModel, Prompt
+from jaxspec.core import Forward, LanguageModel, Prompt, token_rows, tree
 
 NO_TOKEN = -1  # stands before a row's first token
 
@@ -118,7 +117,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         params: Tables, cache: Rows, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, Rows]:
         step = tokens.shape[1]
-        rows = buffers.append(cache.tokens, cache.length, tokens)
+        rows = token_rows.append(cache.tokens, cache.length, tokens)
         if parent is None:
             at = _before(cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :], longest)
         else:
@@ -133,7 +132,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
 
     def select(cache: Rows, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Rows:
         accepted = jnp.take_along_axis(cache.tokens, start[:, None] + path, axis=1)
-        return cache._replace(tokens=buffers.append(cache.tokens, start, accepted))
+        return cache._replace(tokens=token_rows.append(cache.tokens, start, accepted))
 
     longest = len(config.contexts)
     return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select)

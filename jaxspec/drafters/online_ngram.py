@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.core.checks import integers
 from jaxspec.drafters.common import same_state, searched
-from jaxspec.integers import integers
 
 NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -37,6 +36,7 @@ from jaxspec.base import (
     Rewind,
     Verdict,
     Weights,
+    token_rows,
 )
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
@@ -230,7 +230,7 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
         return Caches(nodes.cache, nodes._replace(cache=None, adapter=back))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        last = buffers.window(context.row.tokens, context.row.length - 1, 1)
+        last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
 
         def step(tokens: Int[Array, "B 1"], at: Int[Array, ""], nodes: Nodes) -> Logits:
             x, nodes = feed(weights, nodes, tokens, at)
@@ -283,7 +283,7 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
     # Of a tree: the nodes that have children are fed level by level, to the places that they have in verification.
 
     def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Nodes:
-        last = buffers.window(context.row.tokens, context.row.length - 1, 1)
+        last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
         return feed(weights, empty(weights, caches, context.row, fed), last, 0)[1]
 
     def after_root(weights: Weights, state: Any, nodes: Nodes, context: DraftContext, width: int) -> Any:

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core.checks import integers
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, same_state, searched
-from jaxspec.integers import integers
 
 NO_TOKEN = -1  # padding: equal to no token of a row
 BEFORE = -2  # what stands before a row's first token: equal to nothing

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxspec import datastore
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
+from jaxspec.core.checks import integers
 from jaxspec.datastore import Datastore, DatastoreError
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, no_state, same_state, searched
-from jaxspec.integers import integers
 
 BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each

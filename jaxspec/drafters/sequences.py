@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jaxspec.base import Bound, Drafter, Model
+from jaxspec.core import Bound, Drafter, Model
+from jaxspec.core.checks import integers
 from jaxspec.drafters.common import name_of
 from jaxspec.drafters.shape import branching
 from jaxspec.drafters.tree import tree
-from jaxspec.integers import integers
 
 LENGTH = 5
 

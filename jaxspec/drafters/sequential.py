@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import noise
-from jaxspec.base import Distribution, Draft, DraftContext
+from jaxspec.core import Distribution, Draft, DraftContext, noise
 
 Logits = tuple[Float[Array, "B W"], Bool[Array, " B"] | None, Any]
 """Logits of the next token; whether a row can be continued here (None: every row can); the drafter's carry."""
@@ -68,7 +67,7 @@ def sequential(
         The draft, a chain, and the carry.
 
     Example:
-        >>> from jaxspec.base import Prompt
+        >>> from jaxspec.core import Prompt
         >>> def count(i, last, carry):  # sure of last + 1
         ...     return 99.0 * jax.nn.one_hot(last + 1, 9), None, carry
         >>> row = Prompt(jnp.array([[3, 4, 0]]), jnp.array([2]))

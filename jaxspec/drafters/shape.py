@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec import tree as trees
-from jaxspec.integers import integer
+from jaxspec.core import tree as trees
+from jaxspec.core.checks import integer
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree as the ranks on the way to each node: (1, 0) is the first child of the root's second child."""
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     entry i after fed token i, with none for tokens that have no children.
 
     Attributes:
-        parents: as in `base.Draft`.
+        parents: as in `core.Draft`.
         depths: of each node, 1 for those after the last committed token.
         fed: how many of the nodes are fed.
         levels: from the last committed token down.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxspec.base import Model
+from jaxspec.core import Model
 
 _compared: dict[tuple[int, ...], bool] = {}
 TOLERANCE = 1e-5  # relative: a scale that was rounded again when int8 weights were stored

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxspec.base import Bound, Drafter, Model, Parts
+from jaxspec.core import Bound, Drafter, Model, Parts
+from jaxspec.core.checks import integer
 from jaxspec.drafters import own_layers
-from jaxspec.integers import integer
 
 
 def skip_layers(

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core.checks import integers, number
 from jaxspec.drafters import continuations
 from jaxspec.drafters.common import no_commit, same_state, searched
 from jaxspec.drafters.prompt_lookup import NO_TOKEN, match_lengths, text_of
-from jaxspec.integers import integers, number
 
 
 class SuffixOptions(NamedTuple):

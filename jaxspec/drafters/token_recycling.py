@@ -10,8 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import buffers, noise
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Verdict, Weights
+from jaxspec.core import (
+    Bound,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    TreeSize,
+    Verdict,
+    Weights,
+    noise,
+    token_rows,
+)
 from jaxspec.drafters.common import same_state
 from jaxspec.drafters.shape import Shape, by_rank, shape_of
 
@@ -82,7 +94,7 @@ def _token_recycling(shape: Shape) -> Drafter:
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         table, row, limit = caches.draft.table, context.row, context.limit
-        tokens = buffers.window(row.tokens, row.length - 1, 1)  # of the fed nodes, the last committed one first
+        tokens = token_rows.window(row.tokens, row.length - 1, 1)  # of the fed nodes, the last committed one first
         made = []
         for level in shape.levels:
             above = tokens[:, -len(level.parents) :]

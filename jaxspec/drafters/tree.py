@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import noise
-from jaxspec.base import Bound, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights, noise
+from jaxspec.core.checks import integer
 from jaxspec.drafters import children, tree_cache
 from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Level, Shape, seen, shape_of
 from jaxspec.drafters.shape import branching as branching_choices
 from jaxspec.drafters.tree_cache import NodeReader
-from jaxspec.integers import integer
 
 
 def tree(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import (
+from jaxspec.core import (
     Bound,
     Cache,
     Caches,
@@ -64,7 +64,7 @@ class NodeReader(NamedTuple):
         first: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W].
             `width`: tokens of a pass that reads what was committed in rounds without a draft.
         following: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W]. `parent` is that of all
-            nodes fed so far, with these, as `base.Extend` has it.
+            nodes fed so far, with these, as `core.Extend` has it.
         after: (caches, carry, context, slots) -> the caches after a tree was drafted.
         commit: most nodes of a path that are fed -> `Commit`.
         vocab_size: width of the logits.

@@ -7,7 +7,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
+from jaxspec.core import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
 from jaxspec.drafters.common import no_commit, same_state
 from jaxspec.drafters.sequential import Logits, sequential
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool
 
-from jaxspec.base import Bound, Drafter, Model
+from jaxspec.core import Bound, Drafter, Model
 from jaxspec.drafters.model import model
 from jaxspec.drafters.ngram_model import NGramConfig, Rows
 

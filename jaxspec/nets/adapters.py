@@ -15,8 +15,8 @@ The latter can take token trees, too. It is then given with `select`, and called
 
     apply(params, cache, tokens, positions, *, length, parent) -> (logits, cache)
         The nodes of a tree are written one after the other, at entry `length[b] + t`, though siblings share a
-        position. `jaxspec.cache.mask(length, step, capacity, parent)` says which entries each token attends to, for
-        trees and for chains (parent None); windows count `jaxspec.cache.key_positions`.
+        position. `jaxspec.core.kv_cache.mask(length, step, capacity, parent)` says which entries each token attends to,
+        for trees and for chains (parent None); windows count `jaxspec.core.kv_cache.key_positions`.
 
     select(cache, start, path) -> cache
         Moves entry `start[b] + path[b, i]` of row b to `start[b] + i`; `path` increases, and never points backwards.
@@ -34,9 +34,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers
-from jaxspec import cache as kv
-from jaxspec.base import Forward, LanguageModel, Params, Prompt, Select
+from jaxspec.core import Forward, LanguageModel, Params, Prompt, Select, token_rows
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 
 EmptyCache = Callable[[int, int], Any]
@@ -237,7 +236,7 @@ def from_nnx(
 
 def _without_cache(apply: Callable[..., Any]):
     def run(params: Params, cache: AdapterCache, tokens: Int[Array, "B T"], _: Any):
-        rows = buffers.append(cache.inner, cache.length, tokens)
+        rows = token_rows.append(cache.inner, cache.length, tokens)
         logits: Float[Array, "B S V"] = apply(params, rows)
         positions = kv.positions(cache.length, tokens.shape[1])
         return jnp.take_along_axis(logits, positions[..., None], axis=1), rows

@@ -18,8 +18,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import cache as kv
-from jaxspec.base import LanguageModel, Params, Parts
+from jaxspec.core import LanguageModel, Params, Parts
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import rotary, stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, RMSNorm, softcap
 from jaxspec.nets.dense import Dense

@@ -15,8 +15,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import cache as kv
-from jaxspec.base import LanguageModel, Params, Parts
+from jaxspec.core import LanguageModel, Params, Parts
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import ACTIVATIONS, Attention, FeedForward, LayerNorm
 from jaxspec.nets.dense import Dense

@@ -11,7 +11,7 @@ import jax
 from flax import traverse_util
 from jaxtyping import Array, Key
 
-from jaxspec.base import Params
+from jaxspec.core import Params
 
 Init = Callable[[Any, Key[Array, ""]], Params]
 """(configuration, key) -> the parameters of a network."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import cache as kv
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import dense
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.nets import t5
 from jaxspec.nets.t5 import T5Config
 

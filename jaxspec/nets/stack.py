@@ -15,8 +15,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import cache as kv
-from jaxspec.base import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
+from jaxspec.core import Embed, Forward, Head, LanguageModel, Layers, Params, Parts, Prompt
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets.mismatch import Init, named_mismatch
 
 KeysValues = tuple[Float[Array, "B K S D"], Float[Array, "B K S D"]]

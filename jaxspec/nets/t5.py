@@ -18,8 +18,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import cache as kv
-from jaxspec.base import Encoder, Forward, LanguageModel, Params, Parts, Prompt
+from jaxspec.core import Encoder, Forward, LanguageModel, Params, Parts, Prompt
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.dense import Dense

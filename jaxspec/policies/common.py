@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import tree
-from jaxspec.base import Distribution, Draft, Params, Prompt, Verdict
+from jaxspec.core import Distribution, Draft, Params, Prompt, Verdict, tree
 
 
 def checked(value: Any, name: str, low: float, high: float, dtype: Any = np.float32) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Bound, Distribution, Params, Policy
+from jaxspec.core import Bound, Distribution, Params, Policy
 from jaxspec.policies.common import checked, log_probs, no_update, stateless_init
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from jaxspec.base import Bound, Params, Policy
+from jaxspec.core import Bound, Params, Policy
 from jaxspec.policies.common import checked, no_update, stateless_init
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Bound, Distribution, Draft, Policy, Prompt, Verdict
+from jaxspec.core import Bound, Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, log_probs
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.core import Bound, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, draft_depth
 
 

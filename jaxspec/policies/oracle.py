@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.base import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.core import Bound, Draft, Policy, Prompt, Verdict
 
 
 class Params(NamedTuple):

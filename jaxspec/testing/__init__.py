@@ -5,18 +5,24 @@ emits.
 """
 
 from jaxspec.testing.bounds import excess
-from jaxspec.testing.certificate import certify, certify_job, decoder_distribution, total_variation, with_sampler
-from jaxspec.testing.tables import SequenceDistribution, plain_distribution, table_job, table_model, table_model_from
+from jaxspec.testing.certificate import certify, certify_prepared, decoder_distribution, total_variation, with_sampler
+from jaxspec.testing.tables import (
+    SequenceDistribution,
+    plain_distribution,
+    prepared_table,
+    table_model,
+    table_model_from,
+)
 from jaxspec.testing.words import word_tokenizer
 
 __all__ = [
     "SequenceDistribution",
     "certify",
-    "certify_job",
+    "certify_prepared",
     "decoder_distribution",
     "excess",
     "plain_distribution",
-    "table_job",
+    "prepared_table",
     "table_model",
     "table_model_from",
     "total_variation",

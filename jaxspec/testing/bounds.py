@@ -23,7 +23,7 @@ def excess(
     Args:
         distribution: of a decoder's tokens, without end tokens (`decoder_distribution`).
         plain: the target's (`plain_distribution`), of as many tokens.
-        bound: log probabilities [V] -> [V]; see `accept.catalogue`.
+        bound: log probabilities [V] -> [V]; see `rules.catalogue`.
         vocab: V.
 
     Example:

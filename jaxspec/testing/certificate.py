@@ -1,8 +1,8 @@
 """The exact distribution of what a decoder emits, by enumeration of everything it can draw.
 
 The decoder is the shipped one: its `init` and `step` run as they are, compiled, except that the functions of
-`jaxspec.noise` return what a script holds and write down what they were asked for (`script`). Round after round, each
-text that was committed so far is a row with a weight, and all that a round can lead to from it is enumerated
+`jaxspec.core.noise` return what a script holds and write down what they were asked for (`script`). Round after round,
+each text that was committed so far is a row with a weight, and all that a round can lead to from it is enumerated
 (`outcomes`): what nothing depends on is left open, which makes trees feasible.
 
 Nothing here knows what a draft is. So drafters that draw nothing, rules that take several things from one uniform,
@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import accept as accept_rules
-from jaxspec import buffers
-from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, Rule, Sampler, State
+from jaxspec import rules
+from jaxspec.core import Bound, Drafter, Model, Policy, Prompt, Rule, Sampler, State, token_rows
 from jaxspec.decode import autoregressive, speculative
-from jaxspec.decode.request import Job, prepare
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.testing.independence import Draws, Used, merged, nothing_used
 from jaxspec.testing.outcomes import Outcomes, Weight, new_tokens
 from jaxspec.testing.paths import take
@@ -37,7 +36,7 @@ def certify(
     target: Model,
     *,
     drafter: Model | Drafter | Bound | None = None,
-    accept: Rule | None = None,
+    rule: Rule | None = None,
     gamma: int = 2,
     steps: int = 4,
     prompt: Prompt | None = None,
@@ -59,7 +58,7 @@ def certify(
 
     Args:
         target: a model with few tokens, such as `table_model(key, vocab=3)`.
-        drafter, accept, gamma, eos_ids, policy: as in `generate`; no end token by default. What a policy remembers is
+        drafter, rule, gamma, eos_ids, policy: as in `generate`; no end token by default. What a policy remembers is
             part of every path (`decoder_distribution(merge=False)`), so keep `steps` small.
         steps: how many tokens the distributions are over.
         prompt: one row; by default the token 0.
@@ -77,40 +76,46 @@ def certify(
     """
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)) if prompt is None else prompt
     given: dict[str, Any] = dict(temperature=1.0, key=jax.random.key(0), max_new_tokens=steps) | options
-    method: dict[str, Any] = dict(drafter=drafter, accept=accept, gamma=gamma, policy=policy, eos_ids=eos_ids)
-    job = prepare(target, prompt, **method, **given)
-    return certify_job(job if sampler is None else with_sampler(job, sampler, sampling_params), steps)
+    method: dict[str, Any] = dict(drafter=drafter, rule=rule, gamma=gamma, policy=policy, eos_ids=eos_ids)
+    prepared = prepare(target, prompt, **method, **given)
+    return certify_prepared(prepared if sampler is None else with_sampler(prepared, sampler, sampling_params), steps)
 
 
-def certify_job(job: Job, steps: int) -> float:
-    """How far the first `steps` tokens of a job's one row are from plain sampling's: see `certify`.
+def certify_prepared(prepared: Prepared, steps: int) -> float:
+    """How far the first `steps` tokens of a generation's one row are from plain sampling's: see `certify`.
 
     Raises:
         ValueError, FloatingPointError, RuntimeError: see `decoder_distribution`.
     """
-    eos = [token for token in np.asarray(job.request.eos)[0].tolist() if token >= 0]
-    distribution = decoder_distribution(job, steps=steps, merge=job.request.policy is None)
-    plain = plain_distribution(job.target, job.prompt, job.sampler, job.request.sampling_params, steps, eos)
+    eos = [token for token in np.asarray(prepared.request.eos)[0].tolist() if token >= 0]
+    distribution = decoder_distribution(prepared, steps=steps, merge=prepared.request.policy is None)
+    plain = plain_distribution(
+        prepared.target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps, eos
+    )
     return total_variation(distribution, plain)
 
 
-def with_sampler(job: Job, sampler: Sampler, sampling_params: Any, draft_sampling_params: Any = None) -> Job:
-    """The same job with a sampler of your own.
+def with_sampler(
+    prepared: Prepared, sampler: Sampler, sampling_params: Any, draft_sampling_params: Any = None
+) -> Prepared:
+    """The same generation with a sampler of your own.
 
     Args:
-        job: of `prepare`.
+        prepared: of `prepare`.
         sampler: logits to distributions.
         sampling_params: its parameters, a row for each prompt.
         draft_sampling_params: the drafter's, where they differ.
     """
-    decoder = autoregressive(job.target.lm, sampler)
-    if job.drafter is not None:
-        policy, rule = job.options["policy"], job.options["accept"]
+    decoder = autoregressive(prepared.target.lm, sampler)
+    if prepared.drafter is not None:
+        policy, rule = prepared.options["policy"], prepared.options["rule"]
         functions = policy.functions if isinstance(policy, Bound) else policy
-        rule = accept_rules.rejection() if rule is None else rule
-        decoder = speculative(job.target.lm, job.drafter.functions, rule, sampler, job.options["gamma"], functions)
-    request = job.request._replace(sampling_params=sampling_params, draft_sampling_params=draft_sampling_params)
-    return job._replace(decoder=decoder, sampler=sampler, request=request)
+        rule = rules.rejection() if rule is None else rule
+        decoder = speculative(
+            prepared.target.lm, prepared.drafter.functions, rule, sampler, prepared.options["gamma"], functions
+        )
+    request = prepared.request._replace(sampling_params=sampling_params, draft_sampling_params=draft_sampling_params)
+    return prepared._replace(decoder=decoder, sampler=sampler, request=request)
 
 
 def total_variation(first: SequenceDistribution, second: SequenceDistribution) -> float:
@@ -122,12 +127,14 @@ def total_variation(first: SequenceDistribution, second: SequenceDistribution) -
     return sum(abs(first.get(x, 0.0) - second.get(x, 0.0)) for x in first.keys() | second.keys()) / 2
 
 
-def decoder_distribution(job: Job, *, steps: int, limit: int | None = None, merge: bool = True) -> SequenceDistribution:
+def decoder_distribution(
+    prepared: Prepared, *, steps: int, limit: int | None = None, merge: bool = True
+) -> SequenceDistribution:
     """The exact distribution of the first `steps` tokens that a decoder emits; the top of this file has the method.
 
     Args:
-        job: of `prepare`, with one row; its `decoder` may be your own (`job._replace(decoder=...)`). Its key and its
-            limit on new tokens are not read.
+        prepared: of `prepare`, with one row; its `decoder` may be your own (`prepared._replace(decoder=...)`). Its key
+            and its limit on new tokens are not read.
         steps: tokens. Sequences that end before are shorter tuples.
         limit: the limit on new tokens that the decoder is given. By default so many that no draft is cut short by it
             before the last of the `steps` is there; `steps` itself proves the cut drafts exact, too.
@@ -152,20 +159,20 @@ def decoder_distribution(job: Job, *, steps: int, limit: int | None = None, merg
         >>> decoder_distribution(prepare(toy, prompt, temperature=0.0), steps=3)
         {(0, 0, 0): 1.0}
     """
-    decoder, prompt = job.decoder, job.prompt
+    decoder, prompt = prepared.decoder, prepared.prompt
     if prompt.tokens.shape[0] != 1 or prompt.length.shape != (1,):
         raise ValueError(
             f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose distribution is asked for"
         )
     limit = steps + decoder.gamma if limit is None else limit
-    request = job.request._replace(keys=None, limit=np.full(1, limit, np.int32))
-    vocab = job.target.lm.vocab_size
-    program = init_program(decoder, buffers.headroom(limit, decoder.nodes), vocab)
+    request = prepared.request._replace(keys=None, limit=np.full(1, limit, np.int32))
+    vocab = prepared.target.lm.vocab_size
+    program = init_program(decoder, token_rows.headroom(limit, decoder.nodes), vocab)
     rows, weight, used = jax.tree.map(np.asarray, (prompt, request)), np.ones(1), nothing_used(1)
     watch = functools.partial(_committed if merge else _everything, steps=steps)
     draws, distribution = Draws(steps), SequenceDistribution()
     for _ in range(steps + 1):
-        ends = Outcomes(program, job.weights, rows, watch).enumerate(weight)
+        ends = Outcomes(program, prepared.weights, rows, watch).enumerate(weight)
         used = draws.record(program.sites, ends, used)
         rows, weight, used = _merge(ends.state, ends.weight, used, watch)
         live, ended = _retire(rows, weight, steps)

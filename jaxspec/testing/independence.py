@@ -1,10 +1,10 @@
 """Whether the draws on a path are independent of each other, as their enumeration takes for granted.
 
 They are if no two of those that matter have the same key, be it in one call or in two. Where a verdict depends on draft
-tokens after the accepted ones, as under `accept.block`, a later round that drafts tokens with their noise again is
+tokens after the accepted ones, as under `rules.block`, a later round that drafts tokens with their noise again is
 biased indeed.
 
-A decoder that shares noise on purpose (`accept.coupled` with a drafter that is coupled, too) needs another proof: if
+A decoder that shares noise on purpose (`rules.coupled` with a drafter that is coupled, too) needs another proof: if
 every token that is committed is the outcome of a draw with the TOKEN noise of its position, from a distribution that
 the tokens before it determine, then the text is plain sampling's from those distributions, however often that noise was
 drawn.
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from jaxspec import noise
+from jaxspec.core import noise
 from jaxspec.testing.outcomes import Ends
 from jaxspec.testing.paths import SAME, is_uniform, normalised, take
 from jaxspec.testing.script import row_keys
@@ -72,7 +72,7 @@ class Draws:
                     f"two draws share their noise, {self._shared}: their outcomes cannot be enumerated as independent. "
                     "Key each draw by noise.at(keys, position, purpose), with the row's length at the beginning of the "
                     "round as its position, a purpose for each kind of draw, and jax.random.fold_in for several of a "
-                    "kind. (Noise may be shared where all tokens are plain sampling's own draws: see accept.coupled.)"
+                    "kind. (Noise may be shared where all tokens are plain sampling's own draws: see rules.coupled.)"
                 )
         return used
 

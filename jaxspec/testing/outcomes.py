@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.base import State
+from jaxspec.core import State
 from jaxspec.testing.paths import (
     Drawn,
     Paths,
@@ -163,7 +163,7 @@ class Outcomes:
         other, again = self.runs.states(paths, turn, no, keys, played)
         if not _same(state, other):
             raise ValueError(
-                "the decoder's output depends on its keys otherwise than by the functions of jaxspec.noise (by "
+                "the decoder's output depends on its keys otherwise than by the functions of jaxspec.core.noise (by "
                 "jax.random, or by an argmax of its own over noise.gumbel): its distribution cannot be enumerated. "
                 "Draw tokens by noise.categorical (with `drawn`, if the noise is there already), and numbers by "
                 "noise.uniform"

@@ -1,6 +1,6 @@
 """A call of a decoder with its draws scripted, compiled: what each row is to draw, and what it has drawn.
 
-Axis letters as in `jaxspec.base`; E is the most draws that a row can write down, which is the size of a script, too.
+Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size of a script, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.base import Decoder, Keys
+from jaxspec.core import Decoder, Keys
 from jaxspec.testing.tape import Record, Script, Tape, Wider
 
 

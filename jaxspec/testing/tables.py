@@ -1,7 +1,7 @@
 """Language models whose distribution is a table, and the distribution of the sequences that plain sampling draws from a
 model.
 
-Axis letters as in `jaxspec.base`; O is the order of a table (how many tokens it looks at), N a number of rows.
+Axis letters as in `jaxspec.core`; O is the order of a table (how many tokens it looks at), N a number of rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers, programs
-from jaxspec.base import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler
+from jaxspec import programs
+from jaxspec.core import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler, token_rows
 
 if TYPE_CHECKING:
-    from jaxspec.decode.request import Job
+    from jaxspec.decode.request import Prepared
 
 SequenceDistribution = dict[tuple[int, ...], float]  # sequences of new tokens, and the probability of each
 
@@ -129,7 +129,9 @@ def _language_model(config: TableConfig) -> LanguageModel:
         params: Array, cache: TableCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> tuple[Forward, TableCache]:
         step, capacity = tokens.shape[1], cache.tokens.shape[1]
-        written = cache._replace(tokens=buffers.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype)))
+        written = cache._replace(
+            tokens=token_rows.append(cache.tokens, cache.length, tokens.astype(cache.tokens.dtype))
+        )
         every = jnp.broadcast_to(jnp.arange(step, dtype=jnp.int32)[None, :], tokens.shape)
         forward = read(params, written, _last_tokens(cache.length, step, order, parent), every)
         fits = (cache.length + step <= capacity)[:, None, None]
@@ -186,11 +188,11 @@ def plain_distribution(
         eos: tokens that end a sequence; such sequences are shorter tuples.
 
     Example:
-        >>> from jaxspec.warp import SamplingParams, sampling
+        >>> from jaxspec.sampling import SamplingParams, at_temperature
         >>> toy = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
         >>> one = SamplingParams(jnp.ones(1))
         >>> prompt = Prompt(jnp.array([[0]]), jnp.array([1]))
-        >>> distribution = plain_distribution(toy, prompt, sampling(), one, steps=2, eos=(2,))
+        >>> distribution = plain_distribution(toy, prompt, at_temperature(), one, steps=2, eos=(2,))
         >>> {tokens: round(distribution[tokens], 3) for tokens in sorted(distribution) if tokens[0] != 1}
         {(0, 0): 0.25, (0, 1): 0.15, (0, 2): 0.1, (2,): 0.2}
     """
@@ -256,16 +258,17 @@ def _network_logits(target: Model, prompt: Prompt, new: Int[np.ndarray, "N t"]) 
 
 @programs.jit(static_argnames=("lm",))
 def _network(lm: LanguageModel, params: Any, prompt: Prompt, new: Int[Array, "N t"]) -> Float[Array, "N t+1 V"]:
-    first, cache = lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + new.shape[1])
+    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + new.shape[1])
     if new.shape[1] == 0:
         return first.logits
     return jnp.concatenate([first.logits, lm.extend(params, cache, new)[0].logits], axis=1)
 
 
-def table_job(**options: Any) -> Job:
-    """A small job for examples: two table models over five tokens, two prompts, greedy; `options` are `prepare`'s.
+def prepared_table(**options: Any) -> Prepared:
+    """A small generation for examples: two table models over five tokens, two prompts, greedy; `options` are
+    `prepare`'s.
 
-    >>> table_job(gamma=2).prompt.length.tolist()
+    >>> prepared_table(gamma=2).prompt.length.tolist()
     [2, 1]
     """
     from jaxspec.decode.request import prepare

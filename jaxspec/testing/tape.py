@@ -4,7 +4,7 @@ A draw is known by its row, its key, and how many draws the row has made with th
 which loop or branch it happens, nor whether other rows make a loop run longer. What was drawn is kept in mutable arrays
 (`jax.new_ref`), which jax threads through scan, while_loop, fori_loop, cond and switch by itself.
 
-Axis letters as in `jaxspec.base`; E is the most draws that a row can write down, which is the size of a script, too;
+Axis letters as in `jaxspec.core`; E is the most draws that a row can write down, which is the size of a script, too;
 n are further axes of keys, for several draws of each row.
 """
 
@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from jaxspec import noise
-from jaxspec.base import Keys
+from jaxspec.core import Keys, noise
 
 UNIFORMS = 1 << 23  # a uniform is one of the multiples of 1 / UNIFORMS below 1, as `jax.random.uniform`'s are
 CALL = 512  # between the numbers of draws of two calls with one key
@@ -81,7 +80,7 @@ class Wider(Exception):
 
 
 class Tape:
-    """Stands in for `jaxspec.noise` while a call is traced."""
+    """Stands in for `jaxspec.core.noise` while a call is traced."""
 
     def __init__(self, script: Script, vocab: int, sites: list[str]):
         batch, size = script.number.shape

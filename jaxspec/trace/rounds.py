@@ -46,7 +46,7 @@ class Round(NamedTuple):
         new: tokens that this round committed.
         draft: its draft tokens; none for the first token, which the target reads off the prompt.
         num_accepted: how many of them the rule accepted.
-        parent, path: of a tree, as in `base.Draft` and `base.Verdict`, the path cut to its length; None: a chain.
+        parent, path: of a tree, as in `core.Draft` and `core.Verdict`, the path cut to its length; None: a chain.
     """
 
     before: Sequence[int]
@@ -79,7 +79,7 @@ def of_row(tokens: Sequence[int], trace: Any, row: int) -> list[Round]:
 
     Args:
         tokens: the new tokens of the row, without padding.
-        trace: of the generation (`Generation.trace`, with the fields of `base.RoundInfo`, rows first).
+        trace: of the generation (`Generation.trace`, with the fields of `core.RoundInfo`, rows first).
         row: which row.
 
     Two rounds of two draft tokens: of 6 7 the first is accepted, of 8 9 both are, and 3 follows:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.model import load
 from jaxspec.nets import net_of
 from jaxspec.recipes import HeadRecipe, Recipe, Train

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
 
-from jaxspec.base import Model, Params, Prompt
+from jaxspec.core import Model, Params, Prompt
 from jaxspec.decode import generate
 from jaxspec.files import json_object, numbered, write_jsonl, write_text
 from jaxspec.training.data import Example

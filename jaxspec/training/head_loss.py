@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.base import Forward, LanguageModel, Params, Prompt
+from jaxspec.core import Forward, LanguageModel, Params, Prompt
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
@@ -153,7 +153,7 @@ def read_tree(
         lm: the target.
         lesson: the texts, and its parameters.
         extend: (run, params, cache, tokens, parent), which calls `run`, the target's `extend`.
-        nodes, parent: of the tree, as `base.Extend` has them.
+        nodes, parent: of the tree, as `core.Extend` has them.
     """
     begin = Prompt(jnp.asarray(lesson.batch.target)[:, :1], jnp.ones(nodes.shape[0], jnp.int32))
     if lm.start_token is not None:

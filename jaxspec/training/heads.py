@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jaxspec.base import Model, Params
+from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.nets.decoder import Decoder, DecoderConfig
 from jaxspec.nets.gpt import GPT, GPTConfig
 from jaxspec.nets.t5 import T5, T5Config

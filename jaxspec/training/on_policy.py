@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec import buffers, noise
-from jaxspec.base import LanguageModel, Prompt, Request, Weights
+from jaxspec.core import LanguageModel, Prompt, Request, Weights, noise, token_rows
 from jaxspec.decode import autoregressive, loop
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.training.data import Batch
 from jaxspec.training.losses import LossFunction
-from jaxspec.warp import SamplingParams, sampling
 
 
 def on_policy(
@@ -78,8 +77,10 @@ def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt
         eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
     )
     weights = Weights(jax.lax.stop_gradient(params))
-    out = loop.generation(autoregressive(lm, sampling()), weights, read, request, most)
+    out = loop.generation(autoregressive(lm, at_temperature()), weights, read, request, most)
     if lm.start_token is not None:
         return batch._replace(target=out.tokens, target_length=out.length)
     row = jnp.pad(read.tokens, ((0, 0), (0, most)))
-    return batch._replace(target=buffers.append(row, read.length, out.tokens), target_length=read.length + out.length)
+    return batch._replace(
+        target=token_rows.append(row, read.length, out.tokens), target_length=read.length + out.length
+    )

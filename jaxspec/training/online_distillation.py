@@ -19,8 +19,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, programs, sharding
-from jaxspec.base import Bound, Drafter, LanguageModel, Model, Params, Prompt
+from jaxspec import programs, sharding
+from jaxspec.core import Bound, Drafter, LanguageModel, Model, Params, Prompt, token_rows
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
 from jaxspec.training.divergences import DIVERGENCES
@@ -184,7 +184,7 @@ def online(
 
     def update(state: OnlineState, target: Model, prompts: Prompts, out: Generation) -> tuple[OnlineState, float]:
         prompt, batch = encode(target, prompts), len(out.lengths)
-        prompt = buffers.repeat_rows(prompt, batch // len(prompt.length))
+        prompt = token_rows.repeat_rows(prompt, batch // len(prompt.length))
         sizes = int(prompt.length.max()), int(out.lengths.max()), batch
         if any(got > most for got, most in zip(sizes, (max_prompt, max_new_tokens, size), strict=True)):
             raise ValueError(
@@ -210,7 +210,7 @@ def online(
     def step(state: OnlineState) -> tuple[OnlineState, Float[Array, ""]]:
         drawn = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), state.step), (size,))
         empty = (jnp.arange(size) >= state.rows).astype(drawn.dtype)
-        some = buffers.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])
+        some = token_rows.take_rows(state.buffer, jnp.argsort(drawn + empty)[:rows])
         value, gradient = jax.value_and_grad(mean_divergence)(state.params, some)
         with jax.numpy_dtype_promotion("standard"):  # Adam's bias correction is a float to an integer power
             updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
@@ -241,7 +241,7 @@ def _collect(
 ) -> Buffer:
     """The buffer with a batch in place of some of its rows, and the target's most probable tokens beside it."""
     found = most_probable(lm, params, prompt, tokens, buffer.top.shape[-1])
-    return buffers.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), *found))
+    return token_rows.put_rows(buffer, slot, Buffer(prompt, tokens, learn.astype(jnp.float32), *found))
 
 
 def to_learn(out: Generation, positions: str) -> Bool[np.ndarray, "B T"]:

@@ -13,7 +13,7 @@ import numpy as np
 
 import jaxspec
 from jaxspec import files, folders, token_ids, trim, vocabulary
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.model import load, tokenizer_of
 from jaxspec.nets import net_of
 from jaxspec.nets.resize import resize

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec import extras, families
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.families import Family, FamilyError, llama_cpp
 from jaxspec.nets import rotary
 from jaxspec.weights import gguf_tokenizer, huggingface

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec import families, folders, quiet, sharding
-from jaxspec.base import Model, Params
+from jaxspec.core import Model, Params
 from jaxspec.families import Family, FamilyError, Tensor
 from jaxspec.families.common import EMBEDDING, HEAD, LARGEST
 from jaxspec.weights import int8, parameters, tensors

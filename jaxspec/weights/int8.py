@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.nets.quantised import is_quantised
 
 LARGEST = 127  # -128 is not used: the grid is symmetric

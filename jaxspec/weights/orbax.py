@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec import folders, sharding
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.folders import MANIFEST, some
 from jaxspec.nets import CONFIGS, NETS
 from jaxspec.strict_tables import RecipeError, build

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec import sharding
-from jaxspec.base import Params
+from jaxspec.core import Params
 
 BATCH_BYTES = 2**26  # what the host has at a time, where one array is not more
 

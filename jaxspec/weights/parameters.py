@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec import folders, sharding
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.folders import some
 from jaxspec.nets import net_of
 from jaxspec.weights import int8

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.base import Params
+from jaxspec.core import Params
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, int8, parameters, t5x_arrays
 from jaxspec.weights.orbax import CheckpointError

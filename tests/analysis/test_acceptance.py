@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import warp as warps
+from jaxspec import sampling
 from jaxspec.analysis.measure import acceptance
 from jaxspec.analysis.measure.acceptance import Acceptance, conditional
 from jaxspec.analysis.measure.statistics import Rate
-from jaxspec.base import Model, Prompt
+from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
@@ -192,8 +192,8 @@ def test_teacher_forcing_is_the_distribution_of_plain_sampling():
     prompt = Prompt(jnp.array([[3, 1]], jnp.int32), jnp.array([2], jnp.int32))
     logits = acceptance.teacher_forced(TARGET.lm, TARGET.params, prompt, tokens)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)
-    one = warps.SamplingParams(jnp.ones(1))
-    distribution = plain_distribution(TARGET, prompt, warps.sampling(), one, steps=3)
+    one = sampling.SamplingParams(jnp.ones(1))
+    distribution = plain_distribution(TARGET, prompt, sampling.at_temperature(), one, steps=3)
     assert float(jnp.exp(picked.sum())) == pytest.approx(distribution[4, 2, 0], rel=1e-5)
 
 
@@ -314,6 +314,8 @@ def test_a_model_is_known_however_it_drafts():
 def test_several_samples_of_a_prompt_are_not_measured():
     model = table_model(jax.random.key(1), vocab=5)
     prompt = Prompt(jnp.array([[3, 1]]), jnp.array([2]))
-    job = prepare(model, prompt, drafter=model, temperature=1.0, key=jax.random.key(0), num_samples=2)
-    with pytest.raises(ValueError, match=r"the job has num_samples=2: measure one .* job.replace\(num_samples=1\)"):
-        acceptance.measure(job)
+    prepared = prepare(model, prompt, drafter=model, temperature=1.0, key=jax.random.key(0), num_samples=2)
+    with pytest.raises(
+        ValueError, match=r"the generation has num_samples=2: measure one .* prepared.replace\(num_samples=1\)"
+    ):
+        acceptance.measure(prepared)

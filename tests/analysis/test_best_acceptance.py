@@ -1,4 +1,4 @@
-"""The bound against a search of all sets of tokens, and rules against it, by formulas that `tests/accept` holds to
+"""The bound against a search of all sets of tokens, and rules against it, by formulas that `tests/rules` holds to
 theirs."""
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import noise
 from jaxspec.analysis.measure import cost, timing
 from jaxspec.analysis.measure.cost import Cost, passes
 from jaxspec.analysis.measure.timing import interleave
-from jaxspec.base import Forward, LanguageModel, Model, Prompt
+from jaxspec.core import Forward, LanguageModel, Model, Prompt, noise
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
@@ -174,21 +173,21 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
     """A pass over any draft costs 1.5, a pass of what drafts, or searches, 0.25."""
     one, sampled = np.ones(1), []
 
-    def measured(job, gammas, **options):
-        assert float(job.request.sampling_params.temperature[0]) > 0
+    def measured(prepared, gammas, **options):
+        assert float(prepared.request.sampling_params.temperature[0]) > 0
         sampled.append(options.get("draws", True))
         return [Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
 
     monkeypatch.setattr(cost, "measure_all", measured)
     target, small = (table_model(jax.random.key(i), VOCAB) for i in (1, 2))
-    job = prepare(target, PROMPT, drafter=small, gamma=3, temperature=1.0, key=jax.random.key(0))
+    prepared = prepare(target, PROMPT, drafter=small, gamma=3, temperature=1.0, key=jax.random.key(0))
     for drafter, c, v in [
         (jaxspec.drafters.prompt_lookup(), 0.0, [1.0, 1.75, 1.75, 1.75]),
         (small, 0.25, [1.0, 1.5, 1.5, 1.5]),
     ]:
-        found = cost.policy_costs(job.replace(drafter=drafter))
+        found = cost.policy_costs(prepared.replace(drafter=drafter))
         assert found.c == c and found.v.tolist() == v
     assert sampled == [True, False, True]  # a search draws nothing
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
-    assert cost.search_cost(job.replace(drafter=both)) == 0
-    assert cost.policy_costs(job.replace(drafter=both)).c == 0.25
+    assert cost.search_cost(prepared.replace(drafter=both)) == 0
+    assert cost.policy_costs(prepared.replace(drafter=both)).c == 0.25

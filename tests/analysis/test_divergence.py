@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec import accept, base, noise
+from jaxspec import core, rules
 from jaxspec.analysis.theory import divergence
+from jaxspec.core import noise
 
 
 @st.composite
@@ -76,13 +77,13 @@ def test_beta_is_what_the_rules_do():
     """The share that the rules accept of 20,000 draft tokens, against what is computed here."""
     count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
     tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 1)).astype(jnp.int32)
-    draft = base.Draft(tokens, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)))
-    target = base.Distribution(jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
+    draft = core.Draft(tokens, jnp.ones(count, jnp.int32), log_probs=jnp.broadcast_to(jnp.log(q), (count, 1, 3)))
+    target = core.Distribution(jnp.broadcast_to(jnp.log(p), (count, 2, 3)))
     keys, position = noise.row_keys(jax.random.key(2), count), jnp.zeros(count, jnp.int32)
     expected = {
-        accept.rejection(): divergence.beta(p, q),
-        accept.lenient(0.5): divergence.beta(p, q, lenience=0.5),
-        accept.classical_rejection(): divergence.classical_rejection(p, q),
+        rules.rejection(): divergence.beta(p, q),
+        rules.lenient(0.5): divergence.beta(p, q, lenience=0.5),
+        rules.classical_rejection(): divergence.classical_rejection(p, q),
     }
     for rule, share in expected.items():
         accepted = np.asarray(rule.verify(keys, position, draft, target).num_accepted)
@@ -94,11 +95,11 @@ def test_beta_of_candidates_is_what_the_rejection_rule_does():
     count, p, q = 20_000, jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
     tokens = jax.random.categorical(jax.random.key(1), jnp.log(q), shape=(count, 3)).astype(jnp.int32)
     log_q, three = jnp.broadcast_to(jnp.log(q), (count, 1, 3)), jnp.full(count, 3, jnp.int32)
-    draws = jnp.full_like(tokens, int(base.Draw.WITH_REPLACEMENT))
-    star = base.Draft(tokens, three, parent=jnp.zeros_like(tokens), log_probs=log_q, draws=draws)
+    draws = jnp.full_like(tokens, int(core.Draw.WITH_REPLACEMENT))
+    star = core.Draft(tokens, three, parent=jnp.zeros_like(tokens), log_probs=log_q, draws=draws)
     keys, position = noise.row_keys(jax.random.key(2), count), jnp.zeros(count, jnp.int32)
-    target = base.Distribution(jnp.broadcast_to(jnp.log(p), (count, 4, 3)))
-    verdict = accept.rejection().verify(keys, position, star, target)
+    target = core.Distribution(jnp.broadcast_to(jnp.log(p), (count, 4, 3)))
+    verdict = rules.rejection().verify(keys, position, star, target)
     index = np.where(np.asarray(verdict.num_accepted) > 0, np.asarray(verdict.path)[:, 0], 3)
     for k, share in enumerate(divergence.beta_of_candidates(p, q, 3)):
         assert np.mean(index <= k) == pytest.approx(float(share), abs=4 * np.sqrt(0.25 / count))

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from jaxspec import accept
+from jaxspec import rules
 from jaxspec.analysis import figures as draw
 from jaxspec.analysis.figures import sampling, style
 from jaxspec.analysis.figures.theory import Mark
@@ -136,14 +136,14 @@ ROUNDS = 20_000
 
 
 def test_the_rejection_rule_approaches_the_targets_distribution():
-    tokens = sampling.first_tokens(accept.rejection(), P, Q, ROUNDS, seed=1)
+    tokens = sampling.first_tokens(rules.rejection(), P, Q, ROUNDS, seed=1)
     near, far = sampling.l1_distance(tokens, P, [ROUNDS, 20])
     assert near < 4 * sampling.noise_distance(P, ROUNDS) < far
 
 
 def test_a_lenient_rule_stays_away():
     """By the L1 distance of its own known distribution: what is accepted, plus what is not times the residual."""
-    tokens = sampling.first_tokens(accept.lenient(0.5), P, Q, ROUNDS, seed=1)
+    tokens = sampling.first_tokens(rules.lenient(0.5), P, Q, ROUNDS, seed=1)
     accepted = np.minimum(np.array(P) / 0.5, Q)
     own = accepted + (1 - accepted.sum()) * divergence.residual(P, Q)
     assert sampling.l1_distance(tokens, P, [ROUNDS])[0] == pytest.approx(np.abs(own - P).sum(), abs=0.02)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxspec import accept
-from jaxspec.accept import catalogue
+from jaxspec import rules
 from jaxspec.analysis.measure import fits, samples
 from jaxspec.analysis.measure.samples import Context
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
+from jaxspec.rules import catalogue
 from jaxspec.testing import table_model
 
 TARGET, DRAFT = (table_model(jax.random.key(seed), vocab=5) for seed in (1, 2))
@@ -28,7 +28,7 @@ def context():
 
 
 def drawn(context, rule):
-    return samples.draw(asked(accept=rule), context.first, jax.random.key(1), DRAWS)
+    return samples.draw(asked(rule=rule), context.first, jax.random.key(1), DRAWS)
 
 
 def test_a_context_is_in_the_table(context):
@@ -39,7 +39,7 @@ def test_a_context_is_in_the_table(context):
         np.testing.assert_allclose(distribution, table[context.first, token], atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [accept.rejection(), accept.block()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_a_right_rule_passes(context, rule):
     found = drawn(context, rule)
     fitted = fits.fit(context, found.tokens)
@@ -54,7 +54,7 @@ def test_a_wrong_rule_does_not(context, wrong_rule):
 
 def test_a_rule_that_is_wrong_about_the_second_token_only(context):
     """Right tokens, but each pair in an order that hides who came first after whom."""
-    right = drawn(context, accept.rejection()).tokens
+    right = drawn(context, rules.rejection()).tokens
     mixed = np.stack([right[:, 0], np.roll(right[:, 1], 1)], axis=1)
     assert fits.fit(context, mixed).pvalue < 1e-6
 
@@ -74,7 +74,7 @@ def test_a_distribution_that_is_nearly_certain_tests_nothing():
 
 def test_bounds_are_kept_and_broken(context):
     """Lenience of 0.5 keeps to its own bound, and breaks that of 0.9."""
-    found = drawn(context, accept.lenient(0.5)).tokens
+    found = drawn(context, rules.lenient(0.5)).tokens
     assert fits.bound_test(context, found, catalogue.RULES["lenient"].bound).pvalue > 1e-3
     assert fits.bound_test(context, found, lambda log_p: jnp.minimum(jnp.exp(log_p) / 0.9, 1)).pvalue < 1e-6
 

@@ -22,7 +22,7 @@ def test_the_fastest_set_stays_and_none_is_tried_twice(monkeypatch):
     """With speeds that grow with what is skipped."""
     best = [5.0]
 
-    def measure(skipped, job, before, repeats):
+    def measure(skipped, prepared, before, repeats):
         speed = 10.0 + 2 * len(skipped[0]) + len(skipped[1])
         trial = layers.Trial(*skipped, speed, speed / best[0], 1.5)
         best[0] = max(best[0], speed)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.analysis.measure import cost, jobs, lookup_cost
-from jaxspec.base import Prompt
+from jaxspec.analysis.measure import batching, cost, lookup_cost
+from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
@@ -36,8 +36,8 @@ def test_a_search_is_timed_as_a_pass(encoder):
         return functions.commit(weights, caches, row, verdict, forward)
 
     drafter = real._replace(functions=functions._replace(propose=propose, commit=commit))
-    job = prepare(target, PROMPT, drafter=drafter, gamma=3)
-    model = lookup_cost.lookup_as_model(job)
+    prepared = prepare(target, PROMPT, drafter=drafter, gamma=3)
+    model = lookup_cost.lookup_as_model(prepared)
     loop = cost.timed_loops(model, PROMPT, 8, 3, sampled=False)(1)
     jax.effects_barrier()
     for made in calls:
@@ -45,7 +45,7 @@ def test_a_search_is_timed_as_a_pass(encoder):
     loop.call()
     jax.effects_barrier()
     assert sorted(calls[0]) == [[0, 0], [1, 1], [2, 2]] and calls[1] == [(2, 4, VOCAB)] * 3
-    found = cost.measure(job.replace(drafter=model), repeats=2, inner=2)
+    found = cost.measure(prepared.replace(drafter=model), repeats=2, inner=2)
     assert found.c > 0 and found.gamma == 3
 
 
@@ -62,9 +62,13 @@ def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, tem
         "a cascade over a look-up": lambda: jaxspec.drafters.cascade(small, jaxspec.drafters.prompt_lookup(), gamma=1),
         "a horizontal cascade": lambda: jaxspec.drafters.horizontal_cascade(small, jaxspec.drafters.jacobi()),
     }
-    job = prepare(target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4, temperature=temperature, key=KEY)
+    prepared = prepare(
+        target, PROMPT, drafter=made[kind](), gamma=2, max_new_tokens=4, temperature=temperature, key=KEY
+    )
     timed, measure = [], cost.measure
-    monkeypatch.setattr(cost, "measure", lambda job, **how: timed.append(job) or measure(job, **how))
-    found = cost.policy_costs(job, repeats=1, inner=1)
-    assert [jobs.is_sampled(one) for one in timed] == [temperature > 0]  # a whole draft, drawn as the job draws
-    assert found.c > 0 and found.v.shape == (3,) and found.v[0] == 1 and cost.search_cost(job) == 0
+    monkeypatch.setattr(cost, "measure", lambda prepared, **how: timed.append(prepared) or measure(prepared, **how))
+    found = cost.policy_costs(prepared, repeats=1, inner=1)
+    assert [batching.is_sampled(one) for one in timed] == [
+        temperature > 0
+    ]  # a whole draft, drawn as the generation draws
+    assert found.c > 0 and found.v.shape == (3,) and found.v[0] == 1 and cost.search_cost(prepared) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.analysis.measure import numerics
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from
 
@@ -49,11 +49,11 @@ def test_a_token_that_was_no_near_tie_shows_in_its_own_margin():
 
 
 def test_the_summary_names_the_earliest_mismatch(monkeypatch):
-    job = prepare(table_model(jax.random.key(1), vocab=5), PROMPT, max_new_tokens=4)
+    prepared = prepare(table_model(jax.random.key(1), vocab=5), PROMPT, max_new_tokens=4)
     one, other = numerics.Mismatch(1, 2, 1, 0, 0.5, 0.5), numerics.Mismatch(0, 7, 1, 0, 0.25, 0.75)
     for found, first, largest in (([], None, None), ([other, one], one, 0.75)):
-        monkeypatch.setattr(numerics, "mismatches", lambda job, found=found: found)
-        summary = numerics.summary(job)
+        monkeypatch.setattr(numerics, "mismatches", lambda prepared, found=found: found)
+        summary = numerics.summary(prepared)
         assert (summary.first, summary.largest_top_two_margin) == (first, largest)
         assert summary.same + len(found) == summary.prompts == 2
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxspec.analysis.measure import profile
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
 
@@ -44,13 +44,13 @@ def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
     assert said in profile.advice(found, floor_us, target_us=1000.0, c=0.1)
 
 
-def job():
+def prepared():
     model = table_model(jax.random.key(0), vocab=5)
     return prepare(model, Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2])), max_new_tokens=16)
 
 
 def test_a_profile_is_taken_and_read():
-    found = profile.passes(job())
+    found = profile.passes(prepared())
     if not isinstance(found, str):
         assert found.kernels_per_pass > 0 and 0 < found.busy <= 1
         assert sum(one.share for one in found.largest) <= 1 + 1e-9
@@ -61,6 +61,6 @@ def test_a_refused_profile_is_no_failure(monkeypatch):
         raise RuntimeError("CUPTI is not to be had")
 
     monkeypatch.setattr(jax.profiler, "trace", refuse)
-    found = profile.passes(job())
+    found = profile.passes(prepared())
     assert found == "RuntimeError: CUPTI is not to be had"
     assert "No profile could be had" in profile.advice(found, 1.0, 10.0, 0.1)

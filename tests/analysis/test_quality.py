@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec.analysis.bench import model_card
 from jaxspec.analysis.measure import quality
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config

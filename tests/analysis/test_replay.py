@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers
-from jaxspec import warp as warps
+from jaxspec import rules, sampling
 from jaxspec.analysis.measure import acceptance, replay
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import divergence, text_rounds
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt, token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.testing import plain_distribution, table_model, table_model_from
 from jaxspec.testing.outcomes import Outcomes
@@ -19,20 +18,20 @@ from jaxspec.testing.paths import take
 from jaxspec.testing.script import init_program, step_program
 
 RULES = [
-    accept.rejection(),
-    accept.block(),
-    accept.exact_match(),
-    accept.coupled(),
-    accept.classical_rejection(),
-    accept.lenient(0.5),
-    accept.typical(0.3, 0.5),
+    rules.rejection(),
+    rules.block(),
+    rules.exact_match(),
+    rules.coupled(),
+    rules.classical_rejection(),
+    rules.lenient(0.5),
+    rules.typical(0.3, 0.5),
 ]
 EXACT = [rule for rule in RULES if rule.exact]
 INDEPENDENT = [rule for rule in RULES if not rule.shares_noise]  # the enumeration draws every noise afresh
 
 
-def named(rules, quick=("block", "coupled")):
-    marked = [pytest.param(rule, marks=[] if rule.name in quick else [pytest.mark.slow]) for rule in rules]
+def named(all_rules, quick=("block", "coupled")):
+    marked = [pytest.param(rule, marks=[] if rule.name in quick else [pytest.mark.slow]) for rule in all_rules]
     return pytest.mark.parametrize("rule", marked, ids=lambda rule: rule.name)
 
 
@@ -44,12 +43,12 @@ ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
 def sampling_params(temperature):
-    return warps.SamplingParams(jnp.full(1, temperature))
+    return sampling.SamplingParams(jnp.full(1, temperature))
 
 
 def every_text(temperature):
     """A store whose rows are all texts, and the probability of each."""
-    distribution = plain_distribution(TARGET, ONE, warps.sampling(), sampling_params(temperature), STEPS)
+    distribution = plain_distribution(TARGET, ONE, sampling.at_temperature(), sampling_params(temperature), STEPS)
     texts, chances = np.array(list(distribution)), np.array(list(distribution.values()))
     many = Prompt(jnp.tile(ONE.tokens, (len(texts), 1)), jnp.tile(ONE.length, len(texts)))
     logits = [acceptance.teacher_forced(m.lm, m.params, many, jnp.asarray(texts)) for m in (TARGET, DRAFT)]
@@ -59,14 +58,14 @@ def every_text(temperature):
 
 def rounds_of(rule, gamma, temperature, whole):
     """By enumeration: the expected number of draft tokens that the first round emits, and of rounds if asked for."""
-    options = dict(drafter=DRAFT, accept=rule, gamma=gamma, eos_ids=())
-    job = prepare(TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options)
-    request = job.request._replace(keys=None)
+    options = dict(drafter=DRAFT, rule=rule, gamma=gamma, eos_ids=())
+    prepared = prepare(TARGET, ONE, temperature=temperature, key=jax.random.key(0), max_new_tokens=STEPS, **options)
+    request = prepared.request._replace(keys=None)
     asked = jax.tree.map(np.asarray, (Prompt(ONE.tokens, ONE.length), request))
-    first = init_program(job.decoder, buffers.headroom(STEPS, gamma), VOCAB)
-    step = step_program(job.decoder, VOCAB)
-    ends = Outcomes(first, job.weights, asked).enumerate(np.ones(1))
-    ends = Outcomes(step, job.weights, ends.state).enumerate(ends.weight)
+    first = init_program(prepared.decoder, token_rows.headroom(STEPS, gamma), VOCAB)
+    step = step_program(prepared.decoder, VOCAB)
+    ends = Outcomes(first, prepared.weights, asked).enumerate(np.ones(1))
+    ends = Outcomes(step, prepared.weights, ends.state).enumerate(ends.weight)
     rows, weight = ends.state, ends.weight
     accepted, rounds = float(weight @ rows.stats.accepted), 0.0
     while whole:
@@ -74,7 +73,7 @@ def rounds_of(rule, gamma, temperature, whole):
         rows, weight = take((rows, weight), ~rows.done)
         if not len(weight):
             break
-        ends = Outcomes(step, job.weights, rows).enumerate(weight)
+        ends = Outcomes(step, prepared.weights, rows).enumerate(weight)
         rows, weight = ends.state, ends.weight
     return accepted, rounds
 
@@ -107,7 +106,7 @@ def test_coupled_draft_tokens_agree_as_often_as_gumbel_noise_makes_them():
     noise = jax.random.gumbel(jax.random.key(3), (100_000, 6))
     ours, theirs = (jnp.argmax(distribution[0] + noise, axis=-1) for distribution in (p, q))
     every = jnp.arange(6)[None, :]
-    ratio = accept.coupled().acceptance_ratio(*(jnp.tile(distribution, (1, 6, 1)) for distribution in (p, q)), every)[0]
+    ratio = rules.coupled().acceptance_ratio(*(jnp.tile(distribution, (1, 6, 1)) for distribution in (p, q)), every)[0]
     both = np.bincount(np.asarray(ours)[np.asarray(ours == theirs)], minlength=6) / len(noise)
     np.testing.assert_allclose(ratio * jnp.exp(p[0, 0]), both, atol=0.006)
     overlap = float(jnp.minimum(jnp.exp(p), jnp.exp(q)).sum() / jnp.exp(p).sum())
@@ -124,12 +123,12 @@ PROMPTS = Prompt(jax.random.randint(jax.random.key(5), (ROWS, 3), 0, BIG), jnp.f
 
 @pytest.fixture(scope="module")
 def stores():
-    job = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
-    return {t: replay.collect(job.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
+    prepared = prepare(WORDS, PROMPTS, drafter=NEAR, max_new_tokens=NEW, key=jax.random.key(6))
+    return {t: replay.collect(prepared.replace(temperature=t), batch=40) for t in (0.0, 0.7)}
 
 
 def decoded(rule, temperature, gamma=4):
-    options = dict(drafter=NEAR, gamma=gamma, accept=rule, temperature=temperature, max_new_tokens=NEW)
+    options = dict(drafter=NEAR, gamma=gamma, rule=rule, temperature=temperature, max_new_tokens=NEW)
     stats = jaxspec.generate(WORDS, PROMPTS, key=jax.random.key(7), **options).stats
     return Ratio(stats.emitted - 1, stats.rounds)
 
@@ -151,7 +150,7 @@ def test_at_temperature_0_replay_is_the_decoder(rule, stores):
 
 
 def test_alpha_is_that_of_the_whole_distributions(stores):
-    found = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
+    found = replay.evaluate(stores[0.7], rules.rejection(), gamma=1).alpha
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
     measured = acceptance.measure(prepare(WORDS, PROMPTS, drafter=NEAR, **options))
     assert abs(found.value - measured.alpha) < 3 * found.stderr
@@ -161,7 +160,7 @@ def test_alpha_is_that_of_the_whole_distributions(stores):
 def test_alpha_of_candidates(stores):
     """The first is the rejection rule's; one of more is accepted more often; at temperature 0 all are one."""
     alphas = replay.alpha_of_candidates(stores[0.7], 3)
-    alpha = replay.evaluate(stores[0.7], accept.rejection(), gamma=1).alpha
+    alpha = replay.evaluate(stores[0.7], rules.rejection(), gamma=1).alpha
     assert abs(alphas[0].value - alpha.value) < 3 * alpha.stderr and alphas[0].stderr < alpha.stderr
     assert alphas[0].value < alphas[1].value < alphas[2].value < 1
     options = dict(temperature=0.7, max_new_tokens=NEW, key=jax.random.key(6))
@@ -170,7 +169,7 @@ def test_alpha_of_candidates(stores):
     )
     greedy = replay.alpha_of_candidates(stores[0.0], 2)
     assert greedy[0].value == greedy[1].value
-    assert greedy[0].value == pytest.approx(replay.evaluate(stores[0.0], accept.rejection(), gamma=1).alpha.value)
+    assert greedy[0].value == pytest.approx(replay.evaluate(stores[0.0], rules.rejection(), gamma=1).alpha.value)
     np.testing.assert_array_equal(alphas[2].counts, stores[0.7].counts)
 
 
@@ -200,7 +199,7 @@ def test_rules_accept_more_in_their_known_order(stores):
 
 def test_another_temperature_is_reached_by_weights(stores):
     """Two stores, one question; the weights cost precision, and the answer says so."""
-    rule = accept.rejection()
+    rule = rules.rejection()
     own = replay.evaluate(stores[0.7], rule, gamma=2)
     moved = replay.evaluate(stores[0.7], rule, gamma=2, temperature=0.8)
     assert not moved.own_text and moved.temperature == 0.8
@@ -222,13 +221,13 @@ def test_a_trace_is_the_targets_text_and_both_logits():
 
 def test_what_cannot_be_answered(stores):
     with pytest.raises(ValueError, match="gamma is 0"):
-        replay.evaluate(stores[0.7], accept.rejection(), gamma=0)
+        replay.evaluate(stores[0.7], rules.rejection(), gamma=0)
     with pytest.raises(ValueError, match="no measure of temperature 1"):
-        replay.evaluate(stores[0.0], accept.rejection(), gamma=2, temperature=1.0)
+        replay.evaluate(stores[0.0], rules.rejection(), gamma=2, temperature=1.0)
     with pytest.raises(ValueError, match="not in the text"):
-        replay.evaluate(stores[0.0], accept.lenient(0.5), gamma=2)
-    job = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
+        replay.evaluate(stores[0.0], rules.lenient(0.5), gamma=2)
+    prepared = prepare(WORDS, PROMPTS, drafter=NEAR, temperature=1.0, top_k=2, key=jax.random.key(0))
     with pytest.raises(ValueError, match="of a temperature alone"):
-        replay.collect(job)
+        replay.collect(prepared)
     with pytest.raises(ValueError, match="acceptance_ratio"):
-        replay.evaluate(stores[0.7], accept.rejection()._replace(acceptance_ratio=None), gamma=2)
+        replay.evaluate(stores[0.7], rules.rejection()._replace(acceptance_ratio=None), gamma=2)

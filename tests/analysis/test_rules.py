@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.accept import catalogue
 from jaxspec.analysis.measure import rules
+from jaxspec.rules import catalogue
 
 
 @pytest.mark.slow

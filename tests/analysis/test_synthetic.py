@@ -10,11 +10,10 @@ import pytest
 import scipy.stats
 
 import jaxspec
-from jaxspec import noise
 from jaxspec.analysis.measure import synthetic
 from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks, widen
 from jaxspec.analysis.theory import formulas
-from jaxspec.base import Distribution, Draft, Model, Prompt
+from jaxspec.core import Distribution, Draft, Model, Prompt, noise
 from jaxspec.families import t5 as t5_family
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
@@ -61,9 +60,9 @@ def test_what_it_decodes_is_called_inexact_and_no_public_name_leads_to_it():
     model = table_model(jax.random.key(1), vocab=5)
     prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
     rule = random_verdicts_for_benchmarks(0.5)
-    out = jaxspec.generate(model, prompt, drafter=model, gamma=2, max_new_tokens=6, accept=rule)
+    out = jaxspec.generate(model, prompt, drafter=model, gamma=2, max_new_tokens=6, rule=rule)
     assert not out.exact and not rule.exact and out.lengths.tolist() == [6]
-    assert not any("random" in name or "benchmark" in name for name in jaxspec.accept.__all__)
+    assert not any("random" in name or "benchmark" in name for name in jaxspec.rules.__all__)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])

@@ -41,6 +41,6 @@ def test_blocks_of_plain_decoding_are_one_pass_a_token():
 )
 def test_bad_arguments_are_refused(changed, message):
     options = dict(prompt=PROMPT, repeats=1) | changed
-    job = prepare(TARGET, options["prompt"], drafter=DRAFT, gamma=1, max_new_tokens=4)
+    prepared = prepare(TARGET, options["prompt"], drafter=DRAFT, gamma=1, max_new_tokens=4)
     with pytest.raises(ValueError, match=message):
-        timeline.record(job, repeats=options["repeats"])
+        timeline.record(prepared, repeats=options["repeats"])

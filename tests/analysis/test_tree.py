@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import buffers, drafters
+from jaxspec import drafters
 from jaxspec.analysis.bench import tree_plan
 from jaxspec.analysis.measure import replay, tree_replay
 from jaxspec.analysis.theory.tree import best_of_size, optimal
+from jaxspec.core import token_rows
 from jaxspec.testing import table_model, table_model_from
 
 
@@ -145,7 +146,7 @@ def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     target = table_model(jax.random.key(1), 7, sharpness=2.0)
     other = table_model(jax.random.key(2), 7, sharpness=2.0)
     draft = table_model_from(0.6 * target.params + 0.4 * other.params)
-    prompts = buffers.pad([[3, 1, 4], [1], [5, 2, 6], [0, 0]], 4)
+    prompts = token_rows.pad([[3, 1, 4], [1], [5, 2, 6], [0, 0]], 4)
     shape = ((0,), (1,), (0, 0), (1, 0), (1, 1), (1, 0, 0))
     out = jaxspec.generate(target, prompts, drafter=drafters.tree(draft, shape=shape), max_new_tokens=24)
     measured = (out.stats.emitted - 1).sum() / out.stats.rounds.sum()

@@ -38,11 +38,13 @@ def test_figures_of_a_pair_are_drawn_in_both_formats(run, tmp_path):
 @pytest.mark.parametrize(("after", "label"), [(1.5, "measured: 1.50×"), (None, "measured: –")])
 def test_the_mark_is_of_the_time_after_prefill(zoo, monkeypatch, after, label):
     """As the landscape is, which Theorem 3.8 draws."""
-    monkeypatch.setattr(acceptance, "measure", lambda job: SimpleNamespace(alpha=0.7))
-    monkeypatch.setattr(cost, "measure", lambda job, repeats: SimpleNamespace(c=0.1, v=1.4))
-    monkeypatch.setattr(paper, "speedup_after_prefill", lambda job, repeats: after)
-    job = prepare(zoo["debian-t5-large"], "der alte Hund", drafter=zoo["debian-t5-draft"], gamma=2, max_new_tokens=4)
-    name, figure = next(paper.of_pair(job, repeats=1))
+    monkeypatch.setattr(acceptance, "measure", lambda prepared: SimpleNamespace(alpha=0.7))
+    monkeypatch.setattr(cost, "measure", lambda prepared, repeats: SimpleNamespace(c=0.1, v=1.4))
+    monkeypatch.setattr(paper, "speedup_after_prefill", lambda prepared, repeats: after)
+    prepared = prepare(
+        zoo["debian-t5-large"], "der alte Hund", drafter=zoo["debian-t5-draft"], gamma=2, max_new_tokens=4
+    )
+    name, figure = next(paper.of_pair(prepared, repeats=1))
     assert name == "landscape" and label in [text.get_text() for text in figure.axes[0].texts]
 
 

@@ -325,4 +325,4 @@ def test_beams_refuse_what_samples(refused):
 
 @pytest.mark.parametrize(("texts", "batch", "starts"), [(8, 3, [0, 6]), (8, 4, [0]), (2, 4, [0]), (5, 1, [0])])
 def test_a_shorter_last_batch_is_compiled_beforehand(texts, batch, starts):
-    assert Session(Settings(batch=batch), ["a"] * texts, job=None).sizes == starts
+    assert Session(Settings(batch=batch), ["a"] * texts, prepared=None).sizes == starts

@@ -6,12 +6,12 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec.accept import catalogue
 from jaxspec.analysis import bench
 from jaxspec.analysis.bench import expected, model_card, paper, runner
 from jaxspec.analysis.bench.row import Rate, Row
 from jaxspec.analysis.measure import environment, rules, synthetic, timing
 from jaxspec.cli.main import app
+from jaxspec.rules import catalogue
 from jaxspec.testing import table_model
 
 FEW = ["--count", "2", "--rows", "1", "--max-new-tokens", "12", "--repeats", "1", "--gamma", "2"]

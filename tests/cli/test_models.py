@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from jaxspec import families, model
 from jaxspec.analysis.measure import memory
-from jaxspec.base import Prompt
 from jaxspec.cli.main import app
+from jaxspec.core import Prompt
 from jaxspec.drafters import ngram_model
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig

@@ -5,7 +5,7 @@ import pytest
 from jaxspec import drafters
 from jaxspec.cli import drafter_names, main, names, options
 from jaxspec.cli.lists import integers
-from jaxspec.warp.options import OPTIONS
+from jaxspec.sampling.params import OPTIONS
 
 
 def test_each_number_once_in_the_order_given():
@@ -19,7 +19,7 @@ def test_numbers_are_positive_integers(text):
 
 
 def test_generate_has_every_sampling_option_with_its_help():
-    """A new entry of `warp.options` needs no change of the command line."""
+    """A new entry of `sampling.options` needs no change of the command line."""
     params = {param.name: param for param in main.command("generate").params}
     for name, option in OPTIONS.items():
         assert (name in params) == (option.kind is not None)

@@ -58,7 +58,7 @@ def test_adaptive_goes_by_what_passes_cost_here(report, monkeypatch):
     found = {}
     for price in (1.0, 50.0):
         priced = [cost.Cost(n, 1, np.ones(1), np.full(1, price), np.full(1, 0.01)) for n in (1, 3)]
-        monkeypatch.setattr(cost, "measure_all", lambda job, gammas, priced=priced, **options: priced)
+        monkeypatch.setattr(cost, "measure_all", lambda prepared, gammas, priced=priced, **options: priced)
         found[price] = report("--policy", "adaptive")
     assert found[1.0]["texts"] == found[50.0]["texts"]
     assert sum(found[1.0]["stats"]["drafted"]) > 4 * sum(found[50.0]["stats"]["drafted"])
@@ -69,9 +69,9 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
     asked = []
     measure_all = cost.measure_all
 
-    def measured(job, gammas, **options):
-        asked.append((tuple(gammas), float(job.request.sampling_params.temperature[0])))
-        return measure_all(job, gammas, **options)
+    def measured(prepared, gammas, **options):
+        asked.append((tuple(gammas), float(prepared.request.sampling_params.temperature[0])))
+        return measure_all(prepared, gammas, **options)
 
     monkeypatch.setattr(cost, "measure_all", measured)
     assert report("--policy", "adaptive", "-t", "1")["texts"]
@@ -90,8 +90,8 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
     asked, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
     monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
-    monkeypatch.setattr(cost, "policy_costs", lambda job, repeats: passes.append(job) or costs)
+    monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
     shown = run("--policy", "adaptive", *options)
     assert asked == [("debian-t5-large", target), ("debian-t5-draft", draft)]
-    assert [job.drafter.models for job in passes] == [(zoo["debian-t5-draft"],)]
+    assert [prepared.drafter.models for prepared in passes] == [(zoo["debian-t5-draft"],)]
     assert (f"in {draft} ·" in shown) == (draft != target)

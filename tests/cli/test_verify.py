@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import accept, model
-from jaxspec.accept import catalogue
-from jaxspec.accept.catalogue import Entry
+from jaxspec import model, rules
 from jaxspec.analysis.measure import exactness, numerics
 from jaxspec.cli.main import app
+from jaxspec.rules import catalogue
+from jaxspec.rules.catalogue import Entry
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
@@ -39,7 +39,7 @@ def only(monkeypatch):
 
 @pytest.mark.slow
 def test_rules_are_what_they_promise(pair, only):
-    """An exact rule and an inexact one, of trees too: by enumeration, and on a pair. `tests/accept` has the others."""
+    """An exact rule and an inexact one, of trees too: by enumeration, and on a pair. `tests/rules` has the others."""
     only(**{name: catalogue.RULES[name] for name in ("rejection", "lenient")})
     result = verify(*PAIR, *FEW, "--seed", "2", "--json")
     assert result.exit_code == 0, result.output
@@ -97,7 +97,7 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     def hardly_above_p(log_p):
         return jnp.minimum(1.01 * jnp.exp(log_p), 1.0)
 
-    only(lenient=catalogue.RULES["lenient"], broken=Entry(accept.lenient(0.1), hardly_above_p))
+    only(lenient=catalogue.RULES["lenient"], broken=Entry(rules.lenient(0.1), hardly_above_p))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -107,7 +107,7 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
 
 
 def test_an_inexact_rule_must_state_a_bound(only):
-    only(lenient=Entry(accept.lenient(0.5)))
+    only(lenient=Entry(rules.lenient(0.5)))
     result = verify()
     assert result.exit_code == 2 and "lenient(0.5) is inexact and states no bound" in result.stderr
 
@@ -116,13 +116,13 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
     """It judges chains rightly, and of siblings accepts the first."""
 
     def verify(keys, position, draft, target):
-        verdict = accept.rejection().verify(keys, position, draft, target)
+        verdict = rules.rejection().verify(keys, position, draft, target)
         if draft.parent is None:
             return verdict
         one = jnp.ones_like(verdict.num_accepted)
         return verdict._replace(num_accepted=one, path=jnp.zeros_like(verdict.path))
 
-    only(wrong=Entry(accept.rejection()._replace(verify=verify)))
+    only(wrong=Entry(rules.rejection()._replace(verify=verify)))
     result = CliRunner().invoke(app, [*SMALL, "--json"])
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)["rules"]
@@ -135,7 +135,7 @@ def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch
     only()
     some = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]
     answers = iter([[], some, some, []])
-    monkeypatch.setattr(numerics, "mismatches", lambda job: next(answers))
+    monkeypatch.setattr(numerics, "mismatches", lambda prepared: next(answers))
     result = verify(*PAIR, *FEW)
     assert result.exit_code == 0, result.output
     rows = {

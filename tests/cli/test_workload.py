@@ -3,8 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import accept, datastore, drafters
-from jaxspec.accept import catalogue
+from jaxspec import datastore, drafters, rules
 from jaxspec.analysis.bench import Task, product
 from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.table import Column
@@ -12,6 +11,7 @@ from jaxspec.analysis.measure import synthetic
 from jaxspec.cli import drafter_names, drafter_syntax, names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
+from jaxspec.rules import catalogue
 
 pytestmark = pytest.mark.usefixtures("loading")
 
@@ -80,10 +80,10 @@ def test_plain_decoding_and_tasks_in_their_order():
 def test_rules_by_their_names_and_numbers():
     _, settings = settings_of(Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation"))
     assert [one.rule for one in settings] == [
-        accept.rejection(),
-        accept.lenient(0.3),
-        accept.block(),
-        accept.typical(0.09, 0.3),
+        rules.rejection(),
+        rules.lenient(0.3),
+        rules.block(),
+        rules.typical(0.09, 0.3),
     ]
     every = settings_of(Workload(rule="all", task="translation", gamma="2"))[1]
     assert [one.rule for one in every] == [entry.rule for entry in catalogue.RULES.values()]

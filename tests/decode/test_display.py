@@ -79,8 +79,8 @@ def test_plain_decoding_has_no_rounds_to_show_and_no_tokenizer_shows_ids(read):
 
 
 def test_an_inexact_rule_is_marked():
-    rule = jaxspec.accept.typical()
-    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=4, accept=rule)
+    rule = jaxspec.rules.typical()
+    out = jaxspec.generate(TARGET, PROMPT, drafter=DRAFT, gamma=3, max_new_tokens=4, rule=rule)
     assert out._repr_html_().count("<b>Inexact</b>") == 1 and out.to_dict()["exact"] is False
 
 
@@ -90,7 +90,7 @@ def test_a_long_batch_makes_a_small_page(read):
     draft = np.ones((rows, rounds, 1), np.int32)
     ones = np.ones((rows, rounds), np.int32)
     counts = np.full(rows, rounds)
-    stats = jaxspec.base.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
+    stats = jaxspec.core.Stats(rounds=counts, drafted=counts, accepted=counts, emitted=2 * counts + 1)
     tokens = np.ones((rows, 2 * rounds + 1), np.int32)
     trace = type(jaxspec.generate(TARGET, PROMPT, max_new_tokens=1).trace)(draft, ones, ones, 2 * ones, ones)
     long = Generation(["<" * 100_000] * rows, tokens, 2 * counts + 1, stats, trace, True)
@@ -138,7 +138,7 @@ def test_a_trace_without_a_tokenizer_shows_ids(read):
 
 def test_a_trace_is_still_its_arrays_and_a_copy_of_them_is_shown_as_such(out):
     draft, *counts, parent, path = out.trace
-    assert out.trace._fields == jaxspec.base.RoundInfo._fields
+    assert out.trace._fields == jaxspec.core.RoundInfo._fields
     assert (draft is out.trace.draft) and {x.shape for x in counts} == {draft.shape[:2]}
     assert parent is None and path is None  # of chains
     assert jax.tree.map(np.asarray, out.trace)._repr_html_() is None

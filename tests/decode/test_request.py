@@ -11,9 +11,8 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from jaxspec import buffers
 from jaxspec.analysis.measure import acceptance
-from jaxspec.base import Prompt, Rule, Verdict
+from jaxspec.core import Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import request
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model, table_model_from, word_tokenizer
@@ -224,7 +223,7 @@ TOLD = [  # what people pass, and what they are told
     (dict(drafter="debian-t5-small"), r"drafter is 'debian-t5-small', a name: pass jaxspec.load\('debian-t5-small'\)"),
     (dict(drafter=Path("small")), r"drafter is 'small', a name: pass jaxspec.load\('small'\)"),
     (dict(drafter="prompt_lookup"), r"drafter is 'prompt_lookup', a name: pass jaxspec.drafters.prompt_lookup\("),
-    (dict(accept="block"), r"accept is 'block', a name: pass jaxspec.accept.block\("),
+    (dict(rule="block"), r"accept is 'block', a name: pass jaxspec.rules.block\("),
     (dict(policy="adaptive"), r"policy is 'adaptive', a name: pass jaxspec.policies.adaptive\("),
     (dict(prompts={"role": "user", "content": "the"}), f"the prompt {CHAT}"),
     (dict(prompts=[{"role": "user", "content": "the"}]), f"prompt 0 {CHAT}"),
@@ -255,8 +254,8 @@ TOLD = [  # what people pass, and what they are told
     (dict(key=0), r"key is 0: expected a key, such as jax.random.key\(0\)"),
     (dict(key="0"), "key is of type str: expected jax.random.key"),
     (dict(key=jax.random.split(jax.random.key(0), 3)), r"keys of shape \(3,\) for 1 rows"),
-    (dict(accept=jaxspec.accept.block), WITHOUT_PARENTHESES.format("block", "accept")),
-    (dict(accept=lambda *_: None), "accept is of type function: expected a rule, such as jaxspec.accept.rejection"),
+    (dict(rule=jaxspec.rules.block), WITHOUT_PARENTHESES.format("block", "rules")),
+    (dict(rule=lambda *_: None), "rule is of type function: expected a rule, such as jaxspec.rules.rejection"),
     (dict(policy=jaxspec.policies.heuristic), WITHOUT_PARENTHESES.format("heuristic", "policies")),
     (dict(drafter=jaxspec.drafters.prompt_lookup), WITHOUT_PARENTHESES.format("prompt_lookup", "drafters")),
     (dict(eos_ids="<nothing>"), "eos_ids has '<nothing>', which is no token of the target's"),
@@ -281,16 +280,16 @@ TOLD = [  # what people pass, and what they are told
     (dict(num_samples=10**9, temperature=1.0, key=jax.random.key(0)), "num_samples=1000000000 take .*B of memory"),
     (dict(prompts=Prompt([[1, 2], [3]], [2, 1])), "give rows of several lengths as a list of lists"),
     (
-        dict(accept=Rule(lambda *_: None, "mine", True)),
-        "the rule mine returned type NoneType: expected a base.Verdict",
+        dict(rule=Rule(lambda *_: None, "mine", True)),
+        "the rule mine returned type NoneType: expected a core.Verdict",
     ),
     (
-        dict(accept=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
+        dict(rule=Rule(lambda k, p, draft, t: Verdict(draft.tokens, draft.length, draft.length), "mine", True)),
         r"the rule mine returned num_accepted of shape \(1, 2\) and dtype int32: expected integers of shape \(1,\)",
     ),
     (
         dict(
-            accept=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True),
+            rule=Rule(lambda k, p, draft, t: Verdict(draft.length + 1, draft.length, draft.length), "mine", True),
             eos_ids=[],
         ),
         r"the rule mine accepted more draft tokens than there were, .* for prompts \[0\]: expected num_accepted from 0",
@@ -341,7 +340,7 @@ def test_arrays_of_any_library_are_taken():
 
     expected = [[1, 2], [3]]
     for prompts in (Tensor(expected), [Tensor(row) for row in expected], [jnp.array(row) for row in expected]):
-        assert buffers.to_lists(*prepared(prompts).prompt) == expected
+        assert token_rows.to_lists(*prepared(prompts).prompt) == expected
     assert prepared(Tensor([1, 2])).prompt.length.tolist() == [2]
     assert prepared(eos_ids=Tensor([1])).request.eos.tolist() == [[1]]
     bias = prepared(banned=Tensor([1, 2]), logit_bias={np.int64(3): jnp.float32(2)}).request.sampling_params.bias
@@ -351,8 +350,8 @@ def test_arrays_of_any_library_are_taken():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: jaxspec.accept.lenient("0.5"), r"lenience is '0.5': expected a number in \(0, 1\]"),
-        (lambda: jaxspec.accept.typical(True), r"epsilon is True: expected a number in \(0, 1\]"),
+        (lambda: jaxspec.rules.lenient("0.5"), r"lenience is '0.5': expected a number in \(0, 1\]"),
+        (lambda: jaxspec.rules.typical(True), r"epsilon is True: expected a number in \(0, 1\]"),
         (lambda: jaxspec.drafters.online_ngram("3"), "n is '3': expected an integer"),
         (lambda: jaxspec.drafters.retrieval("x", longest=3.0), "longest is 3.0: expected an integer"),
     ],
@@ -360,7 +359,7 @@ def test_arrays_of_any_library_are_taken():
 def test_numbers_of_factories_are_numbers(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-    assert jaxspec.accept.lenient(jnp.float32(0.5)) is jaxspec.accept.lenient(0.5)
+    assert jaxspec.rules.lenient(jnp.float32(0.5)) is jaxspec.rules.lenient(0.5)
 
 
 def test_what_people_pass_is_taken():
@@ -390,8 +389,8 @@ def test_what_people_pass_is_taken():
 
 
 def test_a_prepared_generation_has_no_stop_strings():
-    job = request.prepare(TARGET, ONE)
-    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: job.replace(stop="cat")):
+    prepared = request.prepare(TARGET, ONE)
+    for call in (lambda: request.prepare(TARGET, ONE, stop=["cat"]), lambda: prepared.replace(stop="cat")):
         with pytest.raises(TypeError, match=r"no stop strings, .*: give stop to jaxspec.generate or jaxspec.stream"):
             call()
 

@@ -27,27 +27,27 @@ def test_generate_says_what_to_use_inside_a_transformation(transform):
 
 
 def test_under_jit_and_vmap_it_is_the_text_of_generate():
-    job = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
+    prepared = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
     keys = jax.random.split(jax.random.key(5), 3)
-    made = jax.jit(jax.vmap(lambda key: jaxspec.rollout(job, key=key).tokens[0, :8]))(keys)
+    made = jax.jit(jax.vmap(lambda key: jaxspec.rollout(prepared, key=key).tokens[0, :8]))(keys)
     for key, tokens in zip(jax.random.clone(keys), made, strict=True):
         np.testing.assert_array_equal(tokens, jaxspec.generate(MODEL, PROMPT, **OPTIONS | {"key": key}).tokens[0])
 
 
-def test_other_prompts_must_fit_the_job():
-    job = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
+def test_other_prompts_must_fit_what_was_prepared():
+    prepared = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
     two = jaxspec.Prompt(jnp.zeros((2, 2), jnp.int32), jnp.array([2, 2]))
     with pytest.raises(ValueError, match=r"tokens of shape \(2, 2\) .* expected 1 rows"):
-        jax.eval_shape(lambda: jaxspec.rollout(job, prompt=two))
+        jax.eval_shape(lambda: jaxspec.rollout(prepared, prompt=two))
     shape = gpt.GPTConfig(32, dim=8, ff_dim=8, layers=1, heads=2, max_positions=48)
     short = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
-    job = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
-    assert jax.eval_shape(lambda: jaxspec.rollout(job)).length.shape == (1,)
+    prepared = jaxspec.prepare(short, PROMPT, max_new_tokens=8)
+    assert jax.eval_shape(lambda: jaxspec.rollout(prepared)).length.shape == (1,)
     wide = jaxspec.Prompt(jnp.zeros((1, 47), jnp.int32), jnp.array([3]))
     with pytest.raises(
         ValueError, match=r"prompts of 47 tokens, padding included, and 8 new ones .* than the target's 48"
     ):
-        jax.eval_shape(lambda: jaxspec.rollout(job, prompt=wide))
+        jax.eval_shape(lambda: jaxspec.rollout(prepared, prompt=wide))
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_other_prompts_must_fit_the_job():
     [
         (dict(key=0), "key is 0: expected a key"),
         (dict(prompt="hi"), "prompt is of type str: expected a jaxspec.Prompt"),
-        (dict(weights={"a": 1}), "weights is of type dict: expected job.weights._replace"),
-        (dict(job="job"), "the job is of type str: expected what jaxspec.prepare returned"),
+        (dict(weights={"a": 1}), "weights is of type dict: expected prepared.weights._replace"),
+        (dict(prepared="generation"), "the generation is of type str: expected what jaxspec.prepare returned"),
     ],
 )
 def test_what_is_no_argument_is_refused(given, message):
     model = table_model(jax.random.key(1), vocab=5)
-    job = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4)
+    prepared = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4)
     with pytest.raises((TypeError, ValueError), match=message):
-        jaxspec.rollout(**({"job": job} | given))
+        jaxspec.rollout(**({"prepared": prepared} | given))
 
 
 def test_a_legacy_key_is_taken():
     model = table_model(jax.random.key(1), vocab=5)
-    job = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4, temperature=1.0, key=jax.random.key(0))
-    new, old = (jaxspec.rollout(job, key=key) for key in (jax.random.key(7), jax.random.PRNGKey(7)))
+    prepared = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4, temperature=1.0, key=jax.random.key(0))
+    new, old = (jaxspec.rollout(prepared, key=key) for key in (jax.random.key(7), jax.random.PRNGKey(7)))
     assert new.tokens.tolist() == old.tokens.tolist()

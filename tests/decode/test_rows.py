@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import buffers, datastore, drafters, policies
-from jaxspec.base import Bound, Caches, Drafter, Policy, Weights
+from jaxspec import datastore, drafters, policies
+from jaxspec.core import Bound, Caches, Drafter, Policy, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
@@ -62,7 +62,7 @@ def early_exit(target):
             forward, cache = model(target).lm.extend(weights.target, cache, tokens)
             return 0.5 * forward.logits[:, -1], None, cache
 
-        last = buffers.window(context.row.tokens, context.row.length - 1, 1)
+        last = token_rows.window(context.row.tokens, context.row.length - 1, 1)
         following = lambda i, token, cache: read(token[:, None], cache)  # noqa: E731
         draft, used = sequential(lambda cache: read(last, cache), following, caches.target, context)
         return draft, caches._replace(target=used)
@@ -181,7 +181,7 @@ def each_its_own_policy(parts):
     return Policy(init, max_draft, update, confidence, should_continue if confidence else None)
 
 
-def job(target, made, chosen, seed):
+def prepared(target, made, chosen, seed):
     """A row for each drafter and each policy, or two for each drafter; all that rows may have of their own differs."""
     random = np.random.default_rng(seed)
     count = len(chosen) or 2
@@ -196,7 +196,7 @@ def job(target, made, chosen, seed):
     cycled = lambda values: np.resize(values, len(rows))  # noqa: E731
     return prepare(
         model(target),
-        buffers.pad(rows, 16),
+        token_rows.pad(rows, 16),
         drafter=drafter,
         policy=policy,
         key=jax.random.split(jax.random.key(seed), len(rows)),
@@ -218,19 +218,19 @@ def texts(state):
     ]
 
 
-def started(job):
-    return loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+def started(prepared):
+    return loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
 
 
-def advanced(job, state, rounds=1000):
+def advanced(prepared, state, rounds=1000):
     for _ in range(rounds):
         if bool(state.done.all()):
             break
-        state, _ = loop.advance(job.decoder, job.weights, state)
+        state, _ = loop.advance(prepared.decoder, prepared.weights, state)
     return state
 
 
-take, put = jax.jit(buffers.take_rows), jax.jit(buffers.put_rows)
+take, put = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
 
 
 SELDOM = {("table", "trees"), ("gpt", "trees, policies"), ("window", "nested, policies")}
@@ -244,8 +244,8 @@ def _mark(case):
 
 @pytest.mark.parametrize(("target", "program"), [pytest.param(*case, marks=_mark(case)) for case in CASES])
 def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
-    """Permuted after two rounds and back after three more; and some replaced by rows of another job."""
-    old, new = (job(target, *PROGRAMS[program], seed) for seed in (5, 6))
+    """Permuted after two rounds and back after three more; and some replaced by rows of another generation."""
+    old, new = (prepared(target, *PROGRAMS[program], seed) for seed in (5, 6))
     assert old.decoder is new.decoder
     expected, others = (texts(advanced(one, started(one))) for one in (old, new))
     count = len(expected)
@@ -256,15 +256,15 @@ def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
     state = take(advanced(old, state, 3), np.argsort(order))
     assert texts(advanced(old, state)) == expected
 
-    rows = np.arange(1, count, 2)  # of the other job, in mid-generation like those they join
+    rows = np.arange(1, count, 2)  # of the other generation, in mid-generation like those they join
     mixed = put(advanced(old, started(old), 2), rows, take(advanced(new, started(new), 1), rows))
     assert texts(advanced(old, mixed)) == [(others if row % 2 else expected)[row] for row in range(count)]
 
 
 def test_rows_may_be_dropped():
     """What is left of a batch is a smaller batch."""
-    whole = job("table", TREES, {}, 5)
+    whole = prepared("table", TREES, {}, 5)
     expected = texts(advanced(whole, started(whole)))
     state = advanced(whole, started(whole), 2)
-    some = advanced(whole, buffers.take_rows(state, jnp.array([3, 1])))
+    some = advanced(whole, token_rows.take_rows(state, jnp.array([3, 1])))
     assert texts(some) == [expected[3], expected[1]]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, drafters, noise, policies, warp
-from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Stats, Weights
+from jaxspec import drafters, policies, rules, sampling
+from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt, Rule, Stats, Weights, noise, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
@@ -37,10 +37,10 @@ def tokens_of(out):
     return [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
 
 
-def jaxpr_of(job):
+def jaxpr_of(prepared):
     """The program of a whole generation."""
-    run = functools.partial(loop.generation, job.decoder, max_new_tokens=job.max_new_tokens)
-    return jax.make_jaxpr(run)(job.weights, job.prompt, job.request)
+    run = functools.partial(loop.generation, prepared.decoder, max_new_tokens=prepared.max_new_tokens)
+    return jax.make_jaxpr(run)(prepared.weights, prepared.prompt, prepared.request)
 
 
 # --- greedy ----------------------------------------------------------------------------------------------------------
@@ -178,20 +178,20 @@ def test_cache_holds_the_committed_tokens_but_the_last(model, branching):
     near = model._replace(params=jax.tree.unflatten(tree, near))
     drafter = near if branching is None else drafters.tree(near, branching)
     options = dict(drafter=drafter, gamma=3, max_new_tokens=40, temperature=0.7, key=jax.random.key(0))
-    job = prepare(model, prompt(), **options)
+    prepared = prepare(model, prompt(), **options)
 
     @jax.jit
     def fresh(tokens):
         """Prefill, then everything after the prompt in one pass; what lies past a row's length is garbage."""
-        _, cache = model.lm.prefill(model.params, job.prompt, 80)
+        _, cache = model.lm.prefill(model.params, prepared.prompt, 80)
         return model.lm.extend(model.params, cache, tokens)[1]
 
     accepted = set()
-    for number, (state, info) in enumerate(loop.rounds(job)):
+    for number, (state, info) in enumerate(loop.rounds(prepared)):
         if number == 7:
             break
         accepted |= set() if info is None else set(np.asarray(info.num_accepted).tolist())
-        new = buffers.window(state.tokens, state.start, 40)
+        new = token_rows.window(state.tokens, state.start, 40)
         ours, theirs = (c if hasattr(c, "keys") else c.decoder for c in (state.caches.target, fresh(new)))
         assert ours.length.tolist() == (state.length - 1).tolist()
         for a, b in zip(ours.keys + ours.values, theirs.keys + theirs.values, strict=True):
@@ -225,7 +225,7 @@ def test_draft_logits_equal_a_fresh_pass():
     state = state._replace(cache=cache)
 
     def to_distribution(logits, *prefix):
-        return warp.sampling()(warp.SamplingParams(jnp.ones(1)), logits)
+        return sampling.at_temperature()(sampling.SamplingParams(jnp.ones(1)), logits)
 
     context = DraftContext(noise.row_keys(jax.random.key(0), 1), row, jnp.array([3]), 3, False, to_distribution)
     draft, _ = drafter.propose(weights, Caches(None, state), context)
@@ -244,7 +244,7 @@ def test_draft_tokens_that_are_no_tokens_of_the_target_are_not_fed():
     strange = Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
     for options in ({}, dict(temperature=1.0, key=jax.random.key(0))):
         options = dict(max_new_tokens=9) | options
-        out = jaxspec.generate(TARGET, prompt(), drafter=strange, gamma=3, accept=accept.coupled(), **options)
+        out = jaxspec.generate(TARGET, prompt(), drafter=strange, gamma=3, rule=rules.coupled(), **options)
         plain = jaxspec.generate(TARGET, prompt(), **options)
         assert out.tokens.tolist() == plain.tokens.tolist()
         assert (out.stats.drafted <= out.stats.rounds).all()
@@ -262,12 +262,12 @@ def test_the_default_integers_may_have_64_bits():
 
 
 OTHERS = [
-    accept.block(),
-    accept.coupled(),
-    accept.exact_match(),
-    accept.classical_rejection(),
-    accept.lenient(0.5),
-    accept.typical(),
+    rules.block(),
+    rules.coupled(),
+    rules.exact_match(),
+    rules.classical_rejection(),
+    rules.lenient(0.5),
+    rules.typical(),
 ]
 LATER = [  # one that reads q, one whose coin a row shares; the others with --exhaustive
     pytest.param(
@@ -279,7 +279,7 @@ LATER = [  # one that reads q, one whose coin a row shares; the others with --ex
 
 @pytest.mark.parametrize(("temperature", "rule"), [(0.0, None), (1.0, None), *LATER])
 def test_rows_do_not_depend_on_mates_padding_or_order(temperature, rule):
-    options = dict(drafter=BLEND, gamma=3, accept=rule, max_new_tokens=12, temperature=temperature, eos_ids=[6])
+    options = dict(drafter=BLEND, gamma=3, rule=rule, max_new_tokens=12, temperature=temperature, eos_ids=[6])
     keys = jax.random.split(jax.random.key(4), 4)
     together = tokens_of(jaxspec.generate(TARGET, prompt(), key=keys, **options))
     order = [2, 0, 3, 1]
@@ -352,10 +352,10 @@ def test_statistics_add_up(gamma):
     assert failed.tokens_per_round[0] == 0
 
 
-@pytest.mark.parametrize("rule", [accept.rejection(), accept.coupled()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [rules.rejection(), rules.coupled()], ids=lambda rule: rule.name)
 def test_a_policy_that_leaves_gamma_as_it_is_changes_nothing(rule):
     """A limit cuts the last drafts short, whoever decides on their length."""
-    options = dict(drafter=BLEND, gamma=4, accept=rule, max_new_tokens=[2, 5, 9, 12], temperature=[0.0, 1.0, 1.0, 1.0])
+    options = dict(drafter=BLEND, gamma=4, rule=rule, max_new_tokens=[2, 5, 9, 12], temperature=[0.0, 1.0, 1.0, 1.0])
     options["key"] = jax.random.key(1)
     without = jaxspec.generate(TARGET, prompt(), **options)
     policy = jaxspec.generate(TARGET, prompt(), policy=policies.constant(4), **options)
@@ -390,13 +390,13 @@ def test_trace_replays_the_text():
 
 
 def test_a_generation_says_whether_its_text_has_the_targets_distribution():
-    unknown = Rule(accept.rejection().verify, "of one's own", exact=False)
+    unknown = Rule(rules.rejection().verify, "of one's own", exact=False)
 
     def exact(gamma, rule):
-        return jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=gamma, accept=rule, max_new_tokens=2).exact
+        return jaxspec.generate(TARGET, prompt(), drafter=BLEND, gamma=gamma, rule=rule, max_new_tokens=2).exact
 
-    assert exact(1, None) and exact(1, accept.rejection()) and exact(0, accept.lenient(0.5))
-    assert not exact(1, accept.lenient(0.5)) and not exact(1, unknown)
+    assert exact(1, None) and exact(1, rules.rejection()) and exact(0, rules.lenient(0.5))
+    assert not exact(1, rules.lenient(0.5)) and not exact(1, unknown)
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
@@ -485,10 +485,10 @@ def test_a_broken_drafter_does_no_harm():
 
 def test_speculative_is_plain_at_gamma_zero():
     drafter = drafters.model(DRAFT).functions
-    decoder = jaxspec.speculative(TARGET.lm, drafter, accept.rejection(), warp.greedy(), 0)
-    assert decoder is jaxspec.autoregressive(TARGET.lm, warp.greedy())
+    decoder = jaxspec.speculative(TARGET.lm, drafter, rules.rejection(), sampling.greedy(), 0)
+    assert decoder is jaxspec.autoregressive(TARGET.lm, sampling.greedy())
     with pytest.raises(ValueError, match="gamma is -1"):
-        jaxspec.speculative(TARGET.lm, drafter, accept.rejection(), warp.greedy(), -1)
+        jaxspec.speculative(TARGET.lm, drafter, rules.rejection(), sampling.greedy(), -1)
 
 
 # --- draws of whole programs, which the certificate replaces by its own

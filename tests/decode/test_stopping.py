@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.decode import stopping
 from jaxspec.nets import adapters
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, drafters, policies, trace, tree
-from jaxspec.base import Bound, Caches, Distribution, Draft, Drafter, Rule, TreeSize, Verdict, Weights
+from jaxspec import drafters, policies, rules, trace
+from jaxspec.core import Bound, Caches, Distribution, Draft, Drafter, Rule, TreeSize, Verdict, Weights, token_rows, tree
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
@@ -35,7 +35,7 @@ BLEND = table_model_from(0.6 * TARGET.params + 0.4 * OTHER.params)  # agrees wit
 
 
 def prompt(rows=PROMPTS, width=8):
-    return buffers.pad(rows, width)
+    return token_rows.pad(rows, width)
 
 
 def tokens_of(out):
@@ -63,10 +63,10 @@ class Letters:
 def test_a_tree_is_drafted_whatever_gamma():
     """A chain of gamma 0 is plain decoding; of a drafter of trees gamma is not read."""
     tree_drafter = drafters.tree(BLEND, (2, 1))
-    jobs = [prepare(TARGET, [[3, 1]], drafter=drafter, gamma=0) for drafter in (tree_drafter, BLEND)]
-    assert [(job.decoder.nodes, job.drafter is None) for job in jobs] == [(4, False), (0, True)]
-    assert jobs[0].replace(gamma=5).decoder._replace(init=None, step=None) == (
-        jobs[0].decoder._replace(init=None, step=None)
+    batching = [prepare(TARGET, [[3, 1]], drafter=drafter, gamma=0) for drafter in (tree_drafter, BLEND)]
+    assert [(prepared.decoder.nodes, prepared.drafter is None) for prepared in batching] == [(4, False), (0, True)]
+    assert batching[0].replace(gamma=5).decoder._replace(init=None, step=None) == (
+        batching[0].decoder._replace(init=None, step=None)
     )
 
 
@@ -92,7 +92,7 @@ def test_a_rule_whose_path_is_not_that_of_the_draft_is_named(path, drafter, mess
 
     rule = Rule(verify, "mine", exact=False, trees=True)
     with pytest.raises(ValueError, match=message):
-        jaxspec.generate(TARGET, [[3, 1]], drafter=drafter, gamma=2, accept=rule, max_new_tokens=4)
+        jaxspec.generate(TARGET, [[3, 1]], drafter=drafter, gamma=2, rule=rule, max_new_tokens=4)
 
 
 class Grown(NamedTuple):
@@ -119,13 +119,13 @@ def _top_choices(lm, ragged):
     seen = np.asarray(tree.ancestors(jnp.asarray(fed_parents)))[:, :, 1:]
 
     def init(weights, prompt, headroom, prefilled):
-        _, cache = lm.prefill(weights.draft, prompt, buffers.prefill_length(lm, prompt) + headroom)
+        _, cache = lm.prefill(weights.draft, prompt, token_rows.prefill_length(lm, prompt) + headroom)
         return Grown(cache, prompt.length)
 
     def propose(weights, caches, context):
         row = context.row
         batch, cache = len(row.length), lm.rewind(caches.draft.cache, row.length - 1)
-        fed = jnp.zeros((batch, NODES + 1), jnp.int32).at[:, :1].set(buffers.window(row.tokens, row.length - 1, 1))
+        fed = jnp.zeros((batch, NODES + 1), jnp.int32).at[:, :1].set(token_rows.window(row.tokens, row.length - 1, 1))
         for level in range(DEPTH + 1):
             first, last = np.flatnonzero(depth == level)[[0, -1]]
             whole = jnp.broadcast_to(jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1))
@@ -311,9 +311,9 @@ def test_a_node_is_penalised_for_its_own_path():
 
 
 def test_finished_rows_are_frozen():
-    job = prepare(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=[2, 17, 6, 3])
+    prepared = prepare(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=[2, 17, 6, 3])
     frozen = {}
-    for state, info in loop.rounds(job):
+    for state, info in loop.rounds(prepared):
         now = jax.device_get((state.tokens, state.length, state.stats, state.done, info))
         tokens, length, stats, done, info = now
         for row in np.flatnonzero(done):
@@ -369,12 +369,12 @@ def test_coupled_text_is_plain_samplings_whatever_the_tree():
     options = dict(temperature=1.0, max_new_tokens=NEW, key=keys)
     plain = tokens_of(jaxspec.generate(TARGET, prompt(), **options))
     for drafter in (top_choices(BLEND), top_choices(OTHER), drafters.tree(BLEND, (2, 2))):
-        out = jaxspec.generate(TARGET, prompt(), drafter=drafter, accept=accept.coupled(), **options)
+        out = jaxspec.generate(TARGET, prompt(), drafter=drafter, rule=rules.coupled(), **options)
         assert tokens_of(out) == plain
     order = np.array([2, 0, 3, 1])
     moved = prompt([PROMPTS[i] for i in order], width=12)
     out = jaxspec.generate(
-        TARGET, moved, drafter=top_choices(BLEND), accept=accept.coupled(), **options | {"key": keys[order]}
+        TARGET, moved, drafter=top_choices(BLEND), rule=rules.coupled(), **options | {"key": keys[order]}
     )
     assert tokens_of(out) == [plain[i] for i in order]
 
@@ -403,15 +403,15 @@ def test_a_static_tree_of_point_masses_is_exact():
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
-        (drafters.tree(BLEND, (2, 1)), accept.traversal()),
-        (drafters.dynamic_tree(BLEND, nodes=4, depth=2, width=2), accept.rejection()),
-        (drafters.token_recycling([(0,), (1,)]), accept.coupled()),
+        (drafters.tree(BLEND, (2, 1)), rules.traversal()),
+        (drafters.dynamic_tree(BLEND, nodes=4, depth=2, width=2), rules.rejection()),
+        (drafters.token_recycling([(0,), (1,)]), rules.coupled()),
     ],
     ids=["tree", "dynamic_tree", "token_recycling"],
 )
 def test_another_temperature_prompt_or_seed_compiles_nothing(drafter, rule):
     def run(rows, seed, temperature):
-        options = dict(accept=rule, temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
+        options = dict(rule=rule, temperature=temperature, key=jax.random.key(seed), max_new_tokens=9)
         return jaxspec.generate(TARGET, prompt(rows), drafter=drafter, **options)
 
     run([[1, 2], [3]], 0, 1.0)
@@ -431,21 +431,21 @@ def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
         "tree": drafters.tree(draft, (4, 1, 1), draw="mixed"),
         "dynamic_tree": drafters.dynamic_tree(draft, nodes=nodes, depth=3, width=4),
     }
-    job = prepare(target, prompt(), drafter=made[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4)
-    begin = functools.partial(loop.start, job.decoder, max_new_tokens=4)
-    state = jax.eval_shape(begin, job.weights, job.prompt, job.request)
-    program = loop.advance.lower(job.decoder, job.weights, state).compile()
-    whole = len(job.prompt.length) * (nodes + 1) * vocab * 4
+    prepared = prepare(target, prompt(), drafter=made[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4)
+    begin = functools.partial(loop.start, prepared.decoder, max_new_tokens=4)
+    state = jax.eval_shape(begin, prepared.weights, prepared.prompt, prepared.request)
+    program = loop.advance.lower(prepared.decoder, prepared.weights, state).compile()
+    whole = len(prepared.prompt.length) * (nodes + 1) * vocab * 4
     assert program.memory_analysis().temp_size_in_bytes < 4 * whole  # three, and what XLA holds of the draws
 
 
 # --- what takes no trees
 
 
-@pytest.mark.parametrize("rule", [accept.block(), accept.classical_rejection()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [rules.block(), rules.classical_rejection()], ids=lambda rule: rule.name)
 def test_a_rule_of_chains_is_refused(rule):
     with pytest.raises(ValueError, match=r"the drafter drafts trees, .* judges chains only: use .*traversal\(\)"):
-        jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), accept=rule, max_new_tokens=4)
+        jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), rule=rule, max_new_tokens=4)
 
 
 def test_a_target_of_chains_is_refused():
@@ -503,7 +503,7 @@ def early_exit(model, share=0.6):
             return share * logits + (1 - share) * jnp.roll(logits, 1, axis=-1), None, cache
 
         row = context.row
-        last = buffers.window(row.tokens, row.length - 1, 1)
+        last = token_rows.window(row.tokens, row.length - 1, 1)
         first = lambda cache: read(last, cache)  # noqa: E731
         draft, used = sequential(first, lambda i, token, cache: read(token[:, None], cache), caches.target, context)
         return draft, Caches(used, caches.draft)
@@ -551,7 +551,7 @@ def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
         return caches
 
     drafter = Drafter(init, propose, commit, tree=TreeSize(3, 2))
-    jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, accept=accept.exact_match())
+    jaxspec.generate(TARGET, prompt([[3, 1, 4]]), drafter=drafter, max_new_tokens=4, rule=rules.exact_match())
     jax.effects_barrier()
     (tokens, prefilled), *rounds = seen
     assert tokens[0, :3].tolist() == [3, 1, 4]
@@ -562,6 +562,6 @@ def test_a_drafter_is_given_the_features_of_the_prompt_and_of_every_node():
 
 
 def test_the_weights_of_a_drafter_without_parameters_are_none():
-    job = prepare(TARGET, prompt(), drafter=early_exit(TARGET), gamma=2)
-    assert job.weights == Weights(TARGET.params, None)
-    assert isinstance(job.sampler(job.request.sampling_params, jnp.zeros((4, 1, VOCAB))), Distribution)
+    prepared = prepare(TARGET, prompt(), drafter=early_exit(TARGET), gamma=2)
+    assert prepared.weights == Weights(TARGET.params, None)
+    assert isinstance(prepared.sampler(prepared.request.sampling_params, jnp.zeros((4, 1, VOCAB))), Distribution)

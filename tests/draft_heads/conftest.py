@@ -14,10 +14,10 @@ import pytest
 
 import jaxspec
 from jaxspec import Model
-from jaxspec.base import Caches, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, DraftContext, Prompt, Weights
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import DecoderConfig
-from jaxspec.warp import SamplingParams, sampling
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.weights import huggingface
 
 V, D, FF, HEADS, KV, HD, LAYERS, EPS = 13, 16, 24, 4, 2, 4, 7, 1e-5
@@ -296,7 +296,7 @@ def draft_of():
             forward, cache = lm.prefill(weights.target, prompt, 40)
             state = functions.init(weights, prompt, 20, forward)
             context = DraftContext(
-                keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: sampling()(one, logits, None)
+                keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(one, logits, None)
             )
             draft, _ = functions.propose(weights, Caches(cache, state), context)
             return draft.tokens[0], draft.log_probs[0]

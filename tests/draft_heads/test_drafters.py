@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Bound, Model, buffers, drafters
+from jaxspec import Bound, Model, drafters
 from jaxspec.analysis.measure import cost
-from jaxspec.base import Caches, DraftContext, Prompt, Verdict, Weights
+from jaxspec.core import Caches, DraftContext, Prompt, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.recipes import Learn
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
 from jaxspec.training.data import Batch
-from jaxspec.warp import SamplingParams, sampling
 
 V, D = 3, 8
 LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
@@ -97,7 +97,11 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; heads with a vocabulary of two tokens of three among them."""
     drafter = drafter_of(name, "decoder")
     options = dict(
-        drafter=drafter, gamma=2, steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2]))
+        drafter=drafter,
+        gamma=2,
+        steps=3,
+        sampler=at_temperature(3, True),
+        prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])),
     )
     off = [certify(drafter.target, sampling_params=params, **options) for params in (PLAIN, COLD)]
     assert max(off) < 1e-5, off
@@ -128,7 +132,7 @@ def tree_of(name):
     ["eagle 3", "medusa", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM_IN_TREES)],
 )
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
-    options = dict(steps=3, sampler=sampling(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
+    options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
     off = [certify(drafter.target, drafter=drafter, sampling_params=params, **options) for params in (PLAIN, COLD)]
     assert max(off) < 1e-5, off
@@ -162,13 +166,13 @@ def draft_after(drafter, rounds, prompt, length, gamma):
             limit = jnp.full_like(length, GAMMA)
             keys = jax.random.split(jax.random.key(7), len(length))
             context = DraftContext(
-                keys, row, limit, GAMMA, False, lambda logits, *_: sampling()(every, _wide(logits), None)
+                keys, row, limit, GAMMA, False, lambda logits, *_: at_temperature()(every, _wide(logits), None)
             )
             return functions.propose(weights, Caches(lm.rewind(cache, length - 1), state), context)
 
         for accepted in [rounds[i] for i in range(count)]:
             _, caches = propose(cache, state, length)
-            fed = buffers.window(text, length - 1, gamma + 1)
+            fed = token_rows.window(text, length - 1, gamma + 1)
             wrong = jnp.arange(gamma + 1)[None] > accepted[:, None]
             fed = jnp.where(wrong, (fed + 1) % V, fed)
             forward, cache = lm.extend(weights.target, lm.rewind(caches.target, length - 1), fed)
@@ -223,12 +227,12 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
     functions, lm = drafter.functions, drafter.target.lm
     tree, rows = (
         drafters.tree(drafter, (2, 2), draw="without_replacement"),
-        buffers.pad([[1, 2], [0], [2, 2, 1], [0, 1]], 4),
+        token_rows.pad([[1, 2], [0], [2, 2, 1], [0, 1]], 4),
     )
-    job = prepare(drafter.target, rows, drafter=tree, max_new_tokens=14, temperature=1.0, key=jax.random.key(3))
-    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+    prepared = prepare(drafter.target, rows, drafter=tree, max_new_tokens=14, temperature=1.0, key=jax.random.key(3))
+    state = loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
     for _ in range(3):
-        state, _ = loop.advance(job.decoder, job.weights, state)
+        state, _ = loop.advance(prepared.decoder, prepared.weights, state)
     row = Prompt(state.tokens, state.length)
     assert len(set(np.asarray(row.length - rows.length).tolist())) > 1  # rows accepted other numbers of tokens
 
@@ -237,14 +241,14 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
         every, limit = SamplingParams(jnp.ones(4)), jnp.full_like(row.length, GAMMA)
         context = DraftContext(
             jax.random.split(jax.random.key(7), 4), row, limit, GAMMA, False,
-            lambda logits, *_: sampling()(every, _wide(logits), None),
+            lambda logits, *_: at_temperature()(every, _wide(logits), None),
         )  # fmt: skip
         return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), own), context)[0]
 
     read = row._replace(length=row.length - 1)
-    forward, cache = lm.prefill(job.weights.target, read, 40)
-    fresh = draft(job.weights, cache, functions.init(job.weights, read, 20, forward), row)
-    found = draft(job.weights, state.caches.target, state.caches.draft, row)
+    forward, cache = lm.prefill(prepared.weights.target, read, 40)
+    fresh = draft(prepared.weights, cache, functions.init(prepared.weights, read, 20, forward), row)
+    found = draft(prepared.weights, state.caches.target, state.caches.draft, row)
     np.testing.assert_allclose(found.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(found.tokens, fresh.tokens)
 
@@ -255,10 +259,10 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round_asks_nothing_of_the_host(name):
     drafter = drafter_of(name, "decoder")
-    job = prepare(drafter.target, buffers.pad([[1, 2]]), drafter=drafter, gamma=2, max_new_tokens=4)
-    start = functools.partial(loop.start, job.decoder, max_new_tokens=job.max_new_tokens)
-    state = jax.eval_shape(start, job.weights, job.prompt, job.request)
-    program = loop.advance.lower(job.decoder, job.weights, state).as_text()
+    prepared = prepare(drafter.target, token_rows.pad([[1, 2]]), drafter=drafter, gamma=2, max_new_tokens=4)
+    start = functools.partial(loop.start, prepared.decoder, max_new_tokens=prepared.max_new_tokens)
+    state = jax.eval_shape(start, prepared.weights, prepared.prompt, prepared.request)
+    program = loop.advance.lower(prepared.decoder, prepared.weights, state).as_text()
     found = [word for word in ("callback", "infeed", "outfeed", "send", "recv") if word in program]
     assert "dot_general" in program and not found
 
@@ -267,7 +271,7 @@ def test_a_round_asks_nothing_of_the_host(name):
 def test_greedy_text_is_plain_decodings(name, target):
     """Rows that accept, end and stop by themselves; gamma beyond what the drafter has; a policy."""
     drafter = drafter_of(name, target)
-    rows = buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
+    rows = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4)
     options = dict(max_new_tokens=np.array([9, 4, 11]))
     plain = jaxspec.generate(target_of(target), rows, **options)
     for policy in (None, jaxspec.policies.adaptive(0.1, 0.1, pause=1)):
@@ -282,7 +286,7 @@ def test_greedy_text_is_plain_decodings(name, target):
 )
 def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
     """Hidden states follow the path: rounds and accepted tokens are the same; a bushy tree has no fewer accepted."""
-    drafter, rows = drafter_of(name, target), buffers.pad([[1, 2], [0], [2, 2, 1]], 4)
+    drafter, rows = drafter_of(name, target), token_rows.pad([[1, 2], [0], [2, 2, 1]], 4)
     chain = jaxspec.generate(target_of(target), rows, drafter=drafter, gamma=2, max_new_tokens=14)
     trees = [drafters.tree(drafter, counts) for counts in ((1, 1), (3, 3))]
     tree, bushy = (jaxspec.generate(target_of(target), rows, drafter=tree, max_new_tokens=14) for tree in trees)
@@ -313,7 +317,7 @@ def test_a_head_that_copies_its_target_is_always_right():
     own["fc"]["weight"] = jnp.concatenate([jnp.eye(D), jnp.zeros((D, D))], axis=1)
     drafter = drafters.mtp(Bound(mtp.head(module), own), target)
     out = jaxspec.generate(
-        target, buffers.pad([[1], [2, 0]], 2), drafter=drafter, gamma=3, max_new_tokens=9, temperature=1.0,
+        target, token_rows.pad([[1], [2, 0]], 2), drafter=drafter, gamma=3, max_new_tokens=9, temperature=1.0,
         key=jax.random.key(2),
     )  # fmt: skip
     assert (np.asarray(out.stats.accepted) == np.asarray(out.stats.drafted)).all()
@@ -356,7 +360,7 @@ def test_trees_that_a_drafter_cannot_draft():
 def test_a_drafter_is_for_the_target_that_it_was_made_for():
     other = target_of("gpt")
     with pytest.raises(ValueError, match=r"the drafter reads the hidden states of decoder .*, and drafts for gpt"):
-        jaxspec.generate(other, buffers.pad([[1]]), drafter=drafter_of("eagle 3", "decoder"))
+        jaxspec.generate(other, token_rows.pad([[1]]), drafter=drafter_of("eagle 3", "decoder"))
 
 
 @pytest.mark.parametrize(
@@ -454,6 +458,6 @@ def test_training_sees_the_distributions_of_decoding(name, target):
 def test_what_a_draft_costs_is_measured_as_a_whole(name):
     drafter = drafter_of(name, "t5" if name == "eagle 3" else "decoder")
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
-    job = prepare(drafter.target, prompt, drafter=drafter, gamma=2, max_new_tokens=6)
-    found = cost.policy_costs(job, repeats=1, inner=1)
-    assert found.c > 0 and cost.search_cost(job) == 0 and cost.paid_model(job) is None
+    prepared = prepare(drafter.target, prompt, drafter=drafter, gamma=2, max_new_tokens=6)
+    found = cost.policy_costs(prepared, repeats=1, inner=1)
+    assert found.c > 0 and cost.search_cost(prepared) == 0 and cost.paid_model(prepared) is None

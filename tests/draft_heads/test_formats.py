@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.draft_heads import medusa as medusa_kind
 from jaxspec.draft_heads import mtp as mtp_kind
 from jaxspec.draft_heads.load import read_head

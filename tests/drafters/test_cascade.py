@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, accept, buffers, drafters, policies
-from jaxspec.base import Bound
+from jaxspec import Model, drafters, policies, rules
+from jaxspec.core import Bound, token_rows
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
 
@@ -14,7 +14,7 @@ TARGET, LARGE, SMALL = (table_model(jax.random.key(seed), 6, sharpness=2.0) for 
 # Tables that agree now and then: the target's, with noise.
 LARGE, SMALL = (made._replace(params=TARGET.params + 0.6 * made.params) for made in (LARGE, SMALL))
 FORGETS = Bound(drafters.prompt_lookup().functions._replace(rollback=None))
-ROWS = buffers.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
+ROWS = token_rows.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
 SHAPE = gpt.GPTConfig(6, 8, 8, layers=2, heads=1, max_positions=64)
 NET = Model(gpt.language_model(SHAPE), gpt.init(SHAPE, jax.random.key(0)), config=SHAPE)
@@ -84,7 +84,7 @@ def test_inner_rounds_are_told_which_rows_have_ended():
             lambda: drafters.cascade(LARGE, Bound(drafters.prompt_lookup().functions._replace(rollback=None))),
             "take back",
         ),
-        (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=accept.block()), "judges chains only"),
+        (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=rules.block()), "judges chains only"),
         (lambda: drafters.cascade(LARGE, SMALL, gamma=0), "gamma is 0"),
         (lambda: drafters.cascade(LARGE, SMALL, inner_temperature=0), "drafters.greedy"),
         (lambda: drafters.cascade(LARGE, SMALL, inner_temperature="a"), "inner_temperature is 'a': expected a finite"),
@@ -106,9 +106,12 @@ def test_what_is_no_cascade_is_refused(make, message):
         (lambda: drafters.cascade(LARGE, "x"), "inner is 'x': expected a jaxspec.Model"),
         (lambda: drafters.cascade(LARGE, drafters.suffix), "inner is suffix, which was not called: expected"),
         (lambda: drafters.cascade(LARGE, policies.constant(1)), "inner is of type Bound: expected a jaxspec.Model"),
-        (lambda: drafters.cascade(LARGE, SMALL, rule="block"), "rule is 'block': expected a rule, such as jaxspec.acc"),
         (
-            lambda: drafters.cascade(LARGE, SMALL, rule=accept.block),
+            lambda: drafters.cascade(LARGE, SMALL, rule="block"),
+            "rule is 'block': expected a rule, such as jaxspec.rules",
+        ),
+        (
+            lambda: drafters.cascade(LARGE, SMALL, rule=rules.block),
             "rule is block, which was not called: expected a rule",
         ),
         (lambda: drafters.horizontal_cascade(None, LARGE), "first is None: expected a jaxspec.Model"),
@@ -124,4 +127,4 @@ def test_what_is_no_drafter_or_rule_is_refused(make, message):
 def test_levels_are_compared_with_the_target():
     other = table_model(jax.random.key(0), 7)
     with pytest.raises(ValueError, match="has 7 token ids"):
-        jaxspec.generate(other, buffers.pad([[1]]), drafter=drafters.cascade(LARGE, SMALL), max_new_tokens=2)
+        jaxspec.generate(other, token_rows.pad([[1]]), drafter=drafters.cascade(LARGE, SMALL), max_new_tokens=2)

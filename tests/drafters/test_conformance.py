@@ -1,6 +1,6 @@
 """Every drafter goes through the same properties, with every draft-length policy and the rejection rule.
 
-tests/accept/test_conformance.py has the rules. Programs are what costs time: traced values make the cases of one.
+tests/rules/test_conformance.py has the rules. Programs are what costs time: traced values make the cases of one.
 """
 
 import jax
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, datastore, drafters, policies
-from jaxspec.accept import catalogue
-from jaxspec.base import Prompt
+from jaxspec import datastore, drafters, policies, rules
+from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import as_drafter
+from jaxspec.rules import catalogue
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (
     certify,
     decoder_distribution,
@@ -24,7 +25,6 @@ from jaxspec.testing import (
     with_sampler,
 )
 from jaxspec.vocabulary_map import map_vocabulary
-from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
@@ -64,8 +64,8 @@ DRAFTERS = {
     "a cascade of three levels": drafters.cascade(MODEL, drafters.cascade(SMALL, drafters.prompt_lookup(2), gamma=1)),
     "a cascade, lower levels warmer": drafters.cascade(MODEL, SMALL, gamma=1, inner_temperature=2.0),
     "a cascade with a tree inside": drafters.cascade(MODEL, drafters.tree(SMALL, (2,))),
-    "a cascade by the block rule": drafters.cascade(MODEL, SMALL, gamma=2, rule=accept.block()),
-    "a lenient cascade": drafters.cascade(MODEL, SMALL, gamma=1, rule=accept.lenient(0.5)),
+    "a cascade by the block rule": drafters.cascade(MODEL, SMALL, gamma=2, rule=rules.block()),
+    "a lenient cascade": drafters.cascade(MODEL, SMALL, gamma=1, rule=rules.lenient(0.5)),
     "a horizontal cascade": drafters.horizontal_cascade(MODEL, SMALL, tokens=1),
     "a look-up, then a model": drafters.horizontal_cascade(drafters.prompt_lookup(2), TABLES, tokens=1),
     "jacobi": drafters.jacobi(),
@@ -112,7 +112,7 @@ CASES = {
     "warped": SamplingParams(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
     "temperature 0": PLAIN._replace(temperature=jnp.zeros(1)),
 }
-EVERYTHING = sampling(3, True)
+EVERYTHING = at_temperature(3, True)
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
@@ -180,8 +180,10 @@ SOME |= {("sequences", "k_seq"), ("a dynamic tree", "exact_match"), ("token_recy
 def test_trees_with_every_rule_that_judges_them(name, rule):
     """Exact, or within the bound that an inexact rule states. At temperature 0 they do what rejection does."""
     entry, steps = JUDGES[rule], 3
-    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], accept=entry.rule, gamma=2), EVERYTHING, PLAIN)
-    found = decoder_distribution(job, steps=steps)
+    prepared = with_sampler(
+        prepare(TARGET, PROMPT, drafter=DRAFTERS[name], rule=entry.rule, gamma=2), EVERYTHING, PLAIN
+    )
+    found = decoder_distribution(prepared, steps=steps)
     plain = plain_distribution(TARGET, PROMPT, EVERYTHING, PLAIN, steps)
     if entry.bound is None:
         assert total_variation(found, plain) < EXACT
@@ -194,8 +196,8 @@ def test_trees_with_every_rule_that_judges_them(name, rule):
 )
 def test_that_the_tables_of_a_row_grew_otherwise_does_not_matter(name):
     """Paths with the same tokens are not merged, so nothing about a drafter's memory is taken for granted."""
-    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], gamma=2), EVERYTHING, PLAIN)
-    distribution = decoder_distribution(job, steps=4, merge=False)
+    prepared = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFTERS[name], gamma=2), EVERYTHING, PLAIN)
+    distribution = decoder_distribution(prepared, steps=4, merge=False)
     assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, PLAIN, 4)) < EXACT
 
 

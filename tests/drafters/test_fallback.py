@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import accept, policies
-from jaxspec.base import Caches, Distribution, DraftContext, Prompt, Weights
+from jaxspec import policies, rules
+from jaxspec.core import Caches, Distribution, DraftContext, Prompt, Weights
 from jaxspec.drafters import fallback, greedy, horizontal_cascade, jacobi, prompt_lookup, tree
 from jaxspec.testing import certify, table_model, table_model_from
 
@@ -23,7 +23,7 @@ PAIR = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
 def test_the_distribution_of_the_text_with_another_rule():
     """Some rows propose point masses and others samples, and which is which changes from round to round."""
     both = fallback(prompt_lookup(longest=2, shortest=2), OTHER)
-    assert certify(THREE, drafter=both, accept=accept.block(), gamma=2, steps=4, prompt=PAIR) < 1e-5
+    assert certify(THREE, drafter=both, rule=rules.block(), gamma=2, steps=4, prompt=PAIR) < 1e-5
 
 
 def test_the_model_reads_what_was_committed_while_others_drafted():

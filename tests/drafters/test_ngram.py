@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.drafters.ngram import count
 from jaxspec.drafters.ngram_model import language_model
 from jaxspec.testing import table_model

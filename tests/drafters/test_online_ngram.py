@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters
-from jaxspec.base import Caches, DraftContext, Forward, Prompt, Verdict
+from jaxspec.core import Caches, DraftContext, Forward, Prompt, Verdict
 from jaxspec.drafters.online_ngram import _slot
 
 VOCAB, WIDTH, GAMMA = 12, 20, 4

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Bound, Model, buffers, drafters, policies
-from jaxspec.base import Caches, Parts, Prompt
+from jaxspec import Bound, Model, drafters, policies
+from jaxspec.core import Caches, Parts, Prompt, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import kangaroo
 from jaxspec.drafters import own_layers
 from jaxspec.nets import decoder, gpt, t5
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
-from jaxspec.warp import SamplingParams, sampling
 
 V, D = 3, 8
 LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -75,7 +75,7 @@ SELDOM = (
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; of some with a policy."""
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
-    options = dict(drafter=MAKE[name](), gamma=2, steps=3, sampler=sampling(3, True), prompt=prompt)
+    options = dict(drafter=MAKE[name](), gamma=2, steps=3, sampler=at_temperature(3, True), prompt=prompt)
     options["policy"] = POLICIES.get(name)
     off = [certify(target_of("decoder"), sampling_params=params, **options) for params in (PLAIN, COLD)]
     assert max(off) < 1e-5, off
@@ -90,7 +90,7 @@ def test_the_distribution_of_the_text_is_the_targets(name):
 ])  # fmt: skip
 def test_greedy_text_is_plain_decodings(name, target, policy):
     """Rows that accept, end and stop by themselves."""
-    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]))
+    rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]))
     plain = jaxspec.generate(target_of(target), rows, **options)
     out = jaxspec.generate(target_of(target), rows, drafter=MAKE[name](target), gamma=3, policy=policy, **options)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
@@ -107,7 +107,7 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
     depth = {"decoder_layers": 1} if name == "t5" else {"layers": 1}
     params = {part: x for part, x in target.params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
     small = target._replace(lm=net.language_model(dataclasses.replace(config, **depth)), params=params)
-    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
+    rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     apart = jaxspec.generate(target, rows, drafter=small, **options).stats
     own = jaxspec.generate(target, rows, drafter=early(name), **options).stats
     for field in ("rounds", "drafted", "accepted"):
@@ -124,7 +124,7 @@ def test_an_adapter_is_one_more_layer(tree):
     small = target._replace(params=target.params | {"layers_1": own["layers_0"] | silent, "norm": own["norm"]})
     tapped = jaxspec.with_taps(target, (0,))
     exiting = drafters.early_exit(tapped, 1, adapter=Bound(kangaroo.head(config), own))
-    rows, options = buffers.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
+    rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     both = (drafters.tree(x, shape=TREE) for x in (small, exiting)) if tree else (small, exiting)
     apart, exits = (jaxspec.generate(target, rows, drafter=drafter, **options).stats for drafter in both)
     for field in ("rounds", "drafted", "accepted"):
@@ -132,10 +132,12 @@ def test_an_adapter_is_one_more_layer(tree):
     assert np.asarray(exits.accepted).sum() > 0
 
 
-def temporaries(job, room):
+def temporaries(prepared, room):
     """Bytes that rounds need beside their arguments and results."""
-    state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, room))
-    return loop.advance.lower(job.decoder, job.weights, state).compile().memory_analysis().temp_size_in_bytes
+    state = jax.eval_shape(
+        lambda: loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, room)
+    )
+    return loop.advance.lower(prepared.decoder, prepared.weights, state).compile().memory_analysis().temp_size_in_bytes
 
 
 def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
@@ -143,12 +145,14 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
     target = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     prompt, options = Prompt(jnp.ones((1, 16), jnp.int32), jnp.array([9])), dict(max_new_tokens=960, gamma=gamma)
-    job = prepare(target, prompt, drafter=drafters.early_exit(target, exit_layer), **options)
-    state = jax.eval_shape(lambda: loop.start(job.decoder, job.weights, job.prompt, job.request, 960))
+    prepared = prepare(target, prompt, drafter=drafters.early_exit(target, exit_layer), **options)
+    state = jax.eval_shape(
+        lambda: loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, 960)
+    )
     assert jax.tree.leaves(state.caches.draft) == []
     cache, tokens = state.caches.target, jnp.zeros((1, gamma + 1), jnp.int32)
     drafted = own_layers.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
-    lm, finish = target.lm, job.drafter.functions.finish
+    lm, finish = target.lm, prepared.drafter.functions.finish
     first = Parts(*[tuple(range(exit_layer))] * 2)
 
     def run_first(params, cache, stream):
@@ -163,12 +167,12 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     def flops(function, *arguments):
         return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
 
-    whole, rest = flops(plain, target.params, cache, tokens), flops(verify, job.weights, cache, drafted, tokens)
+    whole, rest = flops(plain, target.params, cache, tokens), flops(verify, prepared.weights, cache, drafted, tokens)
     once = flops(run_first, target.params, cache, drafted.stream)
     assert once > 0.6 * whole and once + rest < 1.02 * whole
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     # XLA copies parts of a cache on a CPU, in plain decoding, too: a second cache would come on top of those.
-    assert temporaries(job, 960) < temporaries(prepare(target, prompt, **options), 960) + 0.1 * held
+    assert temporaries(prepared, 960) < temporaries(prepare(target, prompt, **options), 960) + 0.1 * held
 
 
 # --- bad input
@@ -229,8 +233,8 @@ def test_what_is_no_model_or_adapter_is_refused(make, message):
 
 def test_a_drafter_is_of_its_own_target():
     with pytest.raises(ValueError, match="the hidden states of gpt or uses its layers, and drafts for decoder: make"):
-        jaxspec.generate(target_of("decoder"), buffers.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
+        jaxspec.generate(target_of("decoder"), token_rows.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)
     config = dataclasses.replace(ONE, layers=2)
     two = Model(gpt.language_model(config), None, config=config)
     with pytest.raises(ValueError, match=r"\(layers=2\) or uses .* a name \(layers=1\): make"):
-        jaxspec.generate(ONE_LAYER, buffers.pad([[1]]), drafter=drafters.early_exit(two, 1), max_new_tokens=2)
+        jaxspec.generate(ONE_LAYER, token_rows.pad([[1]]), drafter=drafters.early_exit(two, 1), max_new_tokens=2)

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Caches, DraftContext, Prompt
+from jaxspec.core import Caches, DraftContext, Prompt
 from jaxspec.testing import table_model
 
 

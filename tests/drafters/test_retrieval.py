@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec import datastore, drafters
-from jaxspec.base import Caches, DraftContext, Prompt, Weights
+from jaxspec.core import Caches, DraftContext, Prompt, Weights
 from jaxspec.testing import table_model
 
 RANDOM = np.random.default_rng(0)

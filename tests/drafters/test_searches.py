@@ -8,7 +8,7 @@ import pytest
 
 import jaxspec
 from jaxspec import datastore, drafters, policies
-from jaxspec.base import Bound, Draft, Drafter, Policy, Prompt
+from jaxspec.core import Bound, Draft, Drafter, Policy, Prompt
 from jaxspec.testing import table_model
 
 TARGET = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles

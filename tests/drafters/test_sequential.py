@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import noise
-from jaxspec.base import Distribution, DraftContext, Prompt
+from jaxspec.core import Distribution, DraftContext, Prompt, noise
 from jaxspec.drafters.sequential import sequential
 
 ROWS, GAMMA, VOCAB = 3, 5, 6

@@ -74,10 +74,10 @@ def half_head(draft):
 def test_the_draft_is_made_of_the_targets_encoder_and_is_what_its_own_would_give(kind):
     shared = drafters.share_encoder(DRAFT, TARGET)
     options = dict(gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(3))
-    own, job = (prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared))
+    own, prepared = (prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared))
 
-    without = job._replace(weights=job.weights._replace(draft=without_encoder(job.weights.draft)))
-    expected, *others = (jax.tree.map(np.asarray, loop.run(each)) for each in (own, job, without))
+    without = prepared._replace(weights=prepared.weights._replace(draft=without_encoder(prepared.weights.draft)))
+    expected, *others = (jax.tree.map(np.asarray, loop.run(each)) for each in (own, prepared, without))
     assert expected.stats.drafted.sum() > 0
     for found in others:
         jax.tree.map(np.testing.assert_array_equal, (found.tokens, found.trace), (expected.tokens, expected.trace))

@@ -7,7 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Caches, Draft, DraftContext, Prompt
+from jaxspec.core import Caches, Draft, DraftContext, Prompt
 from jaxspec.testing import certify, table_model
 
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, buffers, drafters, policies, trace, tree
-from jaxspec.base import Caches, Distribution, DraftContext, Draw, Forward, Prompt, Verdict, Weights
+from jaxspec import drafters, policies, rules, trace
+from jaxspec.core import Caches, Distribution, DraftContext, Draw, Forward, Prompt, Verdict, Weights, token_rows, tree
+from jaxspec.core.noise import row_keys
 from jaxspec.drafters import shape as shapes
 from jaxspec.drafters.best_first import candidates, grow
-from jaxspec.noise import row_keys
 from jaxspec.testing import table_model, table_model_from
 
 VOCAB, NEW = 7, 20
 TARGET = table_model(jax.random.key(1), VOCAB, sharpness=2.0)
 BLEND = table_model_from(0.6 * TARGET.params + 0.4 * table_model(jax.random.key(2), VOCAB, sharpness=2.0).params)
-PROMPTS = buffers.pad([[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]], 8)
+PROMPTS = token_rows.pad([[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]], 8)
 RAGGED = [(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0), (1, 1, 0, 0)]  # deep under a second child's second
 MADE = {
     "ragged": drafters.tree(BLEND, shape=RAGGED),
@@ -362,8 +362,8 @@ def test_models_and_rules_of_chains_are_refused():
         with pytest.raises(ValueError, match=r"takes chains only .* use drafters\.model"):
             make(chains)
     options = dict(drafter=MADE["recycling"], max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"the rule block.* judges chains only: use accept\.rejection"):
-        jaxspec.generate(TARGET, PROMPTS, accept=accept.block(), temperature=1.0, key=jax.random.key(0), **options)
+    with pytest.raises(ValueError, match=r"the rule block.* judges chains only: use rules\.rejection"):
+        jaxspec.generate(TARGET, PROMPTS, rule=rules.block(), temperature=1.0, key=jax.random.key(0), **options)
     with pytest.raises(ValueError, match=r"policies\.adaptive\(\) or policies\.constant"):
         jaxspec.generate(TARGET, PROMPTS, policy=policies.entropy(), **options)
     with pytest.raises(ValueError, match="drafts trees: fallback takes drafters of chains"):

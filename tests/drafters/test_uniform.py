@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, noise, policies
-from jaxspec.base import Caches, DraftContext, Forward, Prompt
+from jaxspec import drafters, policies
+from jaxspec.core import Caches, DraftContext, Forward, Prompt, noise
 from jaxspec.testing import table_model
 
 VOCAB = 6

@@ -7,8 +7,8 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.base import Caches, Distribution, DraftContext, Prompt, Weights
 from jaxspec.cli import drafter_names, names
+from jaxspec.core import Caches, Distribution, DraftContext, Prompt, Weights
 from jaxspec.drafters import fallback, greedy, without_backoff
 from jaxspec.testing import table_model
 from jaxspec.weights import orbax

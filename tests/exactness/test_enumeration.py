@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import accept, drafters
-from jaxspec.base import Draft, Drafter, Model, Prompt
+from jaxspec import drafters, rules
+from jaxspec.core import Draft, Drafter, Model, Prompt
 from jaxspec.decode.request import prepare
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (
     certify,
     decoder_distribution,
@@ -19,14 +20,13 @@ from jaxspec.testing import (
     total_variation,
     with_sampler,
 )
-from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5
 TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 SMALL, LARGE = table_model(jax.random.key(3), 2), table_model(jax.random.key(4), 5)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
 PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
-EVERYTHING = sampling(3, True)  # one program for all of these
+EVERYTHING = at_temperature(3, True)  # one program for all of these
 SAMPLING = {
     "plain": SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1)),
     "temperature 0.7": SamplingParams(jnp.array([0.7]), jnp.array([3]), jnp.ones(1)),
@@ -66,11 +66,11 @@ def test_a_round_with_an_end_token_inside(eos):
     check(TARGET, DRAFT, 3, eos_ids=eos)
 
 
-@pytest.mark.parametrize("rule", [accept.rejection(), accept.block()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_drafts_that_the_limit_cuts_short(rule):
     sampling_params = SAMPLING["plain"]
-    job = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFT, accept=rule, gamma=3), EVERYTHING, sampling_params)
-    distribution = decoder_distribution(job, steps=4, limit=4)
+    prepared = with_sampler(prepare(TARGET, PROMPT, drafter=DRAFT, rule=rule, gamma=3), EVERYTHING, sampling_params)
+    distribution = decoder_distribution(prepared, steps=4, limit=4)
     assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, sampling_params, 4)) < EXACT
 
 
@@ -95,15 +95,15 @@ def test_the_drafter_has_a_smaller_vocabulary(sampling_params):
 
 
 def test_the_drafter_has_a_larger_vocabulary():
-    check(TARGET, of_another_vocabulary(LARGE), 2, sampler=sampling())
+    check(TARGET, of_another_vocabulary(LARGE), 2, sampler=at_temperature())
 
 
 def test_a_deterministic_drafter_with_drafts_of_any_length():
-    check(TARGET, proposes(lambda last, step: (last + 1 + step) % 3, ragged=True), 3, sampler=sampling())
+    check(TARGET, proposes(lambda last, step: (last + 1 + step) % 3, ragged=True), 3, sampler=at_temperature())
 
 
 def test_a_drafter_that_always_proposes_one_token():
-    check(TOY, proposes(lambda last, step: 1 + 0 * (last + step), ragged=False), 2, sampler=sampling())
+    check(TOY, proposes(lambda last, step: 1 + 0 * (last + step), ragged=False), 2, sampler=at_temperature())
 
 
 def test_distributions_without_a_common_token():
@@ -127,7 +127,7 @@ def test_greedy_text_equals_plain_decodings():
 def test_an_encoder_decoder_samples_from_the_targets_distribution():
     target, draft = (table_model(jax.random.key(seed), 3, encoder=True) for seed in (7, 8))
     for length in (2, 3):
-        check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), sampler=sampling())
+        check(target, draft, 2, prompt=PROMPT._replace(length=jnp.array([length])), sampler=at_temperature())
 
 
 @pytest.mark.slow
@@ -137,4 +137,4 @@ def test_a_network_with_a_cache():
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: gpt.init(config, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
-    check(Model(gpt.language_model(config), params), DRAFT, 2, sampler=sampling())
+    check(Model(gpt.language_model(config), params), DRAFT, 2, sampler=at_temperature())

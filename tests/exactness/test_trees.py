@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import accept, drafters
-from jaxspec.accept import catalogue
-from jaxspec.base import Bound, Drafter, Model, Prompt, Rule
+from jaxspec import drafters, rules
+from jaxspec.core import Bound, Drafter, Model, Prompt, Rule
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.tree import DrawName
+from jaxspec.rules import catalogue
+from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (
     certify,
-    certify_job,
+    certify_prepared,
     decoder_distribution,
     excess,
     plain_distribution,
@@ -29,7 +30,6 @@ from jaxspec.testing import (
     total_variation,
     with_sampler,
 )
-from jaxspec.warp import SamplingParams, sampling
 
 EXACT = 1e-5  # total variation; float32 comes to some 1e-7
 VOCAB, STEPS = 3, 3
@@ -57,8 +57,8 @@ class Case(NamedTuple):
         return f"{self.rule.name} {'chain' if self.shape is None else self.shape} {self.draw}"
 
 
-def grid(rules: Iterable[Rule] = RULES, shapes: Iterable = SHAPES, draws: Iterable[str] = DRAWS) -> Iterator[Case]:
-    for shape, rule in itertools.product(shapes, rules):
+def grid(all_rules: Iterable[Rule] = RULES, shapes: Iterable = SHAPES, draws: Iterable[str] = DRAWS) -> Iterator[Case]:
+    for shape, rule in itertools.product(shapes, all_rules):
         if shape is None:
             yield from (Case(rule, shape, draw) for draw in ("sampled", "top", *["coupled"] * rule.shares_noise))
         elif rule.trees:
@@ -78,18 +78,18 @@ def deviation(
     target, draft = pair
     temperature, top_k, draft_temperature = DISTRIBUTIONS[distribution]
     one = SamplingParams(jnp.array([temperature]), jnp.array([top_k]))
-    options = dict(drafter=drafter_of(case, draft), accept=case.rule, gamma=2, temperature=1.0, key=jax.random.key(0))
-    job = prepare(target, PROMPT, eos_ids=END_TOKENS[end_tokens], max_new_tokens=steps, **options)
+    options = dict(drafter=drafter_of(case, draft), rule=case.rule, gamma=2, temperature=1.0, key=jax.random.key(0))
+    prepared = prepare(target, PROMPT, eos_ids=END_TOKENS[end_tokens], max_new_tokens=steps, **options)
     own = one._replace(temperature=jnp.array([draft_temperature]))
-    return certify_job(with_sampler(job, sampling(VOCAB), one, own), steps)
+    return certify_prepared(with_sampler(prepared, at_temperature(VOCAB), one, own), steps)
 
 
 CHEAP = [  # chains: test_enumeration.py, and the conformance tables of rules and drafters
-    *grid([accept.rejection()], [(1, 2), (3, 1), (2, 2)]),
-    *grid([accept.coupled(), accept.exact_match()], [(2, 2)], ["without_replacement", "top"]),
-    *grid([accept.traversal()], [(2, 1)]),
-    *grid([accept.traversal()], [(2, 2)], ["mixed"]),
-    *grid([accept.k_seq()], [(2, 1)], ["replacement", "mixed"]),
+    *grid([rules.rejection()], [(1, 2), (3, 1), (2, 2)]),
+    *grid([rules.coupled(), rules.exact_match()], [(2, 2)], ["without_replacement", "top"]),
+    *grid([rules.traversal()], [(2, 1)]),
+    *grid([rules.traversal()], [(2, 2)], ["mixed"]),
+    *grid([rules.k_seq()], [(2, 1)], ["replacement", "mixed"]),
 ]
 
 
@@ -108,10 +108,10 @@ def test_text_has_the_distribution_of_plain_sampling(case):
     [
         pytest.param(Case(rule, (2, 1), draw), id=f"{rule.name} {draw}")
         for rule, draw in (
-            (accept.rejection(), "without_replacement"),
-            (accept.traversal(), "mixed"),
-            (accept.coupled(), "top"),
-            (accept.k_seq(), "replacement"),
+            (rules.rejection(), "without_replacement"),
+            (rules.traversal(), "mixed"),
+            (rules.coupled(), "top"),
+            (rules.k_seq(), "replacement"),
         )
     ],
 )
@@ -123,10 +123,10 @@ def test_the_token_after_a_whole_path_has_its_distribution(case):
 @pytest.mark.parametrize("name", ["lenient", "typical"])
 def test_inexact_rules_keep_their_bound_on_trees(name):
     entry, key = catalogue.RULES[name], jax.random.key(0)
-    options = dict(drafter=drafters.tree(DRAFT, (2, 1)), accept=entry.rule, temperature=1.0, key=key, eos_ids=())
-    job = prepare(TARGET, PROMPT, **options)
-    found = decoder_distribution(job, steps=STEPS)
-    plain = plain_distribution(TARGET, job.prompt, job.sampler, job.request.sampling_params, STEPS)
+    options = dict(drafter=drafters.tree(DRAFT, (2, 1)), rule=entry.rule, temperature=1.0, key=key, eos_ids=())
+    prepared = prepare(TARGET, PROMPT, **options)
+    found = decoder_distribution(prepared, steps=STEPS)
+    plain = plain_distribution(TARGET, prepared.prompt, prepared.sampler, prepared.request.sampling_params, STEPS)
     assert excess(found, plain, entry.bound, VOCAB) < EXACT
     assert total_variation(found, plain) > 1e-2
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, families
+from jaxspec import families, rules
 from jaxspec.families import FAMILIES, FamilyError, lamda
 from jaxspec.nets import decoder
 
@@ -193,7 +193,7 @@ def test_lamda_is_sampled_with_top_40():
     )
     prompt = jaxspec.Prompt(jnp.array([[3, 1, 4], [1, 5, 0], [9, 2, 6]]), jnp.array([3, 2, 3]))
     options = {"temperature": 1.0, "top_k": np.array([40, 40, 96]), "key": jax.random.key(2), "max_new_tokens": 24}
-    fast = jaxspec.generate(target, prompt, drafter=draft, gamma=3, accept=accept.coupled(), **options)
+    fast = jaxspec.generate(target, prompt, drafter=draft, gamma=3, rule=rules.coupled(), **options)
     plain = jaxspec.generate(target, prompt, **options)
     assert fast.stats.accepted.sum() > 0 and fast.stats.rounds.min() < 24
     assert (fast.tokens == plain.tokens).all()

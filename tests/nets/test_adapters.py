@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec import cache as kv
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import adapters
 
 VOCAB = 11
@@ -140,7 +140,7 @@ def test_a_cache_that_loses_its_batch_is_named():
 
 
 class LinenTrees(nn.Module):
-    """A module that takes trees: it attends to whatever `jaxspec.cache.mask` allows."""
+    """A module that takes trees: it attends to whatever `jaxspec.core.kv_cache.mask` allows."""
 
     @nn.compact
     def __call__(self, cache, tokens, positions, *, length, parent):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.nets import decoder
 from jaxspec.nets.decoder import DecoderConfig
 

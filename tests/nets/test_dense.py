@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.nets import decoder, dense, gpt, t5
 from jaxspec.weights import int8
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.nets import gpt
 from jaxspec.weights import huggingface
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, Prompt, accept
+from jaxspec import Model, Prompt, rules
 from jaxspec.decode import loop, request
 from jaxspec.nets import net_of, quantised
 from jaxspec.nets.decoder import DecoderConfig
@@ -135,11 +135,11 @@ def test_speculative_text_is_plain_text_of_the_target(name, wide):
     shared = dict(temperature=np.array([0, 0, 1, 1], np.float32), max_new_tokens=12, key=jax.random.key(5))
     shared |= dict(eos_ids=())
     plain = jaxspec.generate(target, both, **shared)
-    found = jaxspec.generate(target, both, drafter=draft, gamma=3, accept=accept.coupled(), **shared)
+    found = jaxspec.generate(target, both, drafter=draft, gamma=3, rule=rules.coupled(), **shared)
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     assert 0 < found.stats.accepted.sum() < found.stats.drafted.sum()
     if wide == "neither":
         shapes = {x.shape for x in jax.tree.leaves(target.params) if x.dtype == jnp.int8}
-        job = request.prepare(target, both, drafter=draft, gamma=3, accept=accept.coupled(), **shared)
-        given = (job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
+        prepared = request.prepare(target, both, drafter=draft, gamma=3, rule=rules.coupled(), **shared)
+        given = (prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
         assert copies(loop.generation.lower(*given).compile().as_text(), shapes) == []

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import buffers
-from jaxspec import cache as kv
-from jaxspec.base import LanguageModel, Prompt
+from jaxspec.core import LanguageModel, Prompt, token_rows
+from jaxspec.core import kv_cache as kv
 from jaxspec.nets import adapters, decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
@@ -183,7 +182,7 @@ def by_chains(network, cache):
     tokens = np.zeros((BATCH * COUNT, COUNT), np.int32)
     for i, nodes in enumerate(path):
         tokens[i, : len(nodes)] = NODES[row[i], nodes]
-    forward, _ = network.lm.extend(network.params, buffers.take_rows(cache, jnp.array(row)), jnp.array(tokens))
+    forward, _ = network.lm.extend(network.params, token_rows.take_rows(cache, jnp.array(row)), jnp.array(tokens))
     ends = np.array([len(nodes) - 1 for nodes in path])
     return np.asarray(forward.logits)[np.arange(BATCH * COUNT), ends].reshape(BATCH, COUNT, VOCAB)
 
@@ -242,13 +241,13 @@ def test_rows_may_be_permuted_and_replaced(network):
     order, back = jnp.array([2, 0, 3, 1]), jnp.array([1, 3, 0, 2])
     expected, grown = lm.extend(params, cache, jnp.array(NODES), jnp.array(PARENT))
     forward, permuted = lm.extend(
-        params, buffers.take_rows(cache, order), jnp.array(NODES)[order], jnp.array(PARENT)[order]
+        params, token_rows.take_rows(cache, order), jnp.array(NODES)[order], jnp.array(PARENT)[order]
     )
     assert_logits(forward.logits[back], expected.logits, network)
-    jax.tree.map(np.testing.assert_array_equal, length_of(buffers.take_rows(permuted, back)), length_of(grown))
+    jax.tree.map(np.testing.assert_array_equal, length_of(token_rows.take_rows(permuted, back)), length_of(grown))
 
     # Rows 0 and 2 are given to others in mid-generation; rows 1 and 3 do not notice.
-    mixed = buffers.put_rows(grown, jnp.array([0, 2]), buffers.take_rows(cache, jnp.array([3, 1])))
+    mixed = token_rows.put_rows(grown, jnp.array([0, 2]), token_rows.take_rows(cache, jnp.array([3, 1])))
     tokens = jnp.array(NODES)
     got = lm.extend(params, mixed, tokens)[0].logits
     old, new = (lm.extend(params, one, tokens)[0].logits for one in (grown, cache))

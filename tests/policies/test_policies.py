@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters, policies
-from jaxspec.base import Distribution, Draft, Policy, Prompt, Verdict
+from jaxspec import drafters, policies, rules
+from jaxspec.core import Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.decode import loop, request
 from jaxspec.drafters import prompt_lookup
+from jaxspec.sampling import SamplingParams, at_temperature, greedy
 from jaxspec.testing import certify, table_model, table_model_from, with_sampler
-from jaxspec.warp import SamplingParams, greedy, sampling
 
 TARGET, RANDOM = table_model(jax.random.key(1), 7), table_model(jax.random.key(2), 7, sharpness=1.5)
 GOOD = table_model_from(0.8 * TARGET.params + 0.2 * RANDOM.params)
@@ -50,7 +50,7 @@ def decode(policy, drafter=GOOD, prompt=PROMPT, gamma=4, **options):
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_distribution_of_the_text_with_another_rule(name):
     """tests/drafters/test_conformance.py has the rejection rule, and every drafter."""
-    assert certify(THREE, drafter=OTHER, accept=accept.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
+    assert certify(THREE, drafter=OTHER, rule=rules.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
 
 
 def test_a_policy_that_leaves_out_draft_tokens_for_their_own_value_is_caught():
@@ -279,13 +279,13 @@ def test_distributions_are_made_where_the_pass_has_read():
 
     def recorded(sampling_params, logits, prefix=None):
         jax.debug.callback(lambda: made.append(logits.shape[1]))
-        return sampling()(sampling_params, logits, prefix)
+        return at_temperature()(sampling_params, logits, prefix)
 
     options = dict(
         drafter=prompt_lookup(), gamma=4, policy=policies.constant(2), temperature=1.0, key=jax.random.key(3)
     )
-    job = request.prepare(TARGET, PROMPT, max_new_tokens=60, **options)
-    out = loop.run(with_sampler(job, recorded, job.request.sampling_params))
+    prepared = request.prepare(TARGET, PROMPT, max_new_tokens=60, **options)
+    out = loop.run(with_sampler(prepared, recorded, prepared.request.sampling_params))
     jax.effects_barrier()
     longest = np.asarray(out.trace.draft_length)[:, : int(out.stats.rounds.max())].max(axis=0)
     assert set(longest) == {0, 1, 2}
@@ -419,7 +419,7 @@ def test_a_distribution_at_temperature_0_is_read_alike_in_any_company(name):
     """As it was at temperature 1; and another row's distribution as it is."""
     logits = jax.random.normal(jax.random.key(3), (3, 1, 7))
     sampling_params = SamplingParams(jnp.array([0.0, 1.0, 0.5]))
-    confidence, distribution = POLICIES[name].functions.confidence, sampling()(sampling_params, logits)
+    confidence, distribution = POLICIES[name].functions.confidence, at_temperature()(sampling_params, logits)
     mixed, alone = confidence(distribution), confidence(greedy()(None, logits))
     assert mixed[0] == alone[0]
     np.testing.assert_allclose(mixed[1:], confidence(distribution._replace(greedy=None))[1:], rtol=1e-5)

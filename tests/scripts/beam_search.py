@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec import buffers
 from jaxspec.analysis.measure import synthetic
+from jaxspec.core import token_rows
 from jaxspec.weights import huggingface
 
 
@@ -49,8 +49,8 @@ def prompts_of(target, task, count, width):
 
 
 def in_batches(rows, size):
-    width = buffers.bucket(max(map(len, rows)))
-    return [buffers.pad(rows[i : i + size], width) for i in range(0, len(rows), size)]
+    width = token_rows.bucket(max(map(len, rows)))
+    return [token_rows.pad(rows[i : i + size], width) for i in range(0, len(rows), size)]
 
 
 def search(target, batches, **options):
@@ -113,7 +113,7 @@ def compare_with_transformers(target, rows, options):
                 ours = jaxspec.beam_search(
                     target, part, beams=beams, max_new_tokens=options.new, length_penalty=penalty, eos_ids=[end]
                 )
-                prompt = buffers.pad(part, max(map(len, part)))
+                prompt = token_rows.pad(part, max(map(len, part)))
                 mask = np.arange(prompt.tokens.shape[1])[None] < np.asarray(prompt.length)[:, None]
                 with torch.no_grad():
                     theirs = peer.generate(

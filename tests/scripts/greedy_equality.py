@@ -12,8 +12,9 @@ import sys
 import time
 
 import jaxspec
-from jaxspec import buffers, drafters
+from jaxspec import drafters
 from jaxspec.cli.prompts import heldout_for, references
+from jaxspec.core import token_rows
 
 NEW, GAMMA = 32, 4
 
@@ -72,7 +73,7 @@ def main():
             continue
         began, found, emitted, rounds = time.perf_counter(), [], 0, 0
         for start in range(0, len(texts), size):
-            some = buffers.pad(target.tokenizer(texts[start : start + size])["input_ids"], width)
+            some = token_rows.pad(target.tokenizer(texts[start : start + size])["input_ids"], width)
             out = jaxspec.generate(target, some, drafter=drafter, gamma=GAMMA, max_new_tokens=NEW)
             found += out.texts
             emitted, rounds = emitted + (out.stats.emitted - 1).sum(), rounds + out.stats.rounds.sum()

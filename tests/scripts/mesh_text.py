@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec import accept, drafters, noise
+from jaxspec import drafters, rules
 from jaxspec.cli.prompts import heldout_for
+from jaxspec.core import noise
 from jaxspec.decode import loop, request
 
 ROWS, NEW = 16, 16
@@ -19,11 +20,11 @@ def texts(outcome):
     return [row[:n].tolist() for row, n in zip(np.asarray(outcome.tokens), np.asarray(outcome.length), strict=True)]
 
 
-def split(job, mesh):
-    """The same job with its rows over the mesh."""
+def split(prepared, mesh):
+    """The same generation with its rows over the mesh."""
     rows, everywhere = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("rows",), ()))
-    prompt, request = jax.device_put((job.prompt, job.request), rows)
-    return job._replace(prompt=prompt, weights=jax.device_put(job.weights, everywhere), request=request)
+    prompt, request = jax.device_put((prepared.prompt, prepared.request), rows)
+    return prepared._replace(prompt=prompt, weights=jax.device_put(prepared.weights, everywhere), request=request)
 
 
 def main(target, draft):
@@ -32,10 +33,10 @@ def main(target, draft):
     options = dict(temperature=1.0, max_new_tokens=NEW, key=noise.row_keys(jax.random.key(11), ROWS))
     plain = texts(loop.run(request.prepare(target, prompt, **options)))
     options |= dict(drafter=drafters.tree(draft, (2, 1)))
-    whole = request.prepare(target, prompt, accept=accept.coupled(), **options)
-    job = split(whole, Mesh(np.array(jax.devices()), ("rows",)))
-    shards = [shard.data.shape[0] for shard in job.prompt.tokens.addressable_shards]
-    print(json.dumps(dict(devices=jax.device_count(), shards=shards, plain=plain, split=texts(loop.run(job)))))
+    whole = request.prepare(target, prompt, rule=rules.coupled(), **options)
+    prepared = split(whole, Mesh(np.array(jax.devices()), ("rows",)))
+    shards = [shard.data.shape[0] for shard in prepared.prompt.tokens.addressable_shards]
+    print(json.dumps(dict(devices=jax.device_count(), shards=shards, plain=plain, split=texts(loop.run(prepared)))))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""A shipped draft model on text that it was not trained on, with and without learning in the job: alpha by batch.
+"""A shipped draft model on text that it was not trained on, with and without learning in the generation: alpha by
+batch.
 
     python tests/scripts/online.py
 
 The T5 pair has read English and translated it; the draft has learnt its target's greedy texts. Here both are given
 German, the references of `heldout/translation.jsonl`, batch by batch, each prompt once. Every batch is generated with
 the draft as shipped and with drafts that learn (`jaxspec.training.online`) at rejected positions or at all, from the
-same keys. Printed are, for each part of the job: alpha (accepted of tested draft tokens), and with the standard error
-over rows how far it is above that of the draft as shipped; tokens a round; and seconds of an update over seconds of its
-batch's generation, as the quartiles of the batches after the first, which compiles. At the end all of them are given
-English: what learning German has cost or brought there.
+same keys. Printed are, for each part of the generation: alpha (accepted of tested draft tokens), and with the standard
+error over rows how far it is above that of the draft as shipped; tokens a round; and seconds of an update over seconds
+of its batch's generation, as the quartiles of the batches after the first, which compiles. At the end all of them are
+given English: what learning German has cost or brought there.
 """
 
 import argparse
@@ -19,7 +20,8 @@ import numpy as np
 import optax
 
 import jaxspec
-from jaxspec import buffers, corpus
+from jaxspec import corpus
+from jaxspec.core import token_rows
 from jaxspec.training import online
 
 TASK = "translate English to German: "
@@ -47,7 +49,7 @@ def batches_of(target, texts, given):
     """Prompts of one width, so that all batches share a program."""
     rows = [row for row in target.tokenizer([TASK + text for text in texts])["input_ids"] if len(row) <= LONGEST]
     count = min(given.batches, len(rows) // given.rows)
-    return [buffers.pad(rows[i * given.rows : (i + 1) * given.rows], LONGEST) for i in range(count)]
+    return [token_rows.pad(rows[i * given.rows : (i + 1) * given.rows], LONGEST) for i in range(count)]
 
 
 def counts_of(out):

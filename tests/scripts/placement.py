@@ -16,8 +16,8 @@ import optax
 import orbax.checkpoint as ocp
 
 import jaxspec
-from jaxspec import accept, drafters, noise, sharding, training
-from jaxspec.base import Model, Prompt
+from jaxspec import drafters, rules, sharding, training
+from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
 from jaxspec.model import find
 from jaxspec.nets import decoder, gpt, quantised, t5
@@ -56,8 +56,8 @@ PROMPTS = Prompt(TOKENS, np.array([7, 3, 5, 1], np.int32))
 
 def options(drafter):
     keys = noise.row_keys(jax.random.key(11), ROWS)
-    rule = accept.coupled()
-    return dict(drafter=drafter, gamma=GAMMA, accept=rule, temperature=TEMPERATURE, max_new_tokens=NEW, key=keys)
+    rule = rules.coupled()
+    return dict(drafter=drafter, gamma=GAMMA, rule=rule, temperature=TEMPERATURE, max_new_tokens=NEW, key=keys)
 
 
 def text(kind, mesh=None):
@@ -69,12 +69,12 @@ def text(kind, mesh=None):
 def compiled(kind, mesh):
     """The text of a generation on the mesh, its program, and the entries in its smallest part of a matrix."""
     target, draft = pair(kind, mesh)
-    job = request.prepare(target, PROMPTS, **options(draft))
-    arrays = job.weights, job.prompt, job.request
-    program = loop.generation.lower(job.decoder, *arrays, job.max_new_tokens).compile()
+    prepared = request.prepare(target, PROMPTS, **options(draft))
+    arrays = prepared.weights, prepared.prompt, prepared.request
+    program = loop.generation.lower(prepared.decoder, *arrays, prepared.max_new_tokens).compile()
     outcome = program(**dict(zip(("weights", "prompt", "request"), arrays, strict=True)))
     tokens, length = np.asarray(outcome.tokens), np.asarray(outcome.length)
-    parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(job.weights) if _split(x)]
+    parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(prepared.weights) if _split(x)]
     return [row[:n].tolist() for row, n in zip(tokens, length, strict=True)], program.as_text(), min(parts)
 
 
@@ -93,8 +93,10 @@ def gathered(hlo):
 def cache_is_placed(kind, mesh):
     """Whether keys and values, an encoder's too, lie where `sharding.cache` says, though the compiler was not told."""
     target, draft = pair(kind, mesh)
-    job = request.prepare(target, PROMPTS, **options(draft))
-    cache = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens).caches.target
+    prepared = request.prepare(target, PROMPTS, **options(draft))
+    cache = loop.start(
+        prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+    ).caches.target
     wanted = sharding.cache(cache, target.config, mesh)
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(wanted), strict=True)
     return all(x.sharding.is_equivalent_to(place, x.ndim) for x, place in pairs if x.ndim == 4)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import Model
-from jaxspec.base import Forward
+from jaxspec.core import Forward
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.block import BlockConfig
 from jaxspec.draft_heads.eagle import EagleConfig

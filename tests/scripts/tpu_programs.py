@@ -31,8 +31,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxspec import accept, buffers, drafters, sharding, warp
-from jaxspec.base import Bound, Model, Prompt, Request, Weights
+from jaxspec import drafters, rules, sampling, sharding
+from jaxspec.core import Bound, Model, Prompt, Request, Weights, token_rows
 from jaxspec.decode import loop, speculative
 from jaxspec.families import FAMILIES
 from jaxspec.nets import decoder, net_of, t5
@@ -42,7 +42,7 @@ SCOPES = {  # of a round (decode.speculative), and how the names of its operatio
     "draft step": "draft/while/body/",
     "draft": "draft/",
     "target": "target/",
-    "accept": "accept/",
+    "accept": "rules/",
     "commit": "commit/",
 }
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
@@ -129,8 +129,8 @@ def compile_case(case: Case) -> Compiled:
     mesh = Mesh(devices.reshape(1, case.chips), ("data", "model"))
     target, draft = (Model(net_of(config).language_model(config), None, config=config) for config in case[3:5])
     drafter = case.drafter(target, draft)
-    sampler = warp.greedy() if case.temperature == 0 else warp.sampling()
-    made = speculative(target.lm, drafter.functions, accept.rejection(), sampler, 5)
+    sampler = sampling.greedy() if case.temperature == 0 else sampling.at_temperature()
+    made = speculative(target.lm, drafter.functions, rules.rejection(), sampler, 5)
 
     def params(model: Model) -> Any:
         config = model.config
@@ -146,7 +146,7 @@ def compile_case(case: Case) -> Compiled:
     def rows() -> tuple[Prompt, Request]:
         one = jnp.zeros(case.batch, jnp.int32)
         cold = jnp.zeros(case.batch, jnp.float32)
-        sampled = warp.SamplingParams(cold)
+        sampled = sampling.SamplingParams(cold)
         keys = jax.random.split(jax.random.key(0), case.batch)
         return Prompt(jnp.zeros((case.batch, case.prompt), jnp.int32), one), Request(keys, sampled, one, one[:, None])
 
@@ -156,7 +156,7 @@ def compile_case(case: Case) -> Compiled:
     )
     started = time.monotonic()
     weights = Weights(params(target), params(draft) if drafter.models else drafter.params)
-    compiled = loop.generation.lower(made, weights, prompt, request, buffers.bucket(case.new)).compile()
+    compiled = loop.generation.lower(made, weights, prompt, request, token_rows.bucket(case.new)).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
     sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes

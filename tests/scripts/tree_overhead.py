@@ -12,12 +12,12 @@ import argparse
 import jax
 import numpy as np
 
-from jaxspec import accept, drafters
+from jaxspec import drafters, rules
 from jaxspec.analysis.measure import profile, synthetic
 from jaxspec.decode.request import prepare
 
 SHAPE, BRANCHING, STAGES = "t5-v1_1-small", (8, 1, 1, 1), ("target", "accept", "commit")
-RULES = [accept.rejection(), accept.traversal(), accept.k_seq(), accept.coupled(), accept.typical(0.09, 0.3)]
+RULES = [rules.rejection(), rules.traversal(), rules.k_seq(), rules.coupled(), rules.typical(0.09, 0.3)]
 
 
 def main():
@@ -31,11 +31,11 @@ def main():
     print("| drafted by | temperature | rule | " + " | ".join(STAGES) + " | accept and commit of the pass |")
     print("|---|---|---|" + "---|" * (len(STAGES) + 1), flush=True)
     for name, draft in (("the target", target), ("another model", other)):
-        for temperature, rules in ((0.0, chosen[:1]), (1.0, chosen)):
-            for rule in rules:
+        for temperature, all_rules in ((0.0, chosen[:1]), (1.0, chosen)):
+            for rule in all_rules:
                 options = dict(temperature=temperature, key=jax.random.key(0), max_new_tokens=128, eos_ids=())
-                job = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), accept=rule, **options)
-                rounds = [profile.stages(job) for _ in range(given.repeats)]
+                prepared = prepare(target, prompt, drafter=drafters.tree(draft, BRANCHING), rule=rule, **options)
+                rounds = [profile.stages(prepared) for _ in range(given.repeats)]
                 found = {stage: np.array([one.get(stage, 0.0) for one in rounds]) for stage in STAGES}
                 cells = [f"{np.median(x):.2f} ({x.min():.2f} to {x.max():.2f})" for x in found.values()]
                 share = np.median((found["accept"] + found["commit"]) / found["target"])

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec import accept, drafters
+from jaxspec import drafters, rules
 from jaxspec.analysis.measure import replay
 from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
 from jaxspec.analysis.theory.tree import best_of_size
@@ -26,7 +26,7 @@ from jaxspec.drafters.token_recycling import ACCEPTANCE
 NEW, CHILDREN, DEEPEST = 32, 8, 6
 UNIFORM = {4: (2, 1), 8: (4, 1), 16: (4, 1, 1, 1), 32: (8, 1, 1, 1)}
 HAND_MADE = by_rank(ACCEPTANCE, nodes=16, depth=4)
-RULES = {"rejection": accept.rejection, "traversal": accept.traversal}
+RULES = {"rejection": rules.rejection, "traversal": rules.traversal}
 SAMPLED = ("without_replacement", "replacement", "top", "mixed")
 
 
@@ -58,18 +58,18 @@ def main():
     parser.add_argument("--draw", nargs="*", choices=SAMPLED, help="all by default; at temperature 0 they are one")
     given = parser.parse_args()
     target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
-    rules = RULES if given.temperature else {"rejection": accept.rejection}  # greedy text leaves them no choice
+    all_rules = RULES if given.temperature else {"rejection": rules.rejection}  # greedy text leaves them no choice
     options = dict(max_new_tokens=NEW, temperature=given.temperature, key=jax.random.key(0))
     both = heldout_for(target, 2 * given.count)
     texts, others = both[: given.count], both[given.count :]
     trace = replay.collect(prepare(target, others, drafter=draft, **options))
 
     def measured(drafter, rule, gamma):
-        out = jaxspec.generate(target, texts, drafter=drafter, accept=rule(), gamma=gamma, **options)
+        out = jaxspec.generate(target, texts, drafter=drafter, rule=rule(), gamma=gamma, **options)
         return (out.stats.emitted - 1).sum() / out.stats.rounds.sum()
 
-    print("| draft | nodes | draw | program | replayed |" + "".join(f" {rule} |" for rule in rules))
-    print("|---|---|---|---|---|" + "---|" * len(rules), flush=True)
+    print("| draft | nodes | draw | program | replayed |" + "".join(f" {rule} |" for rule in all_rules))
+    print("|---|---|---|---|---|" + "---|" * len(all_rules), flush=True)
     for draw in (given.draw or SAMPLED) if given.temperature else ("top",):
         ratios = ratios_of(trace, draw, CHILDREN)
         made = [("chain", branching((1,) * 4))] if draw in ("top", "without_replacement") else []
@@ -80,7 +80,7 @@ def main():
         for name, shape in made:
             drafter, depth = drafters.tree(draft, shape=shape, draw=draw), max(map(len, shape))
             expected = promised(shape, ratios, trace.counts), tokens_per_round(shape, ratios, trace.counts).value
-            found = [measured(drafter, rule, depth) for rule in rules.values()]
+            found = [measured(drafter, rule, depth) for rule in all_rules.values()]
             values = "".join(f" {value:.2f} |" for value in found)
             print(
                 f"| {name}, {depth} deep | {len(shape)} | {draw} | {expected[0]:.2f} | {expected[1]:.2f} |{values}",

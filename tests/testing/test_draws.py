@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import noise
-from jaxspec.base import Draft, Drafter, Prompt, Rule, Verdict
+from jaxspec.core import Draft, Drafter, Prompt, Rule, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.testing import certify, decoder_distribution, outcomes, table_model, table_model_from
 
@@ -78,7 +77,7 @@ def test_draws_in_loops_and_branches(loop):
     """A biased rule is caught there as anywhere."""
     for bias, right in [(1.0, True), (0.7, False)]:
         rule = Rule(lambda *judged, bias=bias: walk(loop, *judged, bias), f"in a {loop}", exact=True)
-        off = certify(TARGET, drafter=DRAFT, accept=rule, gamma=2, prompt=PROMPT, steps=3)
+        off = certify(TARGET, drafter=DRAFT, rule=rule, gamma=2, prompt=PROMPT, steps=3)
         assert off < 1e-6 if right else off > 1e-2
 
 
@@ -116,7 +115,7 @@ def test_traces_of_real_and_of_scripted_draws_are_never_mixed_up(draw):
     before = real(draw)
     assert set(before) == {0, 1, 2}
     for name in ("draws elsewhere", "again"):
-        assert certify(TOY, drafter=drafter, accept=Rule(verify, name, exact=True), gamma=1, steps=3) < 1e-6
+        assert certify(TOY, drafter=drafter, rule=Rule(verify, name, exact=True), gamma=1, steps=3) < 1e-6
         assert real(jax.jit(lambda *args: draw(*args))) == before and real(draw) == before
 
 
@@ -134,8 +133,8 @@ def second_token(draw, target=TOY, steps=2):
 
     drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
     options = dict(temperature=1.0, key=jax.random.key(0), gamma=1)
-    job = prepare(target, PROMPT, drafter=drafter, accept=Rule(verify, "drawn", exact=True), **options)
-    found = decoder_distribution(job, steps=steps)
+    prepared = prepare(target, PROMPT, drafter=drafter, rule=Rule(verify, "drawn", exact=True), **options)
+    found = decoder_distribution(prepared, steps=steps)
     return np.array([sum(p for tokens, p in found.items() if tokens[1:] == (last,)) for last in range(3)])
 
 

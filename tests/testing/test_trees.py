@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import noise
-from jaxspec.base import Bound, Caches, Decoder, Draft, Drafter, Draw, Prompt, Rule, TreeSize, Verdict
+from jaxspec.core import Bound, Caches, Decoder, Draft, Drafter, Draw, Prompt, Rule, TreeSize, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.testing import certify, decoder_distribution, outcomes, table_model, table_model_from, total_variation
 
@@ -90,8 +89,8 @@ def test_end_tokens_truncation_and_all_of_a_round():
 
 def test_nothing_is_taken_for_granted_without_merging():
     drafter = Bound(tree_drafter((2,), "without"), TABLE)
-    job = prepare(TARGET, PROMPT, drafter=drafter, temperature=1.0, key=jax.random.key(0))
-    whole, merged = (decoder_distribution(job, steps=3, merge=merge) for merge in (False, True))
+    prepared = prepare(TARGET, PROMPT, drafter=drafter, temperature=1.0, key=jax.random.key(0))
+    whole, merged = (decoder_distribution(prepared, steps=3, merge=merge) for merge in (False, True))
     assert total_variation(whole, merged) < 1e-6
 
 
@@ -172,21 +171,21 @@ def test_a_rule_whose_bias_is_known():
     rule = Rule(verify, "judges by p alone", exact=True, trees=True)
     expected = np.abs(biased() - P).sum() / 2
     assert expected > 0.01
-    assert certify(TOY, drafter=drafter, accept=rule, steps=2) == pytest.approx(expected, abs=1e-6)
+    assert certify(TOY, drafter=drafter, rule=rule, steps=2) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_decoder_of_ones_own_whose_bias_is_known():
     """Written by hand, with a cache of its own making: nothing of `speculative`."""
-    job = prepare(TOY, PROMPT, temperature=1.0, key=jax.random.key(0))
+    prepared = prepare(TOY, PROMPT, temperature=1.0, key=jax.random.key(0))
 
     def step(weights, state):
-        plain, info = job.decoder.step(weights, state)
+        plain, info = prepared.decoder.step(weights, state)
         _, token = judged_by_p_alone(state.request.keys, state.length, two_siblings(state.request.keys, state.length))
         row = jnp.arange(token.shape[0])
         tokens = plain.tokens.at[row, state.length].set(jnp.where(state.done, plain.tokens[row, state.length], token))
         return plain._replace(tokens=tokens), info
 
-    found = decoder_distribution(job._replace(decoder=Decoder(job.decoder.init, step)), steps=3)
+    found = decoder_distribution(prepared._replace(decoder=Decoder(prepared.decoder.init, step)), steps=3)
     by_hand = {x: float(np.prod([P[x[0]], *biased()[list(x[1:])]])) for x in itertools.product(range(3), repeat=3)}
     assert total_variation(found, by_hand) < 1e-6
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.base import Prompt
+from jaxspec.core import Prompt
 from jaxspec.drafters.ngram import count
 from jaxspec.drafters.ngram_model import language_model
 from jaxspec.training import ngrams

@@ -11,8 +11,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters
-from jaxspec.base import Model, Prompt
+from jaxspec import drafters, rules
+from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.nets import gpt, t5
 from jaxspec.testing import certify, table_model
@@ -60,7 +60,7 @@ def test_the_text_stays_exact_and_nothing_is_compiled_while_the_draft_learns():
         sampling = dict(temperature=1.0, key=jax.random.key(number), max_new_tokens=NEW)
         sampled = jaxspec.generate(TARGET, prompts_of(number), **sampling)
         out, state, loss = batch(learner, state, number)
-        again, state, _ = batch(learner, state, number, accept=accept.coupled(), **sampling)
+        again, state, _ = batch(learner, state, number, rule=rules.coupled(), **sampling)
         assert out.tokens.tolist() == plain.tokens.tolist()
         assert again.tokens.tolist() == sampled.tokens.tolist()
         losses.append(loss)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec import recipes
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.nets import gpt, t5
 from jaxspec.recipes import Data, RecipeError, Train
 from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, tasks

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec import accept
+from jaxspec import rules
 from jaxspec.analysis.bench import plan
-from jaxspec.analysis.measure import cost, jobs, replay
+from jaxspec.analysis.measure import batching, cost, replay
 from jaxspec.analysis.theory import cascade, formulas
-from jaxspec.base import Model
-from jaxspec.decode.request import Job
+from jaxspec.core import Model
+from jaxspec.decode.request import Prepared
 
 
 class CascadePlan(NamedTuple):
@@ -38,7 +38,7 @@ class CascadePlan(NamedTuple):
 
 
 def of_levels(
-    levels: Sequence[Job],
+    levels: Sequence[Prepared],
     gammas: Sequence[int],
     *,
     most: int = 16,
@@ -51,8 +51,8 @@ def of_levels(
     itself. alpha of a drafter that is no model is the one with which the theory has the tokens a round that it has.
 
     Args:
-        levels: a job of the target and the drafting model, one of the drafting model and what drafts for it (a model, a
-            look-up or any other drafter of chains), and so on down.
+        levels: a generation of the target and the drafting model, one of the drafting model and what drafts for it (a
+            model, a look-up or any other drafter of chains), and so on down.
         gammas: draft tokens of the rounds of each level but the first.
         most: the largest gamma of the first level to consider.
         repeats: of each timing.
@@ -67,8 +67,8 @@ def of_levels(
             "the first"
         )
     found = []
-    for job, largest in zip(levels, (most, *gammas), strict=True):
-        found.append(_level(job, largest, repeats))
+    for prepared, largest in zip(levels, (most, *gammas), strict=True):
+        found.append(_level(prepared, largest, repeats))
         advance("a level")
     first, below = found[0], found[1:]
     tried = range(1, most + 1)
@@ -79,18 +79,18 @@ def of_levels(
     return CascadePlan(rates, costs, best[0] + 1, alone[best[0]], best[1] + 1, both[best[1]])
 
 
-def _level(job: Job, gamma: int, repeats: int) -> cascade.Level:
+def _level(prepared: Prepared, gamma: int, repeats: int) -> cascade.Level:
     """What is measured of a model and what drafts for it."""
-    (row,) = jobs.whole_batches(job, 1, 1)
-    if isinstance(job.options["drafter"], Model):
-        rate = replay.evaluate(replay.collect(job), accept.rejection(), gamma=1).alpha.value
+    (row,) = batching.whole_batches(prepared, 1, 1)
+    if isinstance(prepared.options["drafter"], Model):
+        rate = replay.evaluate(replay.collect(prepared), rules.rejection(), gamma=1).alpha.value
         c, v = plan.costs(row, gamma, repeats=repeats)
         return cascade.Level(min(rate, 1.0), gamma, float(c), v)
-    if job.decoder.trees:
+    if prepared.decoder.trees:
         raise ValueError(
             "the inner drafter drafts trees: the theory is of chains; `jaxspec bench` measures any cascade"
         )
-    stats = jobs.run(job.replace(gamma=gamma)).stats
+    stats = batching.run(prepared.replace(gamma=gamma)).stats
     made = (stats.emitted - 1).sum() / max(1, stats.rounds.sum())
     rates = np.linspace(0, 1, 1001)
     alpha = np.interp(made, formulas.expected_tokens(rates, gamma), rates)

@@ -15,9 +15,9 @@ from jaxspec.analysis.bench.setting import ADAPTIVE, PLANNED, Setting
 from jaxspec.analysis.measure import acceptance, cost, replay
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import formulas, text_rounds
-from jaxspec.base import Bound, Model, Policy
+from jaxspec.core import Bound, Model, Policy
 from jaxspec.decode.loop import Outcome
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 
 MOST = 16  # the largest gamma that a plan considers
 AT_A_TIME = 3  # timings of each pass between two timed runs
@@ -50,43 +50,43 @@ class Expected:
         self._replays, self._repeats = replays, repeats
         self._found: dict[tuple[Any, ...], Any] = {}
 
-    def alpha(self, setting: Setting, job: Job) -> Ratio | None:
+    def alpha(self, setting: Setting, prepared: Prepared) -> Ratio | None:
         """How often the rule accepts a draft token, over all positions of the target's own text; None if not known.
 
         Args:
             setting: of a group; of a drafter that is no model nothing is known where it was not asked.
-            job: the same, for all prompts.
+            prepared: the same, for all prompts.
         """
         if not isinstance(setting.drafter, Model):
             return None
-        trace, lenience = self.trace(setting, job), setting.rule.lenience
+        trace, lenience = self.trace(setting, prepared), setting.rule.lenience
         if trace is None:
-            measure = functools.partial(acceptance.measure, job)
+            measure = functools.partial(acceptance.measure, prepared)
             return self._once("alpha", setting, measure).rate if setting.rule.exact else None
         if lenience is not None:
             return self._once(("alpha", lenience), setting, lambda: replay.lenient_alpha(trace, lenience))
         return replay.evaluate(trace, setting.rule, gamma=1).alpha if _is_replayed(setting, trace) else None
 
-    def replayed(self, setting: Setting, job: Job, gamma: int, rows: int | None = None) -> Ratio | None:
+    def replayed(self, setting: Setting, prepared: Prepared, gamma: int, rows: int | None = None) -> Ratio | None:
         """Tokens a round that the target's own texts yield; None of inexact rules, whose text is another.
 
         Args:
             gamma: draft tokens a round.
             rows: of greedy texts, so many; by default all.
         """
-        trace = self.trace(setting, job)
+        trace = self.trace(setting, prepared)
         if trace is None or not setting.rule.exact or setting.policy is not None or not _is_replayed(setting, trace):
             return None
         own = trace if trace.temperature or rows is None else trace.first(rows)
         return replay.evaluate(own, setting.rule, gamma=gamma).tokens_per_round
 
-    def trace(self, setting: Setting, job: Job) -> replay.LogitTrace | None:
+    def trace(self, setting: Setting, prepared: Prepared) -> replay.LogitTrace | None:
         """The texts and their logits, where rules are replayed: of models, with a temperature and no other option."""
         if not self._replays or not isinstance(setting.drafter, Model) or set(setting.sampling) - {"temperature"}:
             return None
-        return self._once("trace", setting, lambda: replay.collect(job.replace(gamma=1)))
+        return self._once("trace", setting, lambda: replay.collect(prepared.replace(gamma=1)))
 
-    def plan(self, setting: Setting, job: Job, part: Job) -> tuple[int, bool]:
+    def plan(self, setting: Setting, prepared: Prepared, part: Prepared) -> tuple[int, bool]:
         """The plan's gamma, and whether it is to speculate; if not, the gamma is the best all the same.
 
         Args:
@@ -95,10 +95,10 @@ class Expected:
         Raises:
             NoPlanError: no acceptance rate is known of its drafter with its rule.
         """
-        alpha = self.alpha(setting, job)
+        alpha = self.alpha(setting, prepared)
         if alpha is None:
             raise NoPlanError(setting)
-        trace, value = self.trace(setting, job), min(alpha.value, 1.0)
+        trace, value = self.trace(setting, prepared), min(alpha.value, 1.0)
         if trace is not None and setting.rule.lenience == 1:
             tokens = planning.tokens_by_gamma(trace, MOST)
         else:
@@ -108,7 +108,7 @@ class Expected:
         found = planning.plan(value, *self._once("costs", setting, costs), tokens=tokens)
         return found.best, found.gamma > 0
 
-    def policy(self, setting: Setting, part: Job) -> Bound[Policy] | None:
+    def policy(self, setting: Setting, part: Prepared) -> Bound[Policy] | None:
         """The setting's own; `ADAPTIVE` with c and v as measured, searches included."""
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]
@@ -116,7 +116,7 @@ class Expected:
         return policies.adaptive(*self._once(("policy", part.decoder.gamma), setting, costs))
 
     def predicted(
-        self, setting: Setting, job: Job, gamma: int, lengths: np.ndarray, costs: Costs | None
+        self, setting: Setting, prepared: Prepared, gamma: int, lengths: np.ndarray, costs: Costs | None
     ) -> tuple[Predicted, Ratio | None]:
         """What is promised, but for `Predicted.rounds`; and replayed tokens a round.
 
@@ -124,10 +124,10 @@ class Expected:
             lengths: of the texts that are timed.
             costs: of a round.
         """
-        alpha, replayed = self.alpha(setting, job), self.replayed(setting, job, gamma, len(lengths))
-        if costs is None or alpha is None or setting.policy is not None or job.decoder.trees:
+        alpha, replayed = self.alpha(setting, prepared), self.replayed(setting, prepared, gamma, len(lengths))
+        if costs is None or alpha is None or setting.policy is not None or prepared.decoder.trees:
             return Predicted(), replayed
-        trace, value, c, v = self.trace(setting, job), min(alpha.value, 1.0), costs.c.median, costs.v.median
+        trace, value, c, v = self.trace(setting, prepared), min(alpha.value, 1.0), costs.c.median, costs.v.median
         counts = trace.counts if trace is not None and trace.temperature else lengths
         return Predicted(
             theorem=float(formulas.improvement(value, gamma, c, v)),
@@ -146,23 +146,23 @@ class Passes:
     """The costs of a drafter's passes, timed a little at a time, between the runs that they explain.
 
     Args:
-        job: one batch, with the drafter.
+        prepared: one batch, with the drafter.
         drafts: numbers of draft tokens that its passes judge.
         searches: whether a look-up's search is timed, too.
 
     c is that of the model that drafts; of cascades, layers of the target and heads, a whole draft's over its tokens.
     """
 
-    def __init__(self, job: Job, drafts: Sequence[int], searches: bool):
-        self._whole = job if cost.drafts_as_a_whole(job) else None  # a cascade, layers of the target, a head
-        self._model = None if self._whole else cost.paid_model(job)
-        self._job = job.replace(drafter=self._model or job.target, policy=None, gamma=1, accept=None)
+    def __init__(self, prepared: Prepared, drafts: Sequence[int], searches: bool):
+        self._whole = prepared if cost.drafts_as_a_whole(prepared) else None  # a cascade, layers of the target, a head
+        self._model = None if self._whole else cost.paid_model(prepared)
+        self._prepared = prepared.replace(drafter=self._model or prepared.target, policy=None, gamma=1, rule=None)
         self._drafts, self._found, self._each = sorted(set(drafts)), [], list[float]()
-        self._search = cost.search_cost(job) if searches and self._model is None else None if not searches else 0.0
+        self._search = cost.search_cost(prepared) if searches and self._model is None else None if not searches else 0.0
 
     def time(self) -> None:
         """Times each pass a few times."""
-        self._found.append(cost.measure_all(self._job, self._drafts, repeats=AT_A_TIME))
+        self._found.append(cost.measure_all(self._prepared, self._drafts, repeats=AT_A_TIME))
         if self._whole is not None:
             self._each.append(cost.draft_cost(self._whole, AT_A_TIME) / self._whole.decoder.gamma)
 
@@ -177,17 +177,17 @@ class Passes:
         draft = None if self._model is None else spread("draft_ms")
         return Costs(c, spread("v"), self._search, spread("target_ms"), spread("verify_ms"), draft)
 
-    def passes(self, job: Job, outcomes: Sequence[Outcome], policy: bool) -> float | None:
+    def passes(self, prepared: Prepared, outcomes: Sequence[Outcome], policy: bool) -> float | None:
         """What the rounds of some generations take, in one-token passes; None of trees.
 
         A policy's draft has the length that it chose. Without one it is drawn whole, though what a row can no longer
         emit is cut; or not at all, by a drafter without a draft (of `fallback`, this charges the model where a look-up
         answered). In a batch a round is as long as its longest draft.
         """
-        assert job.drafter is not None
-        if job.decoder.trees:
+        assert prepared.drafter is not None
+        if prepared.decoder.trees:
             return None
-        gamma, may_be_empty = job.decoder.gamma, job.drafter.functions.may_be_empty
+        gamma, may_be_empty = prepared.decoder.gamma, prepared.drafter.functions.may_be_empty
         longest = np.concatenate([longest_drafts(outcome) for outcome in outcomes])
         if policy:
             v = cost.monotone_costs(gamma, {n: self.costs(n).v.median for n in cost.measured_drafts(gamma)})
@@ -199,9 +199,9 @@ class Passes:
         return float(v[longest].sum() + c * longest.sum() + search * len(longest))
 
 
-def drafts_of(job: Job, policy: bool) -> tuple[int, ...]:
+def drafts_of(prepared: Prepared, policy: bool) -> tuple[int, ...]:
     """How many draft tokens the passes of a decoder judge."""
-    return cost.measured_drafts(job.decoder.gamma) if policy else (job.decoder.nodes,)
+    return cost.measured_drafts(prepared.decoder.gamma) if policy else (prepared.decoder.nodes,)
 
 
 def longest_drafts(outcome: Outcome) -> np.ndarray:
@@ -224,8 +224,8 @@ def _is_replayed(setting: Setting, trace: replay.LogitTrace) -> bool:
     return rule.acceptance_ratio is not None and (trace.temperature > 0 or replay.matches_when_greedy(rule))
 
 
-def overlap(job: Job, first: Model) -> Rate:
-    """How much of their distributions a job's target and the first one share, at temperature 1."""
-    reference = job._replace(target=first)
-    own = reference.replace(drafter=job.target, policy=None, accept=None, temperature=1.0)
+def overlap(prepared: Prepared, first: Model) -> Rate:
+    """How much of their distributions a generation's target and the first one share, at temperature 1."""
+    reference = prepared._replace(target=first)
+    own = reference.replace(drafter=prepared.target, policy=None, rule=None, temperature=1.0)
     return Rate.of(acceptance.measure(own).rate)

@@ -14,8 +14,8 @@ from jaxspec.analysis.bench.row import Row
 from jaxspec.analysis.bench.runner import Config, run
 from jaxspec.analysis.bench.setting import Task, product
 from jaxspec.analysis.bench.table import words
-from jaxspec.analysis.measure import acceptance, jobs, quality
-from jaxspec.base import Model
+from jaxspec.analysis.measure import acceptance, batching, quality
+from jaxspec.core import Model
 from jaxspec.corpus import heldout, tasks_of
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import prepare
@@ -112,8 +112,8 @@ def heldout_loss(model: Model, folder: Path, task: str) -> float:
 
 def decode(model: Model, prompts: list[str], new_tokens: int) -> list[str]:
     """Greedy texts."""
-    parts = jobs.in_batches(prepare(model, prompts, max_new_tokens=new_tokens), acceptance.BATCH)
-    return [text for part in parts for text in complete(part.job).texts[: part.real]]
+    parts = batching.in_batches(prepare(model, prompts, max_new_tokens=new_tokens), acceptance.BATCH)
+    return [text for part in parts for text in complete(part.prepared).texts[: part.real]]
 
 
 def table(cards: list[Card], target: str, draft: str) -> Table:

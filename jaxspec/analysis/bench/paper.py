@@ -28,7 +28,7 @@ from jaxspec.analysis.measure.synthetic import random_verdicts_for_benchmarks
 from jaxspec.analysis.measure.timing import interleave
 from jaxspec.analysis.theory import formulas
 from jaxspec.analysis.theory.roofline import load_of
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.decode.request import prepare
 
 SHAPES = ("t5-v1_1-xxl", "t5-v1_1-small")
@@ -192,8 +192,8 @@ def explained(rows: Sequence[Row], draft: Model, least: Floor) -> list[str]:
         assert row.costs is not None
         options: dict[str, Any] = {"max_new_tokens": row.new_tokens, "key": jax.random.key(0)}
         prompt = synthetic.random_prompt(draft, 1, SOURCE)
-        job = prepare(draft, prompt, temperature=row.temperature, **options)
+        prepared = prepare(draft, prompt, temperature=row.temperature, **options)
         reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
         target_us, c = 1e3 * row.costs.target_ms.median, row.costs.c.median
-        lines.append(profile.advice(profile.passes(job), reading, target_us, c))
+        lines.append(profile.advice(profile.passes(prepared), reading, target_us, c))
     return lines

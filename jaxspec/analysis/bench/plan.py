@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from rich import filesize
 
-from jaxspec import accept
-from jaxspec.analysis.measure import cost, jobs, memory, replay
+from jaxspec import rules
+from jaxspec.analysis.measure import batching, cost, memory, replay
 from jaxspec.analysis.measure.statistics import Rate, Spread
 from jaxspec.analysis.theory import formulas, roofline, text_rounds
-from jaxspec.base import Model
-from jaxspec.decode.request import Job
+from jaxspec.core import Model
+from jaxspec.decode.request import Prepared
 from jaxspec.drafters.ngram_model import NGramConfig
 from jaxspec.families import FAMILIES
 from jaxspec.nets.decoder import DecoderConfig
@@ -215,7 +215,7 @@ def _weight_bytes(size: str, load: roofline.Load) -> float:
 
 
 def of_pair(
-    job: Job,
+    prepared: Prepared,
     *,
     batches: Sequence[int] = (1,),
     most: int = 16,
@@ -228,29 +228,29 @@ def of_pair(
     c and v are timed at each batch size, v at some gammas. `Plan.measured` has how sure these numbers are.
 
     Args:
-        job: of a target and a model that drafts, without other sampling options than a temperature; its prompts begin
-            again where a batch needs more.
+        prepared: of a target and a model that drafts, without other sampling options than a temperature; its prompts
+            begin again where a batch needs more.
         batches: batch sizes.
         most: the largest gamma to consider.
         repeats: of each timing.
         advance: called with what was done, `steps` times.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job(max_new_tokens=8)
-        >>> [found.alpha for found in of_pair(job.replace(drafter=job.target), most=1, repeats=1)]
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=8)
+        >>> [found.alpha for found in of_pair(prepared.replace(drafter=prepared.target), most=1, repeats=1)]
         [1.0]
     """
     if most < 1:
         raise ValueError(f"most is {most}: expected at least 1 draft token a round")
-    trace = replay.collect(job)
-    rate, tokens = replay.evaluate(trace, accept.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
+    trace = replay.collect(prepared)
+    rate, tokens = replay.evaluate(trace, rules.rejection(), gamma=1).alpha, tokens_by_gamma(trace, most)
     alpha = min(rate.value, 1.0)
     independent = [1.0, *(text_rounds.independent_tokens(alpha, trace.counts, gamma) for gamma in range(1, most + 1))]
     advance("alpha")
-    ratio = operations_ratio(job.target, jobs.drafting_model(job))
+    ratio = operations_ratio(prepared.target, batching.drafting_model(prepared))
     for batch in batches:
-        (group,) = jobs.whole_batches(job, batch, batch)
+        (group,) = batching.whole_batches(prepared, batch, batch)
 
         def compiled(gamma: int, batch: int = batch) -> None:
             advance(f"batch {batch}, passes of gamma {gamma}")
@@ -265,13 +265,13 @@ def of_pair(
 
 def tokens_by_gamma(trace: replay.LogitTrace, most: int) -> list[float]:
     """Tokens per round of the rejection rule at gamma = 0, 1, ..., most, replayed along texts."""
-    found = (replay.evaluate(trace, accept.rejection(), gamma=gamma) for gamma in range(1, most + 1))
+    found = (replay.evaluate(trace, rules.rejection(), gamma=gamma) for gamma in range(1, most + 1))
     return [1.0, *(one.tokens_per_round.value for one in found)]
 
 
-def costs(job: Job, most: int, *, repeats: int = cost.REPEATS) -> tuple[float, np.ndarray]:
+def costs(prepared: Prepared, most: int, *, repeats: int = cost.REPEATS) -> tuple[float, np.ndarray]:
     """c, and v(gamma) at index gamma = 0, 1, ..., most; timed at `timed_gammas(most)`, and linear between them."""
-    return interpolate_costs(cost.measure_all(job, timed_gammas(most), repeats=repeats), most)
+    return interpolate_costs(cost.measure_all(prepared, timed_gammas(most), repeats=repeats), most)
 
 
 def interpolate_costs(found: Sequence[cost.Cost], most: int) -> tuple[float, np.ndarray]:

@@ -46,12 +46,12 @@ from jaxspec.analysis.bench.setting import (
     mesh_name,
 )
 from jaxspec.analysis.bench.store import Store
-from jaxspec.analysis.measure import acceptance, environment, jobs, memory, numerics, replay, timing
+from jaxspec.analysis.measure import acceptance, batching, environment, memory, numerics, replay, timing
 from jaxspec.analysis.measure.statistics import Ratio
-from jaxspec.base import Model
+from jaxspec.core import Model
 from jaxspec.decode import generate
 from jaxspec.decode.loop import Outcome
-from jaxspec.decode.request import Job, prepare
+from jaxspec.decode.request import Prepared, prepare
 
 QUANTITIES = {
     "speed": "whole generations are timed; without it all prompts are decoded in batches, and nothing is timed",
@@ -121,9 +121,9 @@ def run(
     Example:
         >>> from jaxspec import drafters
         >>> from jaxspec.analysis.bench.setting import Task, product
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job()
-        >>> task, model = Task("ids", job.prompt, new_tokens=9), job.target
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table()
+        >>> task, model = Task("ids", prepared.prompt, new_tokens=9), prepared.target
         >>> settings = product(task=task, drafter={"itself": model, "copy": drafters.prompt_lookup()}, gamma=3)
         >>> for row in run(model, settings, config=Config(rows=2, repeats=1)):
         ...     print(row.drafter or "plain", row.gamma, row.tokens, row.same_text)
@@ -212,11 +212,11 @@ class Decoded(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A setting, ready: all prompts as a job, the parts of it that are decoded, and how many of their rows count."""
+    """A setting, ready to run: its prompts, the parts of them that are decoded, and how many of their rows count."""
 
     setting: Setting
-    job: Job
-    parts: list[Job]
+    prepared: Prepared
+    parts: list[Prepared]
     real: list[int]
     pays: bool  # what the plan says, where gamma is its choice
 
@@ -251,7 +251,7 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
         rows = []
         for i, one in enumerate(variants):
             setting, ours = one.setting, one.setting.backend == JAXSPEC
-            row = _about(setting, one.job.target)._replace(pays=one.pays, group=group, environment=about)
+            row = _about(setting, one.prepared.target)._replace(pays=one.pays, group=group, environment=about)
             row = _decoding(row, one, decoded[i])._replace(latency=latencies.get(i))
             if timed:
                 row = _timed(row, seconds[i], first[i])
@@ -262,8 +262,8 @@ def _measure(target: Model, settings: Sequence[Setting], config: Config, step: S
             row = _against_plain(row, i, variants, decoded, seconds, first)
             if not setting.is_plain and asked & {"alpha", "replay", "costs"}:
                 row = _expectations(row, i, hopes, costs.get(_pair(one)) if ours else None, variants, decoded, asked)
-            if "overlap" in asked and one.job.target is not target:
-                row = row._replace(overlap=expected.overlap(one.job, target))
+            if "overlap" in asked and one.prepared.target is not target:
+                row = row._replace(overlap=expected.overlap(one.prepared, target))
             rows.append(row)
     return [row._replace(speed_over_first=None if _is_own(row, rows) else over(row, rows[0])) for row in rows]
 
@@ -278,19 +278,19 @@ def _variant(target: Model, setting: Setting, config: Config, hopes: Expected, s
     step(f"preparing {setting.drafter_name or 'plain decoding'}")
     ends, key = None if task.ends else (), jax.random.key(config.seed)
     own = setting.target or target
-    job = prepare(own, task.prompts, max_new_tokens=task.new_tokens, key=key, eos_ids=ends, **setting.sampling)
+    prepared = prepare(own, task.prompts, max_new_tokens=task.new_tokens, key=key, eos_ids=ends, **setting.sampling)
     if not setting.is_plain:
         gamma = 1 if setting.gamma == PLANNED else setting.gamma
-        job = job.replace(drafter=setting.drafter, gamma=gamma, accept=setting.rule)
-        example = jobs.whole_batches(job, setting.batch, setting.batch)[0]
+        prepared = prepared.replace(drafter=setting.drafter, gamma=gamma, rule=setting.rule)
+        example = batching.whole_batches(prepared, setting.batch, setting.batch)[0]
         if setting.gamma == PLANNED:
-            gamma, pays = hopes.plan(setting, job, example)
-        job = job.replace(gamma=gamma, policy=hopes.policy(setting, example.replace(gamma=gamma)))
+            gamma, pays = hopes.plan(setting, prepared, example)
+        prepared = prepared.replace(gamma=gamma, policy=hopes.policy(setting, example.replace(gamma=gamma)))
     if "speed" in config.quantities:
-        parts = jobs.whole_batches(job, setting.batch, config.rows)
-        return Variant(setting, job, parts, [setting.batch] * len(parts), pays)
-    batches = list(jobs.in_batches(job, acceptance.BATCH))
-    return Variant(setting, job, [part.job for part in batches], [part.real for part in batches], pays)
+        parts = batching.whole_batches(prepared, setting.batch, config.rows)
+        return Variant(setting, prepared, parts, [setting.batch] * len(parts), pays)
+    batches = list(batching.in_batches(prepared, acceptance.BATCH))
+    return Variant(setting, prepared, [part.prepared for part in batches], [part.real for part in batches], pays)
 
 
 def _decode(variant: Variant, folder: Path, step: Step) -> Decoded:
@@ -304,22 +304,22 @@ def _decode(variant: Variant, folder: Path, step: Step) -> Decoded:
         return Decoded(*transformers.decode(setting, variant.parts, folder), [], 0.0)
     if setting.backend not in (JAXSPEC, GENERATE):
         raise ValueError(f"no backend {setting.backend!r}: expected {JAXSPEC}, {GENERATE} or {TRANSFORMERS}")
-    done = jax.block_until_ready(jobs.run(variant.parts[0]))
+    done = jax.block_until_ready(batching.run(variant.parts[0]))
     first_call = time.perf_counter() - started
-    done = [done, *map(jobs.run, variant.parts[1:])]
+    done = [done, *map(batching.run, variant.parts[1:])]
     outcomes = [jax.tree.map(lambda x, real=real: x[:real], one) for one, real in zip(done, variant.real, strict=True)]
     if any(outcome.failed.any() for outcome in outcomes):
-        raise FloatingPointError(f"the logits of {variant.job.target.name or 'the target'} were not finite")
+        raise FloatingPointError(f"the logits of {variant.prepared.target.name or 'the target'} were not finite")
     calls: list[Callable[[], object]] = [functools.partial(timing.run_all, (part,)) for part in variant.parts]
     if setting.backend == GENERATE:
         calls = [functools.partial(_generate, part) for part in variant.parts]
         for call in calls:
             call()
     passes = sum(1 + int(outcome.stats.rounds.max()) for outcome in outcomes)
-    return Decoded(calls, jobs.texts(outcomes), passes, outcomes, first_call)
+    return Decoded(calls, batching.texts(outcomes), passes, outcomes, first_call)
 
 
-def _generate(part: Job) -> None:
+def _generate(part: Prepared) -> None:
     """The front door, from token ids to token ids."""
     eos = [int(token) for token in np.asarray(part.request.eos)[0] if token >= 0]
     options: dict[str, Any] = dict(part.options) | {"eos_ids": eos}
@@ -332,12 +332,12 @@ def _pair(variant: Variant) -> tuple[int, int]:
 
 def _passes(variants: Sequence[Variant], asked: set[str]) -> dict[tuple[int, int], Passes]:
     """What times the passes of every drafter."""
-    found: dict[tuple[int, int], tuple[Job, set[int]]] = {}
+    found: dict[tuple[int, int], tuple[Prepared, set[int]]] = {}
     for one in variants:
         if "costs" in asked and not one.setting.is_plain and one.setting.backend == JAXSPEC:
             _, drafts = found.setdefault(_pair(one), (one.parts[0], set()))
             drafts |= set(expected.drafts_of(one.parts[0], one.setting.policy is not None))
-    return {pair: Passes(job, list(drafts), "search" in asked) for pair, (job, drafts) in found.items()}
+    return {pair: Passes(prepared, list(drafts), "search" in asked) for pair, (prepared, drafts) in found.items()}
 
 
 def _times(
@@ -360,9 +360,9 @@ def _times(
     return seconds, np.repeat(np.median(first, axis=1, keepdims=True), repeats, axis=1) if repeats else first
 
 
-def only_first(job: Job) -> Job:
+def only_first(prepared: Prepared) -> Prepared:
     """The same program, which ends with the token that prefill yields."""
-    return job._replace(request=job.request._replace(limit=jnp.ones_like(job.request.limit)))
+    return prepared._replace(request=prepared.request._replace(limit=jnp.ones_like(prepared.request.limit)))
 
 
 def _latencies(variants: Sequence[Variant], repeats: int) -> dict[int, Latency]:
@@ -406,10 +406,10 @@ def _decoding(row: Row, variant: Variant, decoded: Decoded) -> Row:
     row = row._replace(texts=len(decoded.texts), tokens=sum(map(len, decoded.texts)), passes=decoded.passes)
     if variant.setting.is_plain:
         return row
-    row = row._replace(gamma=variant.job.decoder.gamma)
+    row = row._replace(gamma=variant.prepared.decoder.gamma)
     if not decoded.outcomes:
         return row
-    own = len(variant.job.prompt.length)  # beyond, the prompts are the same, and intervals want independent texts
+    own = len(variant.prepared.prompt.length)  # beyond, the prompts are the same, and intervals want independent texts
     rounds, emitted = (
         np.concatenate([getattr(o.stats, name) for o in decoded.outcomes])[:own] for name in ("rounds", "emitted")
     )
@@ -423,7 +423,7 @@ def _decoding(row: Row, variant: Variant, decoded: Decoded) -> Row:
         draft_tokens_per_round=sum(int(o.stats.drafted.sum()) for o in decoded.outcomes) / max(every, 1),
         longest_per_round=float(longest.mean()) if len(longest) else 0.0,
     )
-    if variant.job.decoder.trees:
+    if variant.prepared.decoder.trees:
         return row
     tested = acceptance.conditional(*traces).first(own)
     by_place = tuple(Rate.of(rate) for rate in tested.by_draft_token)
@@ -474,18 +474,18 @@ def _expectations(
     asked: set[str],
 ) -> Row:
     """Alpha, costs, predictions, and the speed on average."""
-    setting, job, j = variants[i].setting, variants[i].job, _plain_of(i, variants)
+    setting, prepared, j = variants[i].setting, variants[i].prepared, _plain_of(i, variants)
     lengths, policy = np.array([len(text) for text in decoded[j].texts]), setting.policy is not None
-    costs = passes and passes.costs(expected.drafts_of(job, policy)[-1])
+    costs = passes and passes.costs(expected.drafts_of(prepared, policy)[-1])
     found, replayed = Predicted(), None
     if asked & {"alpha", "replay"}:
-        alpha, trace = hopes.alpha(setting, job), hopes.trace(setting, job)
+        alpha, trace = hopes.alpha(setting, prepared), hopes.trace(setting, prepared)
         row = row._replace(alpha=None if alpha is None else Rate.of(alpha))
         if trace is not None and "candidates" in asked and setting.rule.lenience == 1:
             each = replay.alpha_of_candidates(trace, CANDIDATES)
             row = row._replace(candidates=tuple(Rate.of(one) for one in each))
-        found, replayed = hopes.predicted(setting, job, job.decoder.gamma, lengths, costs)
-    taken = passes and passes.passes(job, decoded[i].outcomes, policy)
+        found, replayed = hopes.predicted(setting, prepared, prepared.decoder.gamma, lengths, costs)
+    taken = passes and passes.passes(prepared, decoded[i].outcomes, policy)
     if taken and decoded[j].outcomes:
         later, plain_later = row.tokens - row.texts, int(lengths.sum()) - len(lengths)
         plain_passes = decoded[j].passes - len(variants[j].parts)

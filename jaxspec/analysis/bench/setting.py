@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import accept, buffers, sharding
-from jaxspec.base import Bound, Drafter, Model, Policy, Prompt, Rule
-from jaxspec.decode.request import Job
+from jaxspec import rules, sharding
+from jaxspec.core import Bound, Drafter, Model, Policy, Prompt, Rule, token_rows
+from jaxspec.decode.request import Prepared
 from jaxspec.weights import int8
 
 PLANNED = "plan"  # in the place of a gamma: the one that `bench.plan` chooses
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
     task: Task
     drafter: Model | Bound[Drafter] | Drafter | None = None
     gamma: int | str = 3
-    rule: Rule = accept.rejection()
+    rule: Rule = rules.rejection()
     policy: Bound[Policy] | str | None = None
     sampling: Mapping[str, Any] = {}
     batch: int = 1
@@ -131,23 +131,25 @@ def product(**axes: Any) -> list[Setting]:
     return [Setting(**fields) for fields in made]
 
 
-def setting_of(job: Job, name: str, batch: int) -> Setting:
-    """A job as a setting, so many of its prompts at a time; `name` is what its task is called.
+def setting_of(prepared: Prepared, name: str, batch: int) -> Setting:
+    """A generation as a setting, so many of its prompts at a time; `name` is what its task is called.
 
     Raises:
-        ValueError: the job has options with a value for each row.
+        ValueError: the generation has options with a value for each row.
     """
-    options = dict(job.options)
+    options = dict(prepared.options)
     if options.pop("num_samples", 1) != 1:
-        raise ValueError(f"num_samples is {job.options['num_samples']}: expected 1, and each prompt as often as wanted")
+        raise ValueError(
+            f"num_samples is {prepared.options['num_samples']}: expected 1, and each prompt as often as wanted"
+        )
     drafter, gamma, rule, policy, limit, _, eos = (
-        options.pop(name) for name in ("drafter", "gamma", "accept", "policy", "max_new_tokens", "key", "eos_ids")
+        options.pop(name) for name in ("drafter", "gamma", "rule", "policy", "max_new_tokens", "key", "eos_ids")
     )
     if np.ndim(limit) or any(np.ndim(value) for name, value in options.items() if name == "temperature"):
         raise ValueError("a setting has one max_new_tokens and one temperature for all of its prompts")
-    task = Task(name, job.prompt, int(limit), ends=eos != ())
+    task = Task(name, prepared.prompt, int(limit), ends=eos != ())
     given = {option: value for option, value in options.items() if value is not None}
-    return Setting(task, drafter, gamma, rule or accept.rejection(), policy, given, batch)
+    return Setting(task, drafter, gamma, rule or rules.rejection(), policy, given, batch)
 
 
 Digests = dict[tuple[int, ...], tuple[list[Any], str]]  # of arrays by their ids, and the arrays: ids stay theirs
@@ -163,7 +165,7 @@ def describe(setting: Setting, target: Model, digests: Digests | None = None) ->
     """
     known: Digests = {} if digests is None else digests
     task, mesh = setting.task, mesh_name(setting.target or target)
-    prompts = task.prompts if not isinstance(task.prompts, Prompt) else buffers.to_lists(*task.prompts)
+    prompts = task.prompts if not isinstance(task.prompts, Prompt) else token_rows.to_lists(*task.prompts)
     sampling = {name: np.asarray(value).tolist() for name, value in setting.sampling.items()}
     found: dict[str, Any] = {
         "task": task.name,

@@ -20,9 +20,9 @@ import numpy as np
 
 from jaxspec import drafters, trim
 from jaxspec.analysis.bench.setting import JAXSPEC, TRANSFORMERS, Setting, dtype_of
-from jaxspec.analysis.measure import environment, jobs
-from jaxspec.base import Bound, Model, Prompt
-from jaxspec.decode.request import Job
+from jaxspec.analysis.measure import batching, environment
+from jaxspec.core import Bound, Model, Prompt
+from jaxspec.decode.request import Prepared
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
@@ -42,7 +42,7 @@ def check() -> None:
 
 
 def decode(
-    setting: Setting, parts: Sequence[Job], folder: Path
+    setting: Setting, parts: Sequence[Prepared], folder: Path
 ) -> tuple[list[Callable[[], object]], list[list[int]], int]:
     """A call for each part, which decodes it; the new tokens of all rows; and passes of the target.
 
@@ -87,19 +87,19 @@ def about(settings: Sequence[Setting]) -> list[str]:
     return [f"{name}: {TRANSFORMERS} drafts with the whole head, {JAXSPEC} with the trimmed one." for name in trimmed]
 
 
-def refuse(setting: Setting, job: Job) -> None:
+def refuse(setting: Setting, prepared: Prepared) -> None:
     """Raises ValueError for what the two libraries cannot both do."""
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"JAX runs on {jax.default_backend()}, PyTorch would on the CPU: set JAX_PLATFORMS=cpu for a comparison"
         )
-    models = [job.target] + ([setting.drafter] if isinstance(setting.drafter, Model) else [])
+    models = [prepared.target] + ([setting.drafter] if isinstance(setting.drafter, Model) else [])
     for model in models:
         if not isinstance(model.config, T5Config | GPTConfig | DecoderConfig) or dtype_of(model) != "float32":
             raise ValueError(
                 f"{model.name or 'a model'} is {model.config}: expected a network of jaxspec.nets in float32"
             )
-    if jobs.is_sampled(job) or set(setting.sampling) - {"temperature"}:
+    if batching.is_sampled(prepared) or set(setting.sampling) - {"temperature"}:
         raise ValueError("transformers is compared with greedily, without sampling options: expected temperature 0")
     if setting.is_plain:
         return
@@ -109,7 +109,7 @@ def refuse(setting: Setting, job: Job) -> None:
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"
         )
-    if setting.batch > 1 or (len(models) == 1 and job.target.lm.start_token is not None):
+    if setting.batch > 1 or (len(models) == 1 and prepared.target.lm.start_token is not None):
         raise ValueError("transformers drafts for one prompt at a time, and looks up for decoder-only models alone")
 
 

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from jaxspec import drafters
 from jaxspec.analysis.bench import plan as planning
 from jaxspec.analysis.bench.setting import Setting, setting_of
-from jaxspec.analysis.measure import cost, jobs, replay
+from jaxspec.analysis.measure import batching, cost, replay
 from jaxspec.analysis.measure.tree_replay import by_depth, ratios_of, tokens_per_round
 from jaxspec.analysis.theory.tree import DEEPEST, best_of_size
-from jaxspec.decode.request import Job, prepare
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.children import DrawName
 from jaxspec.drafters.shape import Choices, shape_of
 
@@ -77,29 +77,31 @@ class TreePlan(NamedTuple):
         return found if found.improvement > 1 else plain
 
 
-def of_job(job: Job, *, nodes: int = 32, children: int = 8, batch: int = 1, repeats: int = cost.REPEATS) -> TreePlan:
+def of_prepared(
+    prepared: Prepared, *, nodes: int = 32, children: int = 8, batch: int = 1, repeats: int = cost.REPEATS
+) -> TreePlan:
     """Measures a pair and plans its tree.
 
     For each draw and each number of nodes and levels the dynamic program gives the best shape, for acceptance by rank
     and then for acceptance by depth, too; of these the one counts whose replayed tokens per round cost least.
 
     Args:
-        job: of a target and a model that drafts, with a temperature and no other sampling options.
+        prepared: of a target and a model that drafts, with a temperature and no other sampling options.
         nodes: most draft tokens.
         children: most of one node.
         batch: rows of the passes that are timed.
         repeats: of each timing.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job(max_new_tokens=8)
-        >>> found = of_job(job.replace(drafter=job.target), nodes=3, children=2, repeats=1)
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=8)
+        >>> found = of_prepared(prepared.replace(drafter=prepared.target), nodes=3, children=2, repeats=1)
         >>> found.acceptance["top"].tolist()  # its own argmax is always right
         [[1.0, 0.0], [1.0, 0.0]]
     """
-    (group,) = jobs.whole_batches(job, batch, batch)
+    (group,) = batching.whole_batches(prepared, batch, batch)
     c, v = costs(group, nodes, repeats)
-    trace = replay.collect(job)
+    trace = replay.collect(prepared)
     draws, counts = SAMPLED if trace.temperature else GREEDY, trace.counts
     ratios: dict[DrawName, np.ndarray] = {draw: ratios_of(trace, draw, children) for draw in draws}
     acceptance: dict[DrawName, np.ndarray] = {draw: found.mean(axis=0) for draw, found in ratios.items()}
@@ -135,14 +137,16 @@ def shapes(acceptance: Float[np.ndarray, "*L K K"], nodes: int) -> list[Choices]
     return list(dict.fromkeys(found))
 
 
-def costs(job: Job, most: int, repeats: int = cost.REPEATS) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+def costs(
+    prepared: Prepared, most: int, repeats: int = cost.REPEATS
+) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
     """What passes cost, in passes of the target over one token: the drafter's over 1, 2, .. most tokens (from index 0),
     and the target's with 0, 1, .. most draft tokens; timed at some widths, and linear between them.
     """
-    draft = jobs.drafting_model(job)
+    draft = batching.drafting_model(prepared)
     widths = planning.timed_gammas(most)
-    found = cost.measure_all(job, widths, repeats=repeats)
-    own = prepare(draft, job.prompt, **dict(job.options) | {"drafter": draft, "policy": None})
+    found = cost.measure_all(prepared, widths, repeats=repeats)
+    own = prepare(draft, prepared.prompt, **dict(prepared.options) | {"drafter": draft, "policy": None})
     small = cost.measure_all(own, widths, repeats=repeats)
     c, v = planning.interpolate_costs(found, most)
     return c * planning.interpolate_costs(small, most)[1], v
@@ -160,9 +164,9 @@ def round_cost(choices: Sequence[Sequence[int]], c: Float[np.ndarray, " M"], v: 
     return float(v[len(shape.parents)] + sum(c[min(n, len(c)) - 1] for n in fed))
 
 
-def settings(plan: TreePlan, job: Job, batch: int) -> list[Setting]:
+def settings(plan: TreePlan, prepared: Prepared, batch: int) -> list[Setting]:
     """The chain and the tree of a plan, to be compared by `bench.run`."""
-    draft, own = jobs.drafting_model(job), setting_of(job, "prompts", batch)
+    draft, own = batching.drafting_model(prepared), setting_of(prepared, "prompts", batch)
     chain = own._replace(drafter=draft, gamma=plan.chain.depth, name=f"chain of {plan.chain.depth}")
     if plan.tree is plan.chain:
         return [chain]

@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from jaxspec import noise
 from jaxspec.analysis.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, canvas
 from jaxspec.analysis.theory import divergence
-from jaxspec.base import Distribution, Draft, Rule
+from jaxspec.core import Distribution, Draft, Rule, noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,8 +93,8 @@ def first_tokens(rule: Rule, p: ArrayLike, q: ArrayLike, rounds: int, seed: int)
         seed: of all that is drawn.
 
     Example, whose draft token is always wrong:
-        >>> from jaxspec import accept
-        >>> first_tokens(accept.rejection(), [0.0, 1.0], [1.0, 0.0], rounds=3, seed=0).tolist()
+        >>> from jaxspec import rules
+        >>> first_tokens(rules.rejection(), [0.0, 1.0], [1.0, 0.0], rounds=3, seed=0).tolist()
         [1, 1, 1]
     """
     log_p, log_q = (jnp.log(jnp.asarray(distribution, jnp.float32)) for distribution in (p, q))

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import buffers, programs
-from jaxspec import warp as warps
-from jaxspec.analysis.measure import jobs
+from jaxspec import programs, sampling
+from jaxspec.analysis.measure import batching
 from jaxspec.analysis.measure.statistics import Ratio
-from jaxspec.base import LanguageModel, Params, Prefix, Prompt, Request, Sampler, Weights
+from jaxspec.core import LanguageModel, Params, Prefix, Prompt, Request, Sampler, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.generate import complete
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 from jaxspec.decode.state import decoder_prompt
 
 BATCH = 16  # rows at a time
@@ -105,7 +104,7 @@ class ConditionalAcceptance(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What the target generates from some rows of a job.
+    """What the target generates from some rows of a generation.
 
     Attributes:
         part: the rows.
@@ -113,7 +112,7 @@ class Text(NamedTuple):
         lengths: how many of them are real [batch].
     """
 
-    part: jobs.Batch
+    part: batching.Batch
     tokens: Int[Array, "B N"]
     lengths: Int[np.ndarray, " B"]
 
@@ -123,7 +122,9 @@ class Text(NamedTuple):
         return np.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
 
-def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = lambda rows: None) -> Acceptance:
+def measure(
+    prepared: Prepared, *, batch: int = BATCH, advance: Callable[[int], object] = lambda rows: None
+) -> Acceptance:
     """Measures alpha over every position of the text that the target, decoding plainly, generates.
 
     The text is then fed to both models, one teacher-forced pass each, and distributions are made of both models' logits
@@ -131,8 +132,8 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
     drafter's argmax is the target's. The position of an end token counts, those after it do not.
 
     Args:
-        job: of a target and a model that drafts; its rows are the unit of the standard error, and its gamma, rule and
-            policy are not read.
+        prepared: of a target and a model that drafts; its rows are the unit of the standard error, and its gamma, rule
+            and policy are not read.
         batch: rows at a time; all batches share one compiled program. The result does not depend on it.
         advance: called with the number of rows done, for a progress bar.
 
@@ -142,36 +143,36 @@ def measure(job: Job, *, batch: int = BATCH, advance: Callable[[int], object] = 
 
     Example:
         >>> import jax
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
-        >>> round(measure(job.replace(drafter=job.target)).alpha, 5), measure(job).positions
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
+        >>> round(measure(prepared.replace(drafter=prepared.target)).alpha, 5), measure(prepared).positions
         (1.0, 16)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
     """
     overlaps, counts = [], []
-    for text in texts(job, batch):
+    for text in texts(prepared, batch):
         shared = _overlaps(text) * text.real
-        unused = (0, int(np.max(job.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
+        unused = (0, int(np.max(prepared.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
         overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
         counts.append(text.lengths[: text.part.real])
         advance(text.part.real)
     return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
 
 
-def texts(job: Job, batch: int = BATCH) -> Iterator[Text]:
-    """What the target, decoding plainly, generates from a job's prompts, in batches of one shape."""
-    jobs.drafting_model(job)
-    for part in jobs.in_batches(job, batch):
-        out = complete(part.job.plain())
+def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[Text]:
+    """What the target, decoding plainly, generates from a generation's prompts, in batches of one shape."""
+    batching.drafting_model(prepared)
+    for part in batching.in_batches(prepared, batch):
+        out = complete(part.prepared.plain())
         yield Text(part, jnp.asarray(out.tokens), out.lengths)
 
 
 def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
     """sum_x min(p(x), q(x)) at every position of a text; what is past its end has no meaning."""
-    job = text.part.job
-    models = job.target.lm, jobs.drafting_model(job).lm
-    found = _overlap(*models, job.sampler, job.weights, job.request, job.prompt, text.tokens)
+    prepared = text.part.prepared
+    models = prepared.target.lm, batching.drafting_model(prepared).lm
+    found = _overlap(*models, prepared.sampler, prepared.weights, prepared.request, prepared.prompt, text.tokens)
     return np.asarray(found, np.float64)
 
 
@@ -189,7 +190,7 @@ def _overlap(
     row, new = decoder_prompt(target, prompt), tokens.shape[1]
     prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
     own = request.sampling_params if request.draft_sampling_params is None else request.draft_sampling_params
-    draft_logits = warps.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
+    draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
     p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)
     q = sampler(own, draft_logits, prefix)
     if p.log_probs is None or q.log_probs is None:
@@ -210,8 +211,8 @@ def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
 
     Example:
         >>> import jax
-        >>> from jaxspec.testing import table_job
-        >>> out = complete(table_job(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
+        >>> from jaxspec.testing import prepared_table
+        >>> out = complete(prepared_table(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
         >>> found = conditional(out.trace)
         >>> int(found.accepted.sum()) == int(out.stats.accepted.sum()), len(found.by_draft_token)
         (True, 3)
@@ -233,29 +234,29 @@ def teacher_forced(
     """Logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
     known = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
     prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, known)), jnp.minimum(tokens, known)
-    first, cache = lm.prefill(params, prompt, buffers.prefill_length(lm, prompt) + tokens.shape[1])
+    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + tokens.shape[1])
     if tokens.shape[1] == 1:
         return first.logits
     rest, _ = lm.extend(params, cache, tokens[:, :-1])
     return jnp.concatenate([first.logits, rest.logits], axis=1)
 
 
-def accepted_after(job: Job, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
+def accepted_after(prepared: Prepared, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
     """How many draft tokens in a row are accepted, greedily, in a round that begins after each token of the text.
 
     What `policies.oracle` needs: no draft-length policy can gain more.
 
     Args:
-        job: of a target and a model that drafts, at temperature 0.
+        prepared: of a target and a model that drafts, at temperature 0.
         batch: rows at a time.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job(max_new_tokens=5)
-        >>> accepted_after(job.replace(drafter=job.target)).tolist()
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=5)
+        >>> accepted_after(prepared.replace(drafter=prepared.target)).tolist()
         [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
     """
-    return run_lengths(measure(job, batch=batch).overlaps > 0)
+    return run_lengths(measure(prepared, batch=batch).overlaps > 0)
 
 
 def run_lengths(same: Bool[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:

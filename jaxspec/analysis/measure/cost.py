@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec import buffers, noise, programs
-from jaxspec.analysis.measure import jobs
+from jaxspec import programs
+from jaxspec.analysis.measure import batching
 from jaxspec.analysis.measure.lookup_cost import lookup_as_model
 from jaxspec.analysis.measure.timing import interleave
-from jaxspec.base import Cache, Drafter, Keys, LanguageModel, Model, Params, Prompt
-from jaxspec.decode.request import Job
-from jaxspec.rounds import bucket_widths
+from jaxspec.core import Cache, Drafter, Keys, LanguageModel, Model, Params, Prompt, noise, token_rows
+from jaxspec.core.round import bucket_widths
+from jaxspec.decode.request import Prepared
 
 REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
 WARMUP = 4  # passes, to learn how long one takes
@@ -64,16 +64,17 @@ class Cost(NamedTuple):
         return self.verify / self.target
 
 
-def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None, draws: bool = True) -> Cost:
-    """Measures c and v on the device, at the batch and the gamma of a job, at the length that prefill leaves.
+def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None, draws: bool = True) -> Cost:
+    """Measures c and v on the device, at the batch and the gamma of a generation, at the length that prefill leaves.
 
     Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched between
     passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last, as greedy decoding
-    does, or a draw, if the job samples: noise for a whole vocabulary is a good part of a small drafter's pass. Compiled
-    and warmed up first; the loops are short and interleaved, so that what else the machine does falls on all alike.
+    does, or a draw, if the generation samples: noise for a whole vocabulary is a good part of a small drafter's pass.
+    Compiled and warmed up first; the loops are short and interleaved, so that what else the machine does falls on all
+    alike.
 
     Args:
-        job: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
+        prepared: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
         repeats: measurements of each pass, of which the medians count.
         inner: passes per measurement; by default as many as take some 30 ms.
         draws: whether passes of the drafter draw where the target's do; not those that have drawn a whole draft.
@@ -83,19 +84,19 @@ def measure(job: Job, *, repeats: int = REPEATS, inner: int | None = None, draws
         ValueError: repeats or inner < 1.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> cost = measure(table_job(gamma=4), repeats=2, inner=3)
+        >>> from jaxspec.testing import prepared_table
+        >>> cost = measure(prepared_table(gamma=4), repeats=2, inner=3)
         >>> cost.batch, cost.c > 0, len(cost.verify)
         (2, True, 2)
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
     """
-    (found,) = measure_all(job, (job.decoder.gamma,), repeats=repeats, inner=inner, draws=draws)
+    (found,) = measure_all(prepared, (prepared.decoder.gamma,), repeats=repeats, inner=inner, draws=draws)
     return found
 
 
 def measure_all(
-    job: Job,
+    prepared: Prepared,
     gammas: Sequence[int],
     *,
     repeats: int = REPEATS,
@@ -114,21 +115,21 @@ def measure_all(
     """
     if repeats < 1 or (inner is not None and inner < 1):
         raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
-    draft = jobs.drafting_model(job)
+    draft = batching.drafting_model(prepared)
     if not gammas:
         return []
     if min(gammas) < 0:
         raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
-    headroom, sampled = buffers.headroom(job.max_new_tokens, max(gammas)), jobs.is_sampled(job)
-    big = timed_loops(job.target, job.prompt, headroom, inner, sampled)
-    small = timed_loops(draft, job.prompt, headroom, inner, sampled and draws)
+    headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), batching.is_sampled(prepared)
+    big = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
+    small = timed_loops(draft, prepared.prompt, headroom, inner, sampled and draws)
     loops = [big(1), small(1)]
     for gamma in gammas:
         loops.append(big(gamma + 1))
         advance(gamma)
     seconds = interleave([loop.call for loop in loops], repeats)
     one, each, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
-    batch = len(job.prompt.length)
+    batch = len(prepared.prompt.length)
     return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
 
 
@@ -144,56 +145,58 @@ class PolicyCosts(NamedTuple):
     v: np.ndarray
 
 
-def policy_costs(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
-    """c and v of `policies.adaptive` for a job.
+def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
+    """c and v of `policies.adaptive` for a generation.
 
     c is that of the model that drafts; of several (a cascade), of the target's own layers and of networks that read its
     hidden states, that of a draft over its tokens; 0 for look-ups, whose search is a part of v, from one draft token
     on. v is that of the whole target; a target that drafts with its own layers spares some of it.
 
     Args:
-        job: with the drafter, and the most draft tokens as its gamma.
+        prepared: with the drafter, and the most draft tokens as its gamma.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> found = policy_costs(table_job(gamma=4), repeats=2, inner=3)
+        >>> from jaxspec.testing import prepared_table
+        >>> found = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
         >>> found.c > 0, found.v.shape, float(found.v[0]), bool(found.v[2] == found.v[3])
         (True, (5,), 1.0, True)
     """
-    gamma, whole = job.decoder.gamma, drafts_as_a_whole(job)
-    model = None if whole else paid_model(job)
-    own = job.replace(drafter=model or job.target, policy=None)
+    gamma, whole = prepared.decoder.gamma, drafts_as_a_whole(prepared)
+    model = None if whole else paid_model(prepared)
+    own = prepared.replace(drafter=model or prepared.target, policy=None)
     found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
     v = monotone_costs(gamma, {one.gamma: one.v for one in found})
     if whole:
-        return PolicyCosts(draft_cost(job, repeats, inner) / gamma, v)
-    v[1:] += search_cost(job, repeats=repeats, inner=inner)
+        return PolicyCosts(draft_cost(prepared, repeats, inner) / gamma, v)
+    v[1:] += search_cost(prepared, repeats=repeats, inner=inner)
     return PolicyCosts(found[0].c if model else 0.0, v)
 
 
-def drafts_as_a_whole(job: Job) -> bool:
+def drafts_as_a_whole(prepared: Prepared) -> bool:
     """Whether draft tokens cost something that is no model's pass: several models', layers of the target, a head."""
-    if job.drafter is None or not isinstance(job.drafter.functions, Drafter):
+    if prepared.drafter is None or not isinstance(prepared.drafter.functions, Drafter):
         return False
-    nested = job.drafter.functions.nested and bool(job.drafter.models)
-    return nested or len(job.drafter.models) > 1 or job.drafter.target is not None
+    nested = prepared.drafter.functions.nested and bool(prepared.drafter.models)
+    return nested or len(prepared.drafter.models) > 1 or prepared.drafter.target is not None
 
 
-def draft_cost(job: Job, repeats: int, inner: int | None = None) -> float:
+def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> float:
     """What a whole draft costs, with the draws of its tokens where they are drawn, in passes of the target."""
-    return measure(job.replace(drafter=lookup_as_model(job), policy=None), repeats=repeats, inner=inner, draws=False).c
+    return measure(
+        prepared.replace(drafter=lookup_as_model(prepared), policy=None), repeats=repeats, inner=inner, draws=False
+    ).c
 
 
-def search_cost(job: Job, *, repeats: int = REPEATS, inner: int | None = None) -> float:
+def search_cost(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> float:
     """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
-    if paid_model(job) is not None or drafts_as_a_whole(job):
+    if paid_model(prepared) is not None or drafts_as_a_whole(prepared):
         return 0.0
-    return draft_cost(job, repeats, inner)  # a look-up draws nothing
+    return draft_cost(prepared, repeats, inner)  # a look-up draws nothing
 
 
-def paid_model(job: Job) -> Model | None:
+def paid_model(prepared: Prepared) -> Model | None:
     """The model whose passes draft tokens cost; of several the last, which drafts where the others have nothing."""
-    return job.drafter.models[-1] if job.drafter is not None and job.drafter.models else None
+    return prepared.drafter.models[-1] if prepared.drafter is not None and prepared.drafter.models else None
 
 
 def measured_drafts(gamma: int) -> tuple[int, ...]:
@@ -267,7 +270,7 @@ def timed_loops(
         sampled: whether each pass also draws a token.
     """
     lm = model.lm
-    forward, cache = _prefill(lm, model.params, prompt, buffers.prefill_length(lm, prompt) + headroom)
+    forward, cache = _prefill(lm, model.params, prompt, token_rows.prefill_length(lm, prompt) + headroom)
     length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
     first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
     keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import drafters
-from jaxspec.accept.catalogue import Entry
 from jaxspec.analysis.measure import fits, numerics
 from jaxspec.analysis.measure.fits import Draws, RuleFits
 from jaxspec.analysis.measure.numerics import Summary
-from jaxspec.base import Caches, Draft, DraftContext, Drafter, Prompt
-from jaxspec.decode.request import Job, prepare
+from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt
+from jaxspec.decode.request import Prepared, prepare
 from jaxspec.drafters.common import no_commit, no_state
+from jaxspec.rules.catalogue import Entry
 from jaxspec.testing import decoder_distribution, excess, plain_distribution, table_model, total_variation
 
 ROUNDING = 1e-5  # a total variation below this is rounding
@@ -55,7 +55,7 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
         ValueError: the rule is inexact and states no bound.
 
     Example:
-        >>> from jaxspec.accept import catalogue
+        >>> from jaxspec.rules import catalogue
         >>> found = certificate(catalogue.RULES["block"], gamma=1, steps=2)
         >>> sorted(found.total_variation), found.as_stated
         (['fixed', 'model'], True)
@@ -68,10 +68,10 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
     if rule.trees:
         made[DRAFTERS[2]] = drafters.tree(draft, TREE)
     prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
-    job = prepare(target, prompt, accept=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
-    plain = plain_distribution(target, job.prompt, job.sampler, job.request.sampling_params, steps)
+    prepared = prepare(target, prompt, rule=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
+    plain = plain_distribution(target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps)
     found = {
-        kind: decoder_distribution(job.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
+        kind: decoder_distribution(prepared.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
         for kind, drafter in made.items()
     }
     off = distances = {kind: total_variation(one, plain) for kind, one in found.items()}
@@ -95,7 +95,9 @@ class PairCheck(NamedTuple):
     as_stated: bool
 
 
-def of_pair(load: Callable[[str], Job], draws: Draws, doing: Callable[[str], object] = lambda what: None) -> PairCheck:
+def of_pair(
+    load: Callable[[str], Prepared], draws: Draws, doing: Callable[[str], object] = lambda what: None
+) -> PairCheck:
     """Compares a pair's greedy texts in each of `DTYPES`, and tests its samples in float32.
 
     Args:
@@ -103,12 +105,12 @@ def of_pair(load: Callable[[str], Job], draws: Draws, doing: Callable[[str], obj
         draws: how many samples.
         doing: called with what comes next, `fits.steps` times and once for each dtype.
     """
-    greedy, jobs = {}, {}
+    greedy, generations = {}, {}
     for dtype in DTYPES:
-        jobs[dtype] = load(dtype)
+        generations[dtype] = load(dtype)
         doing(f"greedy, {dtype}")
-        greedy[dtype] = numerics.summary(jobs[dtype])
-    samples = fits.of_rules(jobs[DTYPES[0]], draws, doing)
+        greedy[dtype] = numerics.summary(generations[dtype])
+    samples = fits.of_rules(generations[DTYPES[0]], draws, doing)
     right = all(test.as_stated for test in samples.tests) and not greedy[DTYPES[0]].mismatches
     return PairCheck(greedy, samples, right)
 

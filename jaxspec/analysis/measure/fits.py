@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from scipy import stats
 
-from jaxspec import accept
-from jaxspec.accept import catalogue
-from jaxspec.analysis.measure import jobs, samples
+from jaxspec import rules
+from jaxspec.analysis.measure import batching, samples
 from jaxspec.analysis.measure.samples import EXPECTED, Context
 from jaxspec.analysis.measure.statistics import holm_adjust
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
+from jaxspec.rules import catalogue
 
 UNLIKELY = 1e-3  # a corrected p-value below this is hardly chance
 UNSURE = 0.05  # how often any of the intervals may miss
@@ -192,7 +192,7 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable
     Args:
         context: the target's distributions.
         tokens: draws after its first token.
-        bound: log probabilities [V] -> the most that each token's probability may be (`accept.catalogue`).
+        bound: log probabilities [V] -> the most that each token's probability may be (`rules.catalogue`).
 
     Example:
         >>> context = Context(0, np.array([0.9, 0.1]), {})
@@ -225,25 +225,25 @@ def _tails(
     return [float(stats.binom.sf(n - 1, len(drawn), probability)) for n, probability in cells]
 
 
-def of_rules(job: Job, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
-    """Tests the samples of plain decoding, which shows what chance does, and of every rule of `accept.catalogue`.
+def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
+    """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`.
 
     Args:
-        job: of a pair in float32; the prompts that count are its shortest ones.
+        prepared: of a pair in float32; the prompts that count are its shortest ones.
         draws: how many.
         doing: called with what comes next, `steps` times.
     """
-    shortest = jobs.take(job, np.argsort(np.asarray(job.prompt.length), kind="stable")[: draws.prompts])
+    shortest = batching.take(prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts])
     key, found = jax.random.key(draws.seed), []
-    plain = catalogue.Entry(accept.exact_match()._replace(name="plain decoding"))
+    plain = catalogue.Entry(rules.exact_match()._replace(name="plain decoding"))
     for row in range(len(shortest.prompt.length)):
         first, after = jax.random.split(jax.random.fold_in(key, row))
         for temperature in TEMPERATURES:
-            one = jobs.take(shortest, [row]).replace(temperature=temperature, key=first)
+            one = batching.take(shortest, [row]).replace(temperature=temperature, key=first)
             context = samples.context(one, draws.count)
             for number, entry in enumerate((plain, *catalogue.RULES.values())):
                 doing(f"{entry.rule.name}, T = {temperature:g}")
-                variant = one.replace(accept=entry.rule) if number else one.plain()
+                variant = one.replace(rule=entry.rule) if number else one.plain()
                 drawn = samples.draw(variant, context.first, jax.random.fold_in(after, number), draws.count)
                 about = entry.rule.name, entry.rule.exact, temperature, row, drawn.acceptance_rate
                 fitted, likely = _tested(context, drawn.tokens, entry), _likeliest(context, drawn.tokens)

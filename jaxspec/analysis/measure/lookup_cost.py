@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec import buffers, noise
-from jaxspec.analysis.measure import jobs
-from jaxspec.base import (
+from jaxspec.analysis.measure import batching
+from jaxspec.core import (
     Cache,
     Caches,
     Distribution,
@@ -27,30 +26,36 @@ from jaxspec.base import (
     Prompt,
     Verdict,
     Weights,
+    noise,
+    token_rows,
 )
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 from jaxspec.decode.state import decoder_prompt
-from jaxspec.warp import match_vocab
+from jaxspec.sampling import match_vocab
 
 
-def lookup_as_model(job: Job) -> Model:
+def lookup_as_model(prepared: Prepared) -> Model:
     """A model whose c (`analysis.measure.cost.measure`) is what the draft tokens of a round cost together.
 
     A pass puts the token that it is fed in the place of the row's last one, has the drafter propose, commits all of the
     draft, and answers with the first draft token. What the drafter reads of the target's verification is zeros.
 
     Args:
-        job: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the job
-            samples.
+        prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
+            generation samples.
 
     Returns:
         A model that is good for being measured alone.
     """
-    assert job.drafter is not None and isinstance(job.drafter.functions, Drafter)
-    reads_target = job.drafter.target is not None
-    sizes = job.decoder.gamma, job.decoder.nodes
-    lm = _language_model(job.drafter.functions, job.target.lm, *sizes, reads_target, jobs.is_sampled(job))
-    return Model(lm, (job.weights.target if reads_target else None, job.drafter.params), job.target.tokenizer)
+    assert prepared.drafter is not None and isinstance(prepared.drafter.functions, Drafter)
+    reads_target = prepared.drafter.target is not None
+    sizes = prepared.decoder.gamma, prepared.decoder.nodes
+    lm = _language_model(
+        prepared.drafter.functions, prepared.target.lm, *sizes, reads_target, batching.is_sampled(prepared)
+    )
+    return Model(
+        lm, (prepared.weights.target if reads_target else None, prepared.drafter.params), prepared.target.tokenizer
+    )
 
 
 @functools.lru_cache
@@ -82,7 +87,7 @@ def _language_model(
     ) -> tuple[Forward, Cache]:
         assert parent is None
         (caches, row, verified), weights = cache, Weights(*params)
-        row = row._replace(tokens=buffers.append(row.tokens, row.length - 1, tokens))
+        row = row._replace(tokens=token_rows.append(row.tokens, row.length - 1, tokens))
         limit, keys = jnp.full_like(row.length, gamma), noise.row_keys(jax.random.key(0), tokens.shape[0])
         context = DraftContext(keys, row, limit, gamma, False, to_distribution)
         draft, caches = drafter.propose(weights, caches, context)

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import psutil
 
-from jaxspec import buffers
+from jaxspec.core import token_rows
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job, drafter_lms
+from jaxspec.decode.request import Prepared, drafter_lms
 from jaxspec.drafters import ngram_model
 from jaxspec.model import DTYPES
 from jaxspec.nets import net_of
@@ -40,22 +40,26 @@ class Memory(NamedTuple):
     needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
 
 
-def account(job: Job) -> Memory:
-    """The memory of a job."""
+def account(prepared: Prepared) -> Memory:
+    """The memory of a generation."""
 
     def begin():
-        headroom = buffers.headroom(job.max_new_tokens, job.decoder.nodes)
-        return job.decoder.init(job.weights, job.prompt, job.request, headroom).caches
+        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        return prepared.decoder.init(prepared.weights, prepared.prompt, prepared.request, headroom).caches
 
-    compiled = loop.generation.lower(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens).compile()
+    compiled = loop.generation.lower(
+        prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+    ).compile()
     stats, program = compiled.memory_analysis(), None
     if stats is not None:
         program = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
         program -= stats.alias_size_in_bytes
-    lms = [job.target.lm] + ([] if job.drafter is None else list(dict.fromkeys(drafter_lms(job.drafter))))
-    positions = len(job.prompt.length) * (job.decoder.nodes + 1)
+    lms = [prepared.target.lm] + (
+        [] if prepared.drafter is None else list(dict.fromkeys(drafter_lms(prepared.drafter)))
+    )
+    positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
     caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
-    return Memory(program, stats and stats.temp_size_in_bytes, _bytes(job.weights), caches, logits)
+    return Memory(program, stats and stats.temp_size_in_bytes, _bytes(prepared.weights), caches, logits)
 
 
 class NetSize(NamedTuple):

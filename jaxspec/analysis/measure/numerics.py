@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import buffers
-from jaxspec.analysis.measure import jobs
+from jaxspec.analysis.measure import batching
+from jaxspec.core import token_rows
 from jaxspec.decode.generate import complete
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 
 
 class Mismatch(NamedTuple):
@@ -57,31 +57,31 @@ class Summary(NamedTuple):
     mismatches: tuple[Mismatch, ...]
 
 
-def mismatches(job: Job) -> list[Mismatch]:
+def mismatches(prepared: Prepared) -> list[Mismatch]:
     """Decodes with and without the drafter and compares; an empty list means identical texts.
 
     Args:
-        job: greedy, with a drafter; its prompts are decoded as one batch.
+        prepared: greedy, with a drafter; its prompts are decoded as one batch.
 
     Example:
-        >>> from jaxspec.testing import table_job
-        >>> mismatches(table_job(max_new_tokens=12))
+        >>> from jaxspec.testing import prepared_table
+        >>> mismatches(prepared_table(max_new_tokens=12))
         []
     """
-    outs = [complete(one) for one in (job.plain(), job)]
+    outs = [complete(one) for one in (prepared.plain(), prepared)]
     plain, speculative = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
     found = []
     for row, (ours, theirs) in enumerate(zip(plain, speculative, strict=True)):
         at = first_difference(ours, theirs)
         if at is not None and at < min(len(ours), len(theirs)):
             a, b = ours[at], theirs[at]
-            found.append(Mismatch(row, at, a, b, *_margins(jobs.take(job, [row]), ours[:at], a, b)))
+            found.append(Mismatch(row, at, a, b, *_margins(batching.take(prepared, [row]), ours[:at], a, b)))
     return found
 
 
-def summary(job: Job) -> Summary:
+def summary(prepared: Prepared) -> Summary:
     """`mismatches` for a report."""
-    found, prompts = mismatches(job), len(job.prompt.length)
+    found, prompts = mismatches(prepared), len(prepared.prompt.length)
     first = min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
     largest = max((mismatch.top_two_margin for mismatch in found), default=None)
     return Summary(prompts, prompts - len(found), first, largest, tuple(found))
@@ -99,11 +99,11 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _margins(job: Job, before: Sequence[int], plain: int, other: int) -> tuple[float, float]:
+def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) -> tuple[float, float]:
     """The difference of two logits after `before`, fed one token at a time, as plain decoding does; of the top two."""
-    target, prompt = job.target, job.prompt
+    target, prompt = prepared.target, prepared.prompt
     prefill, extend = jax.jit(target.lm.prefill, static_argnums=2), jax.jit(target.lm.extend)
-    width = buffers.prefill_length(target.lm, prompt) + buffers.bucket(len(before) + 1)
+    width = token_rows.prefill_length(target.lm, prompt) + token_rows.bucket(len(before) + 1)
     forward, cache = prefill(target.params, prompt, width)
     for token in before:
         forward, cache = extend(target.params, cache, jnp.full((1, 1), token, jnp.int32))

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec import buffers
-from jaxspec.analysis.measure import cost, jobs
+from jaxspec.analysis.measure import batching, cost
+from jaxspec.core import token_rows
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 
 INNER = 20  # passes of a profile
 STAGES = ("draft", "target", "accept", "commit")  # of a round: the decoder's named scopes
@@ -71,26 +71,26 @@ class Profile(NamedTuple):
     largest: tuple[KernelGroup, ...] = ()
 
 
-def passes(job: Job, folder: Path | None = None) -> Profile | str:
-    """What one-token passes of a job's target are made of.
+def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
+    """What one-token passes of a generation's target are made of.
 
     Args:
-        job: of one row; plain.
+        prepared: of one row; plain.
         folder: where the profiler's files go, for a viewer; by default nowhere.
 
     Returns:
         The kernels that ran; or why there is no profile, where the profiler would not start, or saw nothing.
     """
-    headroom = buffers.headroom(job.max_new_tokens, 1)
+    headroom = token_rows.headroom(prepared.max_new_tokens, 1)
     try:
-        timed = cost.timed_loops(job.target, job.prompt, headroom, INNER, jobs.is_sampled(job))(1)
+        timed = cost.timed_loops(prepared.target, prepared.prompt, headroom, INNER, batching.is_sampled(prepared))(1)
         return summary(profiled(timed.call, folder), INNER)
     except Exception as error:  # a profiler fails in its own ways, and is no reason to end a benchmark
         return f"{type(error).__name__}: {error}"
 
 
-def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
-    """Milliseconds that a round of a job takes on the device, by stage.
+def stages(prepared: Prepared, rounds: int = INNER) -> dict[str, float]:
+    """Milliseconds that a round of a generation takes on the device, by stage.
 
     Returns:
         "draft", "target" (its pass), "accept" (the rule) and "commit", by the scopes that the decoder names, and
@@ -99,15 +99,15 @@ def stages(job: Job, rounds: int = INNER) -> dict[str, float]:
     Raises:
         ValueError: the generation ends within so many rounds, or the profiler saw nothing.
     """
-    state = loop.start(job.decoder, job.weights, job.prompt, job.request, job.max_new_tokens)
-    program = loop.advance.lower(job.decoder, job.weights, state).compile().as_text() or ""
+    state = loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
+    program = loop.advance.lower(prepared.decoder, prepared.weights, state).compile().as_text() or ""
     of_kernel = stage_of_each(program)
-    state, _ = loop.advance(job.decoder, job.weights, state)
+    state, _ = loop.advance(prepared.decoder, prepared.weights, state)
 
     def run() -> None:
         nonlocal state
         for _ in range(rounds):  # `loop.rounds` waits for each round, which would be seen in the profile
-            state, _ = loop.advance(job.decoder, job.weights, state)
+            state, _ = loop.advance(prepared.decoder, prepared.weights, state)
         if bool(jax.block_until_ready(state).done.any()):
             raise ValueError(
                 f"a row has ended within {rounds} rounds: expected a longer max_new_tokens, without eos_ids"

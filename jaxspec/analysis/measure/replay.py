@@ -34,13 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import noise, programs
-from jaxspec import warp as warps
-from jaxspec.analysis.measure import acceptance, jobs
+from jaxspec import programs, sampling
+from jaxspec.analysis.measure import acceptance, batching
 from jaxspec.analysis.measure.statistics import Ratio
 from jaxspec.analysis.theory import divergence, text_rounds
-from jaxspec.base import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule
-from jaxspec.decode.request import Job
+from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise
+from jaxspec.decode.request import Prepared
 
 CHUNK = 256  # positions at a time
 
@@ -90,12 +89,12 @@ class Evaluation(NamedTuple):
 
 
 def collect(
-    job: Job, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None
+    prepared: Prepared, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None
 ) -> LogitTrace:
     """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
 
     Args:
-        job: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
+        prepared: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
             temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
             matters.
         batch: rows at a time.
@@ -106,22 +105,22 @@ def collect(
         ValueError: other sampling options than one temperature; batch < 1.
 
     Example:
-        >>> from jaxspec import accept
-        >>> from jaxspec.testing import table_job
-        >>> job = table_job(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
-        >>> trace = collect(job.replace(drafter=job.target))
-        >>> evaluate(trace, accept.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
+        >>> from jaxspec import rules
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
+        >>> trace = collect(prepared.replace(drafter=prepared.target))
+        >>> evaluate(trace, rules.rejection(), gamma=3).tokens_per_round.value  # 19 tokens in 5 rounds
         3.8
     """
-    temperature, models = _temperature(job), (job.target, jobs.drafting_model(job))
-    texts = list(acceptance.texts(job, batch))
+    temperature, models = _temperature(prepared), (prepared.target, batching.drafting_model(prepared))
+    texts = list(acceptance.texts(prepared, batch))
     counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
-    words = job.target.tokenizer
-    shape = (int(counts.sum()), job.target.lm.vocab_size if words is None else len(words))
+    words = prepared.target.tokenizer
+    shape = (int(counts.sum()), prepared.target.lm.vocab_size if words is None else len(words))
     sides = [_scratch(shape) for _ in models]
     tokens, at = np.zeros(shape[0], np.int32), 0
     for text in texts:
-        real, prompt = text.real, text.part.job.prompt
+        real, prompt = text.real, text.part.prepared.prompt
         real[text.part.real :] = False
         rows = slice(at, at := at + int(real.sum()))
         tokens[rows] = np.asarray(text.tokens)[real]
@@ -179,8 +178,8 @@ def evaluate(trace: LogitTrace, rule: Rule, *, gamma: int, temperature: float | 
 def matches_when_greedy(rule: Rule) -> bool:
     """Whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
 
-    >>> from jaxspec import accept
-    >>> [matches_when_greedy(rule) for rule in (accept.rejection(), accept.typical(), accept.lenient(0.5))]
+    >>> from jaxspec import rules
+    >>> [matches_when_greedy(rule) for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))]
     [True, True, False]
     """
     keys, draft = noise.row_keys(jax.random.key(0), 1), Draft(jnp.array([[1]]), jnp.array([1]))
@@ -235,12 +234,12 @@ def lenient_alpha(trace: LogitTrace, lenience: float) -> Ratio:
     return _by_row(trace, accepted)
 
 
-def _temperature(job: Job) -> float:
-    """The one temperature of a job that has no other sampling options."""
-    given = job.options.get("temperature")
+def _temperature(prepared: Prepared) -> float:
+    """The one temperature of a generation that has no other sampling options."""
+    given = prepared.options.get("temperature")
     found = np.unique(np.asarray(0.0 if given is None else given, np.float64))
-    other = [name for name, value in job.request.sampling_params._asdict().items() if value is not None]
-    if len(found) > 1 or other != ["temperature"] or job.request.draft_sampling_params is not None:
+    other = [name for name, value in prepared.request.sampling_params._asdict().items() if value is not None]
+    if len(found) > 1 or other != ["temperature"] or prepared.request.draft_sampling_params is not None:
         raise ValueError("replay is of a temperature alone: expected one for all rows, and no other sampling options")
     return float(found[0])
 
@@ -292,8 +291,8 @@ def _of_chunk(
 
 
 def _distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
-    sampling_params = warps.SamplingParams(jnp.full(len(logits), temperature))
-    log_probs = warps.sampling()(sampling_params, logits[:, None]).log_probs
+    sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature))
+    log_probs = sampling.at_temperature()(sampling_params, logits[:, None]).log_probs
     assert log_probs is not None
     return log_probs
 
@@ -306,4 +305,4 @@ def _logits(
     lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:
     """Teacher-forced logits over the target's real ids."""
-    return warps.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)
+    return sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)

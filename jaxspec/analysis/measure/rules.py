@@ -1,4 +1,4 @@
-"""What each acceptance rule costs: one verdict, compiled and called by itself. Axis letters as in `jaxspec.base`."""
+"""What each acceptance rule costs: one verdict, compiled and called by itself. Axis letters as in `jaxspec.core`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec import noise
-from jaxspec import warp as warps
-from jaxspec.accept import catalogue
+from jaxspec import sampling
 from jaxspec.analysis.measure import cost, synthetic
 from jaxspec.analysis.measure.statistics import Spread
 from jaxspec.analysis.measure.timing import interleave
-from jaxspec.base import Draft, Keys, Rule
+from jaxspec.core import Draft, Keys, Rule, noise
 from jaxspec.decode.request import prepare
+from jaxspec.rules import catalogue
 
 SOURCE = 64  # tokens per prompt of the model whose pass is timed
 LARGE = 256_000  # a vocabulary, as of Gemma
@@ -72,15 +71,15 @@ def costs(rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = Fa
             logits differ by noise.
 
     Example:
-        >>> from jaxspec import accept
-        >>> taken = costs([accept.rejection()], Sizes(vocab=9, batch=2, gamma=3), repeats=4)
+        >>> from jaxspec import rules
+        >>> taken = costs([rules.rejection()], Sizes(vocab=9, batch=2, gamma=3), repeats=4)
         >>> {name: seconds.shape for name, seconds in taken.items()}
         {'distributions': (4,), 'rejection': (4,)}
     """
     keys, position = noise.row_keys(jax.random.key(0), sizes.batch), jnp.full(sizes.batch, 9, jnp.int32)
     logits, draft_logits = _logits(jax.random.key(1), sizes, jnp.array(alike))
-    sampling_params = warps.SamplingParams(jnp.ones(sizes.batch))
-    to_distribution = jax.jit(warps.sampling())
+    sampling_params = sampling.SamplingParams(jnp.ones(sizes.batch))
+    to_distribution = jax.jit(sampling.at_temperature())
     target, q = to_distribution(sampling_params, logits), to_distribution(sampling_params, draft_logits).log_probs
     assert q is not None
     calls: dict[str, Callable[[], object]] = {"distributions": _call(to_distribution, sampling_params, logits)}

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import buffers, noise, programs
-from jaxspec.base import Cache, LanguageModel, Params, RoundInfo, Sampler, State
+from jaxspec import programs
+from jaxspec.core import Cache, LanguageModel, Params, RoundInfo, Sampler, State, noise, token_rows
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job
-from jaxspec.warp import SamplingParams
+from jaxspec.decode.request import Prepared
+from jaxspec.sampling import SamplingParams
 
 EXPECTED = 5  # draws that a cell of a test must expect
 BATCH = 256  # draws at a time
@@ -55,21 +55,21 @@ class Samples(NamedTuple):
     acceptance_rate: float
 
 
-def context(job: Job, draws: int) -> Context:
-    """The target's distributions after a job's prompt and its first token, by passes over one token.
+def context(prepared: Prepared, draws: int) -> Context:
+    """The target's distributions after a generation's prompt and its first token, by passes over one token.
 
     Args:
-        job: with one prompt and a positive temperature; the rest of its sampling options is without effect.
+        prepared: with one prompt and a positive temperature; the rest of its sampling options is without effect.
         draws: how many there will be: what follows a token is asked for if that many draws should have it five times.
 
     Raises:
         ValueError: more than one prompt, or a temperature that is not positive.
     """
-    plain = _unlimited(job.plain())
+    plain = _unlimited(prepared.plain())
     state, _ = next(loop.rounds(plain))
     first = int(state.tokens[0, state.start[0]])
     params = SamplingParams(jnp.repeat(plain.request.sampling_params.temperature, BATCH))
-    cache = buffers.take_rows(state.caches.target, jnp.zeros(BATCH, jnp.int32))
+    cache = token_rows.take_rows(state.caches.target, jnp.zeros(BATCH, jnp.int32))
 
     def distributions(cache: Cache, tokens: np.ndarray) -> tuple[Float[np.ndarray, "B V"], Cache]:
         """The distribution after each row and a token, in float64, and the cache with that token."""
@@ -84,8 +84,8 @@ def context(job: Job, draws: int) -> Context:
     return Context(first, after[0], dict(zip(often, then[: len(often)], strict=True)))
 
 
-def draw(job: Job, first: int, key: Key[Array, ""], draws: int) -> Samples:
-    """Runs a job's decoder from its prompt and a first token, many times.
+def draw(prepared: Prepared, first: int, key: Key[Array, ""], draws: int) -> Samples:
+    """Runs a generation's decoder from its prompt and a first token, many times.
 
     Args:
         first: the first token, that of a `Context`.
@@ -97,42 +97,42 @@ def draw(job: Job, first: int, key: Key[Array, ""], draws: int) -> Samples:
         FloatingPointError: the target's logits are not finite.
 
     Example:
-        >>> from jaxspec.analysis.measure import jobs
-        >>> from jaxspec.testing import table_job
-        >>> job = jobs.take(table_job(gamma=2, temperature=1.0, key=jax.random.key(0)), [0])
-        >>> found = draw(job, 4, jax.random.key(1), draws=200)
+        >>> from jaxspec.analysis.measure import batching
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = batching.take(prepared_table(gamma=2, temperature=1.0, key=jax.random.key(0)), [0])
+        >>> found = draw(prepared, 4, jax.random.key(1), draws=200)
         >>> found.tokens.shape, 0 < found.acceptance_rate < 1
         ((256, 2), True)
     """
-    job, found, counts = _unlimited(job), [], []
+    prepared, found, counts = _unlimited(prepared), [], []
     for start in range(0, draws, BATCH):
         keys = noise.row_keys(jax.random.fold_in(key, start), BATCH)
 
         def many(state: State, info: RoundInfo | None, keys=keys) -> tuple[State, RoundInfo | None]:
             """After prefill: a row for each draw, with its own key, and with the given first token, not yet fed."""
             if info is None:
-                state = buffers.take_rows(state, jnp.zeros(BATCH, jnp.int32))
+                state = token_rows.take_rows(state, jnp.zeros(BATCH, jnp.int32))
                 tokens = state.tokens.at[:, state.start[0]].set(first)
                 state = state._replace(tokens=tokens, request=state.request._replace(keys=keys))
             return state, info
 
-        *_, (state, _) = itertools.islice(loop.rounds(job, many), 1 + TOKENS)  # a round commits at least one
+        *_, (state, _) = itertools.islice(loop.rounds(prepared, many), 1 + TOKENS)  # a round commits at least one
         if bool(jnp.any(state.failed)):
             raise FloatingPointError("the target's logits were not finite after the prompt: check its parameters")
-        found.append(np.asarray(buffers.window(state.tokens, state.start + 1, TOKENS)))
+        found.append(np.asarray(token_rows.window(state.tokens, state.start + 1, TOKENS)))
         counts.append((int(jnp.sum(state.stats.accepted)), int(jnp.sum(state.stats.drafted))))
     accepted, drafted = np.sum(counts, axis=0)
     return Samples(np.concatenate(found), float(accepted / max(drafted, 1)))
 
 
-def _unlimited(job: Job) -> Job:
-    """A job of one row whose two tokens no end token and no limit cuts short."""
-    if len(job.prompt.length) != 1:
-        raise ValueError(f"got {len(job.prompt.length)} prompts: expected one")
-    temperature = float(job.request.sampling_params.temperature[0])
+def _unlimited(prepared: Prepared) -> Prepared:
+    """A generation of one row whose two tokens no end token and no limit cuts short."""
+    if len(prepared.prompt.length) != 1:
+        raise ValueError(f"got {len(prepared.prompt.length)} prompts: expected one")
+    temperature = float(prepared.request.sampling_params.temperature[0])
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature:g}: expected a positive number, since at 0 nothing is drawn")
-    return job.replace(eos_ids=(), max_new_tokens=1 + TOKENS * (job.decoder.gamma + 1))
+    return prepared.replace(eos_ids=(), max_new_tokens=1 + TOKENS * (prepared.decoder.gamma + 1))
 
 
 @programs.jit(static_argnames=("lm", "sampler"))

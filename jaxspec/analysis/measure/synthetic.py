@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int8, Key
 
-from jaxspec import buffers
-from jaxspec.accept.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
-from jaxspec.base import Distribution, Draft, Keys, Model, Params, Prompt, Rule, Verdict
+from jaxspec.core import Distribution, Draft, Keys, Model, Params, Prompt, Rule, Verdict, token_rows
 from jaxspec.families import FAMILIES
 from jaxspec.model import DTYPES
 from jaxspec.nets import gpt, net_of, quantised, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.rules.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
 from jaxspec.weights import int8, orbax
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.
@@ -61,7 +60,7 @@ def random_model(shape: str, dtype: str, seed: int) -> Model:
 def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
     """Rows of random token ids, all of one length."""
     ids = np.random.default_rng(0).integers(0, model.lm.vocab_size, (rows, tokens))
-    return buffers.pad(ids.tolist())
+    return token_rows.pad(ids.tolist())
 
 
 def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
@@ -106,7 +105,7 @@ def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     weights, which agree on nothing, decode in the time of trained ones whose acceptance rate is alpha: a round accepts
     k < gamma draft tokens with probability alpha^k (1 - alpha), the distribution behind Equation 1 of the paper. The
     text is nonsense: draft tokens are accepted that the target would never generate, and the token after them is the
-    target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.accept` or on
+    target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or on
     the command line leads to it.
 
     Args:
@@ -117,7 +116,7 @@ def random_verdicts_for_benchmarks(alpha: float) -> Rule:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from jaxspec import noise
+        >>> from jaxspec.core import noise
         >>> draft, keys = Draft(jnp.array([[4, 9]]), jnp.array([2])), noise.row_keys(jax.random.key(0), 1)
         >>> for alpha in (0, 1):
         ...     rule = random_verdicts_for_benchmarks(alpha)

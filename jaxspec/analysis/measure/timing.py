@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jaxspec.analysis.measure.statistics import Spread
-from jaxspec.base import RoundInfo
+from jaxspec.core import RoundInfo
 from jaxspec.decode import loop
-from jaxspec.decode.request import Job
+from jaxspec.decode.request import Prepared
 
 
 def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
@@ -25,19 +25,19 @@ def interleave(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarra
     return seconds
 
 
-def run_all(jobs: Iterable[Job]) -> None:
+def run_all(generations: Iterable[Prepared]) -> None:
     """Whole generations, one after the other, left on the device: what is timed."""
-    for job in jobs:
-        loop.run(job).tokens.block_until_ready()
+    for prepared in generations:
+        loop.run(prepared).tokens.block_until_ready()
 
 
-def start_all(jobs: Iterable[Job]) -> None:
+def start_all(generations: Iterable[Prepared]) -> None:
     """Of each, prefill and the first token, left on the device."""
-    for job in jobs:
-        next(loop.rounds(job))[0].tokens.block_until_ready()
+    for prepared in generations:
+        next(loop.rounds(prepared))[0].tokens.block_until_ready()
 
 
-def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[tuple[Spread, Spread] | None]:
+def latency(variants: Sequence[Sequence[Prepared]], repeats: int) -> list[tuple[Spread, Spread] | None]:
     """Milliseconds per token to a reader of the stream: each round's time over the tokens it brought.
 
     Args:
@@ -53,22 +53,24 @@ def latency(variants: Sequence[Sequence[Job]], repeats: int) -> list[tuple[Sprea
         token_ms(some[0])  # compiles
     for repeat in range(repeats):
         for group in zip(*variants, strict=True):
-            for index, job in enumerate(group):
-                taken[index][repeat] += token_ms(job)
+            for index, prepared in enumerate(group):
+                taken[index][repeat] += token_ms(prepared)
     shares = [np.array([np.percentile(each, (50, 95)) for each in some]).T if some[0] else None for some in taken]
     return [None if found is None else (Spread.of(found[0]), Spread.of(found[1])) for found in shares]
 
 
-def token_ms(job: Job) -> list[float]:
+def token_ms(prepared: Prepared) -> list[float]:
     """Milliseconds of every token of a generation but each row's first, which is prefill's."""
-    counts = [(took, np.asarray(info.num_committed).tolist()) for took, info in timed_rounds(job) if info is not None]
+    counts = [
+        (took, np.asarray(info.num_committed).tolist()) for took, info in timed_rounds(prepared) if info is not None
+    ]
     return [took / n for took, committed in counts for n in committed for _ in range(n)]
 
 
-def timed_rounds(job: Job) -> Iterator[tuple[float, RoundInfo | None]]:
+def timed_rounds(prepared: Prepared) -> Iterator[tuple[float, RoundInfo | None]]:
     """Milliseconds of prefill (with None) and of each round, and what happened in it."""
     began = time.perf_counter()
-    for state, info in loop.rounds(job):
+    for state, info in loop.rounds(prepared):
         jax.block_until_ready((state, info))
         yield 1e3 * (time.perf_counter() - began), info
         began = time.perf_counter()

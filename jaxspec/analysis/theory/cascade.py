@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxspec.analysis.theory import formulas
-from jaxspec.integers import integer
+from jaxspec.core.checks import integer
 
 
 class Level(NamedTuple):

@@ -67,7 +67,7 @@ def alpha(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> float:
 def beta_of_candidates(p: ArrayLike, q: ArrayLike, count: int) -> np.ndarray:
     """Probability that one of the first 1, 2, ... K independent draws from q is accepted, as siblings of a token tree.
 
-    So `accept.rejection` judges them: the first is accepted with probability sum_x min(p(x), q(x)); if it is not, the
+    So `rules.rejection` judges them: the first is accepted with probability sum_x min(p(x), q(x)); if it is not, the
     next one is judged by what has become of p, norm(max(0, p - q)), and so on. What p becomes does not depend on the
     draft tokens, so nothing is sampled here.
 

@@ -63,7 +63,7 @@ def test_the_floor_is_what_a_token_reads(tiny, monkeypatch):
     least = paper.Floor(2e9, 1e6, Spread(1e12, 1e12, 1e12))
     assert "the floor is 2.000 ms" in least.sentence(Row("big", "a", token_ms=Spread(4.0, 4.0, 4.0)))
     assert "50% of the floor" in least.sentence(Row("big", "a", token_ms=Spread(4.0, 4.0, 4.0)))
-    monkeypatch.setattr(paper.profile, "passes", lambda job: "no")
+    monkeypatch.setattr(paper.profile, "passes", lambda prepared: "no")
     costs = Costs(Spread(0.5, 0.5, 0.5), ONE, None, ONE, ONE, ONE)
     (text,) = paper.explained([Row("big", "a", "small", new_tokens=16, costs=costs)], draft, least)
     assert "No profile could be had (no)" in text and "500 µs" in text and "1 µs" in text

@@ -93,8 +93,8 @@ def test_no_gamma_but_zero():
 def test_a_pair_that_is_one_model_accepts_everything():
     """A drafter that is its own target: everything is accepted, and tokens per round say so."""
     model, done = table_model(jax.random.key(1), vocab=5), []
-    job = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
-    plans = list(planning.of_pair(job, batches=(1, 2), most=2, repeats=1, advance=done.append))
+    prepared = prepare(model, PROMPT, drafter=model, max_new_tokens=13)
+    plans = list(planning.of_pair(prepared, batches=(1, 2), most=2, repeats=1, advance=done.append))
     assert [found.batch for found in plans] == [1, 2]
     assert len(done) == planning.steps((1, 2), 2)
     for found in plans:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters, policies
+from jaxspec import drafters, policies, rules
 from jaxspec.analysis.bench import Config, Setting, Store, Task, expected, product, run, runner, setting
 from jaxspec.analysis.bench.row import Costs, Spread, from_json, to_json
 from jaxspec.analysis.measure import acceptance, cost, replay, timing
-from jaxspec.base import Prompt, Stats
+from jaxspec.core import Prompt, Stats
 from jaxspec.decode.loop import Outcome, Trace
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from
@@ -78,15 +78,15 @@ def test_rounds_are_those_of_generate(found):
 
 def test_predictions_follow_theorem_3_8(found, tmp_path):
     plain, small, copied, adaptive = found[:4]
-    job = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9)
-    alpha = acceptance.measure(job).rate
+    prepared = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=2, max_new_tokens=9)
+    alpha = acceptance.measure(prepared).rate
     assert small.alpha.value == pytest.approx(alpha.value) and small.alpha.count == 27
     assert small.alpha.low == pytest.approx(alpha.interval[0]) and copied.alpha is None
     taken = 2 * small.costs.c.median + small.costs.v.median
     assert small.predicted.theorem == pytest.approx(sum(alpha.value**n for n in range(3)) / taken)
     assert small.predicted.independent < small.predicted.theorem  # last rounds are cut short
-    trace = replay.collect(job)
-    again = replay.evaluate(trace, accept.rejection(), gamma=2).tokens_per_round
+    trace = replay.collect(prepared)
+    again = replay.evaluate(trace, rules.rejection(), gamma=2).tokens_per_round
     assert small.replayed_tokens.value == again.value and small.predicted.replayed == pytest.approx(again.value / taken)
     saved = (plain.passes - 3) / (small.passes - 3)
     assert small.predicted.rounds == pytest.approx(saved / taken)
@@ -129,8 +129,8 @@ def test_speeds_are_taken_repeat_by_repeat(monkeypatch):
 
 def test_a_sampled_speed_on_average(monkeypatch):
     monkeypatch.setattr(runner, "ratio", lambda *times: Spread(2.0, 1.0, 3.0))
-    settings = product(task=TASK, drafter=DRAFT, gamma=2, sampling={"temperature": 1.0}, rule=[accept.rejection()])
-    settings += [settings[0]._replace(rule=accept.lenient(0.5))]
+    settings = product(task=TASK, drafter=DRAFT, gamma=2, sampling={"temperature": 1.0}, rule=[rules.rejection()])
+    settings += [settings[0]._replace(rule=rules.lenient(0.5))]
     config = Config(rows=3, repeats=1, quantities=("speed", "costs", "replay"))
     _, exact, lenient = run(TARGET, settings, config=config)
     more = exact.replayed_tokens.value / exact.tokens_per_round.value
@@ -274,11 +274,13 @@ def test_unknown_quantities_and_gammas_are_refused():
 
 
 def test_prefill_is_measured_with_the_program_of_the_whole():
-    job = prepare(TARGET, PROMPT, max_new_tokens=9)
-    first = runner.only_first(job)
-    assert jax.tree.structure(job.request) == jax.tree.structure(first.request) and job.decoder is first.decoder
-    assert runner.jobs.run(first).length.tolist() == [1, 1, 1]
-    assert (runner.jobs.run(first).tokens[:, 0] == runner.jobs.run(job).tokens[:, 0]).all()
+    prepared = prepare(TARGET, PROMPT, max_new_tokens=9)
+    first = runner.only_first(prepared)
+    assert (
+        jax.tree.structure(prepared.request) == jax.tree.structure(first.request) and prepared.decoder is first.decoder
+    )
+    assert runner.batching.run(first).length.tolist() == [1, 1, 1]
+    assert (runner.batching.run(first).tokens[:, 0] == runner.batching.run(prepared).tokens[:, 0]).all()
 
 
 def _outcome(tokens, length, drafted=((1, 2),), rounds=(2,)):
@@ -301,7 +303,7 @@ def _outcome(tokens, length, drafted=((1, 2),), rounds=(2,)):
 def test_what_rounds_take(drafted, rounds, policy, may_be_empty, taken, monkeypatch):
     made = drafters.model(DRAFT)
     made = made._replace(functions=made.functions._replace(may_be_empty=may_be_empty))
-    job = prepare(TARGET, PROMPT, drafter=made, gamma=2, policy=policies.heuristic() if policy else None)
+    prepared = prepare(TARGET, PROMPT, drafter=made, gamma=2, policy=policies.heuristic() if policy else None)
     passes = object.__new__(expected.Passes)
     passes._drafts, passes._search = [1, 2], None
     one = Spread(1.0, 1.0, 1.0)
@@ -312,4 +314,4 @@ def test_what_rounds_take(drafted, rounds, policy, may_be_empty, taken, monkeypa
 
     monkeypatch.setattr(passes, "costs", costs)
     outcome = _outcome([[0]], [1], drafted, rounds)
-    assert passes.passes(job, [outcome], policy) == taken
+    assert passes.passes(prepared, [outcome], policy) == taken

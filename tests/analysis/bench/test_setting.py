@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import accept, drafters, policies
+from jaxspec import drafters, policies, rules
 from jaxspec.analysis.bench.setting import Setting, Task, describe, identity, product, setting_of
-from jaxspec.base import Model, Prompt
+from jaxspec.core import Model, Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
@@ -75,7 +75,7 @@ def test_what_a_result_depends_on_tells_settings_apart():
     setting = Setting(TASK, TARGET._replace(name="draft"), 2)
     changed = [
         setting._replace(gamma=3),
-        setting._replace(rule=accept.block()),
+        setting._replace(rule=rules.block()),
         setting._replace(policy="adaptive"),
         setting._replace(sampling={"temperature": 1.0}),
         setting._replace(batch=2),
@@ -97,7 +97,7 @@ def test_two_models_of_one_name_are_not_the_same():
     assert identity("a", TARGET.params, {}) != identity("a", TARGET.params * 2, {})
 
 
-def test_a_job_is_a_setting():
+def test_what_is_prepared_is_a_setting():
     options = dict(drafter=TARGET, gamma=4, temperature=0.5, top_k=3, max_new_tokens=7, key=jax.random.key(0))
     found = setting_of(prepare(TARGET, TASK.prompts, eos_ids=(), **options), "mine", batch=2)
     assert (found.drafter, found.gamma, found.batch, found.rule.name) == (TARGET, 4, 2, "rejection")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import accept, drafters, trim
+from jaxspec import drafters, rules, trim
 from jaxspec.analysis.bench import Config, Setting, Task, product, run, transformers
 from jaxspec.analysis.bench.table import of_libraries
 from jaxspec.decode.request import prepare
@@ -94,7 +94,7 @@ def test_without_pytorch_it_says_what_to_do(monkeypatch):
     [
         (dict(batch=2), "one prompt at a time"),
         (dict(sampling={"temperature": 1.0}), "expected temperature 0"),
-        (dict(rule=accept.block()), "the rejection rule"),
+        (dict(rule=rules.block()), "the rejection rule"),
         (dict(policy="adaptive"), "no policy"),
         (dict(drafter=drafters.uniform()), "a model or prompt_lookup"),
         (dict(drafter="half"), "expected a network of jaxspec.nets in float32"),
@@ -104,6 +104,6 @@ def test_what_cannot_be_compared(changed, message):
     target, draft = random(gpt, GPTS[0], 0), random(gpt, GPTS[1], 1)
     half = draft._replace(config=GPTConfig(64, 16, 16, 1, 2, max_positions=64, dtype="bfloat16"))
     setting = Setting(TASK, draft, 2)._replace(**changed | ({"drafter": half} if "half" in changed.values() else {}))
-    job = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
+    prepared = prepare(target, PROMPT, key=jax.random.key(0), max_new_tokens=9, **setting.sampling)
     with pytest.raises(ValueError, match=message):
-        transformers.refuse(setting, job)
+        transformers.refuse(setting, prepared)

@@ -1,0 +1,124 @@
+"""Prepared generations in parts: some of their rows, their batches, the model that drafts, and running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from jaxspec import drafters, sharding
+from jaxspec.core import Bound, Model, token_rows
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared
+from jaxspec.sampling.params import OPTIONS
+
+
+class Batch(NamedTuple):
+    """Some rows of a prepared generation, their numbers in the whole, and how many of them are not padding."""
+
+    prepared: Prepared
+    rows: Int[np.ndarray, " batch"]
+    real: int
+
+
+def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Prepared:
+    """Some rows of a generation, in the given order, with their own keys and options: a row's text is the same in any
+    batch.
+
+    Raises:
+        ValueError: a generation of several samples of each prompt.
+
+    >>> from jaxspec.testing import prepared_table
+    >>> prepared = prepared_table(max_new_tokens=[4, 7])
+    >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.limit.tolist()
+    ([1], [7])
+    """
+    if (samples := prepared.options["num_samples"]) > 1:
+        raise ValueError(
+            f"the generation has num_samples={samples}: measure one sample of each, prepared.replace(num_samples=1)"
+        )
+    index = jnp.asarray(np.asarray(rows, np.int32))
+    prompt, request = token_rows.take_rows((prepared.prompt, prepared.request), index)
+    if (mesh := sharding.mesh_of(prepared.weights)) is not None:
+        prompt, request = sharding.place((prompt, request), len(index), mesh)
+    options = {name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()}
+    if prepared.options["key"] is not None:
+        options["key"] = request.keys
+    if isinstance(policy := options["policy"], Bound):
+        options["policy"] = policy._replace(params=request.policy)
+    return prepared._replace(prompt=prompt, request=request, options=options)
+
+
+def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
+    """An option that has one value for each row, for some of them; others as they are."""
+    per_row = name == "max_new_tokens" or (name in OPTIONS and name != "banned")
+    return np.asarray(value)[rows] if per_row and np.ndim(value) == 1 + (name == "logit_bias") else value
+
+
+def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
+    """All rows in batches of one shape, which share a program; a short last one is filled with copies of the last row.
+
+    Raises:
+        ValueError: batch < 1.
+
+    >>> from jaxspec.testing import prepared_table
+    >>> [part.rows.tolist() for part in in_batches(take(prepared_table(), [0, 0, 1, 0, 1]), 2)]
+    [[0, 1], [2, 3], [4, 4]]
+    """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}: expected at least 1")
+    total = len(prepared.prompt.length)
+    batch = min(batch, total)
+    for start in range(0, total, batch):
+        rows = np.minimum(np.arange(start, start + batch), total - 1)
+        yield Batch(take(prepared, rows), rows, min(batch, total - start))
+
+
+def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
+    """About `rows` rows in whole batches; where there are too few they begin again, with other keys."""
+    have = len(prepared.prompt.length)
+    found = []
+    for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
+        part, lap = take(prepared, numbers % have), jnp.asarray(numbers // have)
+        if prepared.options["key"] is not None and numbers[-1] >= have:
+            keys = part.request.keys
+            keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
+            part = part._replace(request=part.request._replace(keys=keys), options=dict(part.options) | {"key": keys})
+        found.append(part)
+    return found
+
+
+def drafting_model(prepared: Prepared) -> Model:
+    """The model that a generation samples its draft tokens from.
+
+    Raises:
+        TypeError: its drafter is something else, whose distribution is not known everywhere.
+    """
+    if prepared.drafter is not None and len(prepared.drafter.models) == 1:
+        (model,) = prepared.drafter.models
+        if prepared.drafter.functions in [
+            drafters.model(model, coupled=coupled).functions for coupled in (False, True)
+        ]:
+            return model
+    given = prepared.options["drafter"]
+    kind = "no model" if isinstance(given, Bound) else f"of type {type(given).__name__}"
+    raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
+
+
+def is_sampled(prepared: Prepared) -> bool:
+    """Whether tokens of some row are drawn."""
+    return bool(np.any(np.asarray(prepared.request.sampling_params.temperature) > 0))
+
+
+def run(prepared: Prepared) -> loop.Outcome:
+    """One whole generation, on the host."""
+    return jax.tree.map(np.asarray, loop.run(prepared))
+
+
+def texts(outcomes: Iterable[loop.Outcome]) -> list[list[int]]:
+    """The new tokens of every row of some generations, without their padding."""
+    return [row for outcome in outcomes for row in token_rows.to_lists(outcome.tokens, outcome.length)]

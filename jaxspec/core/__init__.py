@@ -1,0 +1,130 @@
+"""The core of jaxspec, to be read first and in this order: the types, then what every decoder shares.
+
+The types are one NamedTuple of pure functions per concept and one Protocol per slot, a file per concept:
+
+    language_model  Prompt, Forward, LanguageModel: prefill, extend, rewind, select; Model, with its parameters
+    distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
+    draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
+    rule            Rule: which draft tokens are accepted
+    drafter         Drafter: init, propose, commit; the DraftContext of a round; Bound, functions with their values
+    policy          Policy: how many tokens to draft
+    decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
+
+Import the types from `jaxspec.core`. What follows uses nothing but the types; import the modules:
+
+    noise           random numbers, addressed by a row's key, a position and a purpose
+    tree            token trees: parents, depths, ancestors
+    kv_cache        the key-value cache: one length per row, the mask of a chain or a tree, rewind and select
+    token_rows      right-padded rows of tokens: buckets, windows, repeated rows
+    checks          integers that users give
+    round           one round: a draft, the target's pass over it, the verdict
+
+Then `jaxspec.rules.rejection`, `jaxspec.drafters.model` and `jaxspec.decode.speculative` are the algorithm.
+
+Axis letters, here and in every file:
+    B batch, P prompt, T step (tokens fed in one pass), S capacity of a buffer, G gamma (draft length),
+    N nodes of a token tree (for a chain N = G), V vocabulary, L layers, H query heads, K key-value heads,
+    D head dimension, M model dimension.
+
+A *row* is what the decoder side of a model reads: for a decoder-only model the prompt and everything generated
+after it, for an encoder-decoder its start token and everything generated after that. `tokens[:length]` of a row are
+committed; caches hold the first `length - 1` of them ("one token behind"), so the last committed token is the first
+one fed in the next pass. Positions and lengths always count within the row.
+"""
+
+from jaxspec.core.decoder import (
+    Caches,
+    Decoder,
+    DecoderInit,
+    DecoderStep,
+    Failure,
+    Request,
+    RoundInfo,
+    State,
+    Stats,
+    Weights,
+)
+from jaxspec.core.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
+from jaxspec.core.draft import Draft, Draw, Verdict
+from jaxspec.core.drafter import Bound, Commit, DraftContext, Drafter, DraftInit, Finish, Propose, Rollback, TreeSize
+from jaxspec.core.language_model import (
+    Cache,
+    Embed,
+    EmbedStep,
+    Encoder,
+    Extend,
+    Forward,
+    Head,
+    Keys,
+    LanguageModel,
+    Layers,
+    Model,
+    Params,
+    Parts,
+    Prefill,
+    PrefillEncoded,
+    Prompt,
+    Rewind,
+    RunLayers,
+    Select,
+)
+from jaxspec.core.policy import Policy, PolicyInit, PolicyMaxDraft, PolicyShouldContinue, PolicyUpdate
+from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
+
+__all__ = [
+    "JUDGE_TREES",
+    "AcceptanceRatio",
+    "Bound",
+    "Cache",
+    "Caches",
+    "Commit",
+    "Decoder",
+    "DecoderInit",
+    "DecoderStep",
+    "Distribution",
+    "Draft",
+    "DraftContext",
+    "DraftInit",
+    "Drafter",
+    "Draw",
+    "Embed",
+    "EmbedStep",
+    "Encoder",
+    "Extend",
+    "Failure",
+    "Finish",
+    "Forward",
+    "Head",
+    "Keys",
+    "LanguageModel",
+    "Layers",
+    "LogitsProcessor",
+    "Model",
+    "Params",
+    "Parts",
+    "Policy",
+    "PolicyInit",
+    "PolicyMaxDraft",
+    "PolicyShouldContinue",
+    "PolicyUpdate",
+    "Prefill",
+    "PrefillEncoded",
+    "Prefix",
+    "Prompt",
+    "Propose",
+    "Request",
+    "Rewind",
+    "Rollback",
+    "RoundInfo",
+    "Rule",
+    "RunLayers",
+    "Sampler",
+    "Select",
+    "State",
+    "Stats",
+    "ToDistribution",
+    "TreeSize",
+    "Verdict",
+    "Verify",
+    "Weights",
+]

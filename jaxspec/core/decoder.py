@@ -1,0 +1,157 @@
+"""What runs rounds: its request, what it carries from round to round, and what it reports."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core.language_model import Cache, Keys, Params, Prompt
+
+
+class Weights(NamedTuple):
+    """The parameters of target and drafter; `draft` is None where the drafter has none."""
+
+    target: Params
+    draft: Params = None
+
+
+class Caches(NamedTuple):
+    """The mirror of `Weights`: the target's cache, and the drafter's state (its cache, and whatever else it keeps)."""
+
+    target: Cache
+    draft: Any = None
+
+
+class Request(NamedTuple):
+    """What is requested for each row; all traced, all batch-first.
+
+    Attributes:
+        keys: one PRNG key per row.
+        sampling_params: the traced values of the sampler.
+        limit: most new tokens.
+        eos: ids that end a row; -1 where there is none.
+        draft_sampling_params: those of the drafter's distributions; None for the target's own.
+        policy: the values of the draft-length policy.
+    """
+
+    keys: Keys
+    sampling_params: Any
+    limit: Int[Array, " batch"]
+    eos: Int[Array, "batch ends"]
+    draft_sampling_params: Any = None
+    policy: Any = None
+
+
+class Stats(NamedTuple):
+    """Counts per row; a finished row counts no further.
+
+    Attributes:
+        rounds: passes of the target after prefill.
+        drafted: draft tokens that were verified: the real ones, not gamma times rounds; for a row that may generate r
+            more tokens at most r - 1 on a path, since the last comes with the pass.
+        accepted: draft tokens that were emitted.
+        emitted: new tokens, the first one (from prefill's own logits) included.
+    """
+
+    rounds: Int[Array, " batch"]
+    drafted: Int[Array, " batch"]
+    accepted: Int[Array, " batch"]
+    emitted: Int[Array, " batch"]
+
+    @property
+    def acceptance_rate(self) -> Float[Array, " batch"]:
+        """accepted / drafted, 0 where nothing was drafted: 6 of 8 is 0.75.
+
+        Not the paper's alpha: draft tokens after a round's first rejection count as drafted but are never tested.
+        """
+        return self.accepted / jnp.maximum(self.drafted, 1)
+
+    @property
+    def tokens_per_round(self) -> Float[Array, " batch"]:
+        """(emitted - 1) / rounds, 0 where there was no round: prefill's token costs no round."""
+        return jnp.maximum(self.emitted - 1, 0) / jnp.maximum(self.rounds, 1)
+
+
+class Failure(enum.IntEnum):
+    """Why a row ended early; a row that did not has 0."""
+
+    LOGITS = 1  # the target's logits were not finite, or the sampler allowed no token
+    RULE = 2  # the acceptance rule accepted more than was drafted, or chose what is no token
+
+
+class State(NamedTuple):
+    """Everything a decoder carries from round to round. Every leaf has the batch as its first axis.
+
+    So rows can be reordered, dropped or replaced: `buffers.take_rows`, `buffers.put_rows`.
+    """
+
+    # evolving
+    tokens: Int[Array, "batch capacity"]
+    length: Int[Array, " batch"]
+    caches: Caches
+    memory: Any  # the decoder's own: a policy's state
+    # constant
+    start: Int[Array, " batch"]  # length of the row before its first new token
+    request: Request
+    # outcome
+    done: Bool[Array, " batch"]
+    failed: Int[Array, " batch"]  # a `Failure`; 0 for none
+    stats: Stats
+
+
+class RoundInfo(NamedTuple):
+    """What happened in one round; reported, never carried.
+
+    Attributes:
+        draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished row; see `Stats`).
+            Of a tree these need not be the first ones: `tree.in_tree(parent)`.
+        num_accepted: draft tokens that the rule accepted.
+        num_committed: tokens committed, after cutting at an end token and at the limit.
+        num_tested: draft tokens that were tested.
+        parent, path: of a tree, as `Draft` and `Verdict` have them; None for a chain.
+    """
+
+    draft: Int[Array, "batch node"]
+    draft_length: Int[Array, " batch"]
+    num_accepted: Int[Array, " batch"]
+    num_committed: Int[Array, " batch"]
+    num_tested: Int[Array, " batch"]
+    parent: Int[Array, "batch node"] | None = None
+    path: Int[Array, "batch node"] | None = None
+
+
+class DecoderInit(Protocol):
+    def __call__(self, weights: Weights, prompt: Prompt, request: Request, headroom: int) -> State:
+        """Reads the prompt and commits the first new token, drawn from prefill's own logits.
+
+        `headroom`: tokens that a row may grow by; `buffers.headroom` computes it.
+        """
+        ...
+
+
+class DecoderStep(Protocol):
+    def __call__(self, weights: Weights, state: State) -> tuple[State, RoundInfo]:
+        """One round: one pass of the target. Finished rows are frozen."""
+        ...
+
+
+class Decoder(NamedTuple):
+    """A way to generate; `autoregressive` and `speculative` return one, `generate` and `stream` run either.
+
+    Attributes:
+        init, step: see the protocols.
+        gamma: most draft tokens that a round can accept (0 for plain decoding).
+        nodes: most draft tokens of a round; gamma for a chain.
+        trees: whether its drafts are trees.
+        exact: whether its text has the target's distribution.
+    """
+
+    init: DecoderInit
+    step: DecoderStep
+    gamma: int = 0
+    nodes: int = 0
+    trees: bool = False
+    exact: bool = True

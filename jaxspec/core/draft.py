@@ -1,0 +1,65 @@
+"""A draft, which is a tree of tokens, and the verdict of an acceptance rule on it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+
+class Draw(enum.IntEnum):
+    """How a draft token was chosen, given the distribution that its parent's entry of `Draft.log_probs` holds."""
+
+    FIXED = 0  # not drawn: a function of what precedes it (an argmax, a look-up), which is a point mass
+    WITHOUT_REPLACEMENT = 1  # drawn from the entry without the tokens of its earlier siblings, normalised
+    WITH_REPLACEMENT = 2  # drawn from the entry as it is, independently of its siblings
+
+
+class Draft(NamedTuple):
+    """A tree of draft tokens for each row. A chain is the special case without a `parent`.
+
+    Fed tokens are counted with the last committed token as number 0, so that draft token i is fed token i + 1:
+
+        committed [a b c], draft    x y z w         c -> x -> z     parent [0 0 1 1]
+                                                         \\-> w      (x and y follow c; z and w follow x)
+                                                    c -> y
+
+    Attributes:
+        tokens: the nodes; a parent comes before its children, siblings in the order in which they are to be judged.
+        length: the first `length` nodes of each row are real, the rest is padding.
+        parent: `parent[b, i]` is the fed token that draft token i follows: 0 the last committed one, j draft token
+            j - 1. -1: the node is no part of the tree. None: a chain, in which `parent[:, i]` would be i.
+        log_probs: entry i is the drafter's distribution after fed token i, which the children of that token were drawn
+            from. For a chain entry i is what token i was drawn from. There need not be entries for tokens that have no
+            children. None for point masses alone (an argmax or a look-up is *not* a sample of its softmax).
+        draws: how each node was chosen, a `Draw`; None: all without replacement (in a chain no node has siblings).
+        aux: values that a drafter or the draft loop passes to its own policy or rule, by name: "confidence"
+            [B, G], what the policy's `confidence` read off each distribution; "gumbel" [B, G, V], plain sampling's
+            noise at the draft tokens, so that `rules.coupled` need not draw it again.
+    """
+
+    tokens: Int[Array, "batch node"]
+    length: Int[Array, " batch"]
+    parent: Int[Array, "batch node"] | None = None
+    log_probs: Float[Array, "batch inner vocab"] | None = None
+    draws: Int[Array, "batch node"] | None = None
+    aux: Mapping[str, Array] | None = None
+
+
+class Verdict(NamedTuple):
+    """What an acceptance rule decided.
+
+    Attributes:
+        num_accepted: how many draft tokens of each row are accepted, 0..draft.length.
+        next_token: the token after them: the residual sample at the first rejection, or the bonus token.
+        num_tested: draft tokens that were tested: the accepted ones and those that were rejected on the way.
+        path: the accepted draft tokens, by number, in order; entries from num_accepted on are of no meaning. None: 0,
+            1, 2, ...
+    """
+
+    num_accepted: Int[Array, " batch"]
+    next_token: Int[Array, " batch"]
+    num_tested: Int[Array, " batch"]
+    path: Int[Array, "batch node"] | None = None

@@ -1,0 +1,153 @@
+"""What drafts tokens, and the context of a round it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core.distribution import Distribution, ToDistribution
+from jaxspec.core.draft import Draft, Verdict
+from jaxspec.core.language_model import Cache, Forward, Keys, LanguageModel, Model, Params, Prompt
+
+if TYPE_CHECKING:
+    from jaxspec.core.decoder import Caches, Weights
+
+Functions = TypeVar("Functions")  # Drafter or Policy
+
+
+class DraftContext(NamedTuple):
+    """What the decoder tells a drafter of a round; read, never carried.
+
+    Attributes:
+        keys: of the rows.
+        row: the committed tokens.
+        limit: most tokens on a path of each row's draft, 0..gamma; 0 for a finished row. A drafter need not keep to it
+            (the decoder cuts drafts), but one whose tokens cost something stops where no row may go on.
+        gamma: the most of any limit (static).
+        adaptive: whether limits may all be below gamma before the last rounds (static): if not, a loop may as well run
+            its gamma steps.
+        to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
+        confidence: the policy's function of the distribution of each draft token; None if it has none.
+        should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
+        finished: rows of the call that have ended, in the rounds inside of a draft, too; None: not known.
+    """
+
+    keys: Keys
+    row: Prompt
+    limit: Int[Array, " batch"]
+    gamma: int
+    adaptive: bool
+    to_distribution: ToDistribution
+    confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
+    should_continue: Callable[[int | Int[Array, ""], Float[Array, "batch draft"]], Bool[Array, " batch"]] | None = None
+    finished: Bool[Array, " batch"] | None = None
+
+
+class DraftInit(Protocol):
+    def __call__(self, weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
+        """Makes the drafter's state, every leaf batch-first.
+
+        `headroom`: tokens that a row may grow by, those of one draft included; `prefilled`: the target's, whose
+        features and taps are those of every position of the row that prefill read.
+        """
+        ...
+
+
+class Propose(Protocol):
+    def __call__(self, weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        """Drafts tokens that follow the committed row, in the target's vocabulary.
+
+        It may read the target's weights and use the target's cache, which the decoder rewinds to the committed row
+        before it verifies.
+        """
+        ...
+
+
+class Commit(Protocol):
+    def __call__(self, weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        """Takes in what was decided: `row` after the round, and the target's outputs at every fed token."""
+        ...
+
+
+class Finish(Protocol):
+    def __call__(
+        self,
+        weights: Weights,
+        caches: Caches,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch step"] | None = None,
+    ) -> tuple[Forward, Cache]:
+        """The target's pass over the last committed token and the draft, of which drafting has done a part.
+
+        In place of the target's `extend`, with the same outputs; the target's cache is rewound to the committed row.
+        """
+        ...
+
+
+class Rollback(Protocol):
+    def __call__(self, state: Any, row: Prompt) -> Any:
+        """The drafter's state after committed tokens were taken back: `row` is a prefix of the row that the state has
+        seen, and one token more.
+        """
+        ...
+
+
+class TreeSize(NamedTuple):
+    """How many nodes a drafter's trees have, and how many of them at most lie on one path."""
+
+    nodes: int
+    depth: int
+
+
+class Drafter(NamedTuple):
+    """Drafts tokens. Functions only; values travel beside it (`Bound`), as `Model` holds a `LanguageModel`'s.
+
+    Attributes:
+        init, propose, commit: see the protocols.
+        lm: the language model that drafts, for checks of its vocabulary and positions; None if there is none.
+        may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
+        tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
+        longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
+        reader: of a drafter of chains: how drafters of trees get its distributions after any node
+            (`drafters.tree_cache.NodeReader`); None: it drafts chains only.
+        finish: see the protocol, of a drafter that runs some of the target's own layers; None: the target's pass is its
+            `extend`.
+        rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
+            (`drafters.cascade`).
+        nested: whether another drafter works inside of it (cascades), so that a draft costs more than its model's
+            passes.
+    """
+
+    init: DraftInit
+    propose: Propose
+    commit: Commit
+    lm: LanguageModel | None = None
+    may_be_empty: bool = False
+    tree: TreeSize | None = None
+    longest: int | None = None
+    reader: Any = None
+    finish: Finish | None = None
+    rollback: Rollback | None = None
+    nested: bool = False
+
+
+class Bound(NamedTuple, Generic[Functions]):
+    """Functions with the values they are called with: what the factories of `drafters` and `policies` return.
+
+    Attributes:
+        functions: static: a decoder is made from these, so that other values compile nothing.
+        params: traced values. A drafter's are `Weights.draft`; a policy's numbers have an entry for each row or one for
+            all, and become `Request.policy`.
+        models: of a drafter: those that it was made from, to be checked against the target.
+        target: of a drafter that reads hidden states: the model that it was made for. The target must be that model,
+            and its language model (with the taps that the drafter reads) is used.
+        name: what tables call it: its factory, with what tells it from others of that factory in short.
+    """
+
+    functions: Functions
+    params: Params = None
+    models: tuple[Model, ...] = ()
+    target: Model | None = None
+    name: str = ""

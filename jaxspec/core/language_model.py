@@ -1,0 +1,234 @@
+"""What a model is: pure functions over a prompt and an opaque cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Float, Int, Key
+
+Params = Any
+"""Any pytree of arrays."""
+
+Cache = Any
+"""A pytree whose every leaf has the batch as its first axis; opaque outside the LanguageModel that made it."""
+
+Keys = Key[Array, " batch"]
+"""One PRNG key per row."""
+
+
+class Prompt(NamedTuple):
+    """Right-padded rows of token ids: what a model is prompted with, and what has been committed so far.
+
+    Attributes:
+        tokens: ids; entries at or past a row's length are padding and are never read.
+        length: number of real tokens of each row, at least 1.
+    """
+
+    tokens: Int[Array, "batch prompt"]
+    length: Int[Array, " batch"]
+
+
+class Forward(NamedTuple):
+    """The outputs of one pass of a model at each position it was fed.
+
+    A compiled program does not compute those that are not read.
+
+    Attributes:
+        logits: unnormalised log probabilities of the next token, always float32. After prefill step = 1: those of each
+            row's last token.
+        features: the final hidden states, which the language-model head reads. After prefill: of every position of the
+            row that was read. Width 0 where the model does not give any (`LanguageModel.feature_size` is 0).
+        taps: hidden states between layers, of those layers that the network was asked to tap, one after the other on
+            the last axis (EAGLE-3, DFlash); None where it was asked for none. Positions as `features`.
+        encoded: after an encoder-decoder's prefill what its encoder made of the prompt, for a drafter with the same
+            encoder; otherwise None.
+    """
+
+    logits: Float[Array, "batch step vocab"]
+    features: Float[Array, "batch step dim"]
+    taps: Float[Array, "batch step taps"] | None = None
+    encoded: Float[Array, "batch prompt dim"] | None = None
+
+
+class Prefill(Protocol):
+    def __call__(self, params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, Cache]:
+        """Reads the prompt (an encoder-decoder: encodes it and feeds the start token) into an empty cache.
+
+        Returns the logits of each row's last token (step = 1) and the features of all, and a cache that holds the whole
+        row and has room for `capacity` tokens in all.
+        """
+        ...
+
+
+class Extend(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> tuple[Forward, Cache]:
+        """Feeds `step` tokens at each row's own length; the cache grows by `step`.
+
+        With `parent` the last `nodes` tokens are a token tree: these `step` ones, after nodes - step that earlier calls
+        have fed and that lie at the end of the cache. `parent[b, i] < i` is the node that node i follows; -1: it
+        follows the tokens before the tree. A node attends to those tokens, to its ancestors and to itself, and its
+        position is the tree's start plus its depth (`jaxspec.core.tree`). None: each token follows the one before it.
+        """
+        ...
+
+
+class Rewind(Protocol):
+    def __call__(self, cache: Cache, length: Int[Array, " batch"]) -> Cache:
+        """Forgets all but the first `length` tokens of each row: an assignment of lengths, no data moves."""
+        ...
+
+
+class Select(Protocol):
+    def __call__(self, cache: Cache, start: Int[Array, " batch"], path: Int[Array, "batch depth"]) -> Cache:
+        """Moves the cache's entry `start + path[:, i]` to `start + i`, for every i: the accepted path of a tree.
+
+        `path` increases along its real entries; what lies at the others is garbage, which a rewind then forgets. The
+        lengths stay as they are.
+        """
+        ...
+
+
+class Head(Protocol):
+    def __call__(self, params: Params, features: Float[Array, "batch step dim"]) -> Float[Array, "batch step vocab"]:
+        """The logits that belong to features: for callers that want those of some positions only, or have features of
+        their own. Equal to what `extend` gives at a position, up to rounding.
+        """
+        ...
+
+
+class Embed(Protocol):
+    def __call__(self, params: Params, tokens: Int[Array, "batch step"]) -> Float[Array, "batch step dim"]:
+        """Rows of the embedding matrix, as they are stored: a network may scale them, or add positions, afterwards."""
+        ...
+
+
+class Parts(NamedTuple):
+    """Which parts of a stack of layers to run; static. A part that is skipped adds nothing to the residual stream.
+
+    Attributes:
+        attention: layers whose attention runs (of an encoder-decoder, that to the encoder's output, too), ascending.
+        mlp: layers whose feed-forward block runs, ascending.
+    """
+
+    attention: tuple[int, ...]
+    mlp: tuple[int, ...]
+
+
+class EmbedStep(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int[Array, "batch step"],
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> Float[Array, "batch step dim"]:
+        """What the first layer reads of tokens that `Extend` would feed."""
+        ...
+
+
+class RunLayers(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        cache: Cache,
+        x: Float[Array, "batch step dim"],
+        parts: Parts,
+        parent: Int[Array, "batch nodes"] | None = None,
+    ) -> tuple[Float[Array, "batch step dim"], Cache]:
+        """The residual stream after some layers, from that before them.
+
+        Tokens lie where `Extend` would put them, and the cache grows as it does there; but only layers whose attention
+        runs write keys and values.
+        """
+        ...
+
+
+class Layers(NamedTuple):
+    """A model's decoder layers, to be run in part: `extend` is embed, run all of them, features, and the head.
+
+    Attributes:
+        count: how many there are.
+        embed, run: see the protocols.
+        features: (params, residual stream) -> what the head reads: the final norm.
+    """
+
+    count: int
+    embed: EmbedStep
+    run: RunLayers
+    features: Callable[[Params, Float[Array, "batch step dim"]], Float[Array, "batch step dim"]]
+
+
+class PrefillEncoded(Protocol):
+    def __call__(
+        self, params: Params, prompt: Prompt, capacity: int, encoded: Float[Array, "batch prompt dim"]
+    ) -> tuple[Forward, Cache]:
+        """`Prefill` of an encoder-decoder, from what an encoder with the same parameters has made of the prompt."""
+        ...
+
+
+class Encoder(NamedTuple):
+    """What it takes for two encoder-decoders to share an encoder (`drafters.share_encoder`).
+
+    Attributes:
+        params: a model's parameters -> those that `Forward.encoded` is made with.
+        with_params: (a model's parameters, such ones of another model) -> the model's with these in place of its own.
+        prefill: see the protocol.
+    """
+
+    params: Callable[[Params], Params]
+    with_params: Callable[[Params, Params], Params]
+    prefill: PrefillEncoded
+
+
+class LanguageModel(NamedTuple):
+    """An autoregressive model as pure functions; the cache is opaque outside them.
+
+    Attributes:
+        prefill, extend, rewind, select: see the protocols. select None: the model takes chains, no token trees.
+        vocab_size: number of token ids (the width of the logits).
+        start_token: None for a decoder-only model, whose row begins with the prompt; an encoder-decoder's row begins
+            with this one token, and the prompt goes to the encoder.
+        max_positions: longest row the model can hold, None if nothing limits it.
+        max_prompt: longest prompt an encoder accepts, None if nothing (but max_positions) limits it.
+        head: see the protocol; None if logits cannot be had from features, or none need be spared.
+        feature_size: width of `Forward.features`; 0: the model gives none.
+        embed: rows of the embedding matrix (`core.Embed`); None if they cannot be had.
+        taps: layers whose outputs `Forward.taps` holds, as `language_model(config, taps)` was given them.
+        layers: its decoder layers, to be run in part; None if they cannot be.
+        encoder: of an encoder-decoder; None: it gives no `Forward.encoded`.
+        shared_encoder: whether, as a drafter, it reads what the target's encoder made of the prompt
+            (`drafters.share_encoder`).
+    """
+
+    prefill: Prefill
+    extend: Extend
+    rewind: Rewind
+    vocab_size: int
+    start_token: int | None = None
+    max_positions: int | None = None
+    max_prompt: int | None = None
+    head: Head | None = None
+    select: Select | None = None
+    feature_size: int = 0
+    embed: Embed | None = None
+    taps: tuple[int, ...] = ()
+    layers: Layers | None = None
+    encoder: Encoder | None = None
+    shared_encoder: bool = False
+
+
+class Model(NamedTuple):
+    """A language model with its parameters and its tokenizer, as `jaxspec.load` returns it."""
+
+    lm: LanguageModel
+    params: Params
+    tokenizer: Any = None
+    config: Any = None
+    name: str = ""

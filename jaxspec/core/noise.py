@@ -1,0 +1,183 @@
+"""Randomness addressed by (row, position), so that text depends on the key, the row and the position alone.
+
+A row key is `fold_in(key, row)`: adding rows never changes the earlier ones. Within a row, every draw is keyed by a
+position, which only grows, and by a purpose; so each draw of each round is fresh and independent of all others,
+whatever else is in the batch, however it is padded and wherever it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.core import Keys
+
+FEW = 16  # largest values that are sought one by one
+CLOSE = (1e-6, 1e-4, 1e-2)  # how far below the largest value its own may be when computed once more, in parts of it
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for; draws for different purposes at one position are independent."""
+
+    TOKEN = 0  # plain sampling of the token at a position
+    DRAFT = 1  # draft tokens
+    ACCEPT = 2  # the uniform draws by which draft tokens are accepted
+    RESIDUAL = 3  # the token after the accepted ones
+    LATER = 4  # the row keys of a drafter that goes on with another one's draft
+
+
+def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
+    """One key per row: `fold_in(key, row)`, or the caller's own array of keys.
+
+    Raises:
+        ValueError: an array of keys whose length is not the batch's.
+
+    >>> row_keys(jax.random.key(0), 3).shape
+    (3,)
+    """
+    if key.ndim == 0:
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+    if key.shape != (batch,):
+        raise ValueError(f"got keys of shape {key.shape} for {batch} rows: give one key, or one for each row")
+    return key
+
+
+def at(keys: Keys, position: Int[Array, " batch"], purpose: Purpose) -> Keys:
+    """The key of each row's draw at a position."""
+
+    def one(key: Key[Array, ""], at: Int[Array, ""]) -> Key[Array, ""]:
+        return jax.random.fold_in(jax.random.fold_in(key, at), int(purpose))
+
+    return jax.vmap(one)(keys, position)
+
+
+def split(keys: Keys, first: int, count: int) -> Key[Array, "batch count"]:
+    """Independent keys of each row, number `first` to `first + count - 1`: each depends on its number alone.
+
+    >>> split(row_keys(jax.random.key(0), 2), 0, 3).shape
+    (2, 3)
+    """
+    return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(first, first + count)))(keys)
+
+
+def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
+    """`count` independent draws from [0, 1) per row. Not a function of `count`: draw i is the same for any count.
+
+    >>> keys = row_keys(jax.random.key(0), 2)
+    >>> bool((uniform(keys, 3)[:, :2] == uniform(keys, 2)).all())
+    True
+    """
+
+    def one(key: Key[Array, ""]) -> Float[Array, " count"]:
+        return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(count))
+
+    return jax.vmap(one)(keys)
+
+
+def gumbel(keys: Key[Array, "*shape"], vocab: int) -> Float[Array, "*shape vocab"]:
+    """The noise that `categorical` draws with these keys, for callers that need it again."""
+
+    def one(key: Key[Array, ""]) -> Float[Array, " vocab"]:
+        return jax.random.gumbel(key, (vocab,), jnp.float32)
+
+    for _ in keys.shape:
+        one = jax.vmap(one)
+    return one(keys)
+
+
+def categorical(
+    keys: Key[Array, "*shape"],
+    log_probs: Float[Array, "*shape vocab"],
+    wanted: Bool[Array, "*shape"] | None = None,
+    drawn: Float[Array, "*shape vocab"] | None = None,
+) -> Int[Array, "*shape"]:
+    """One draw for each key by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
+
+    `shape` is [batch], or [batch, nodes] for several draws of each row. With `wanted`, only those draws will be looked
+    at; nothing is drawn where none will. `drawn` is what `gumbel` has given for these keys, if it was called.
+
+    >>> log_probs = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> categorical(row_keys(jax.random.key(0), 2), log_probs).tolist()
+    [1, 2]
+    """
+
+    def draw(keys: Key[Array, "*shape"]) -> Int[Array, "*shape"]:
+        return first_largest(log_probs + gumbel(keys, log_probs.shape[-1]))
+
+    if drawn is not None:
+        return first_largest(log_probs + drawn)
+    if wanted is None:
+        return draw(keys)
+    # As data, because under vmap a cond selects between copies of what goes into it, which reads as using a key twice.
+    data, impl = jax.random.key_data(keys), jax.random.key_impl(keys)
+    return jax.lax.cond(
+        jnp.any(wanted),
+        lambda data: draw(jax.random.wrap_key_data(data, impl=impl)),
+        lambda data: jnp.zeros(keys.shape, jnp.int32),
+        data,
+    )
+
+
+def without_replacement(
+    keys: Key[Array, "*shape"], log_probs: Float[Array, "*shape vocab"], count: int
+) -> Int[Array, "*shape count"]:
+    """`count` draws for each key, each from what the earlier ones have left, normalised: the Gumbel-top-k trick.
+
+    The tokens with the largest log probability plus Gumbel noise, the largest first, are distributed as draws one by
+    one (Kool, van Hoof, Welling, arXiv 1903.06059). Where fewer than `count` tokens have a probability, some of
+    probability 0 come last.
+
+    >>> log_probs = jnp.log(jnp.array([[0.0, 0.5, 0.5]]))
+    >>> sorted(without_replacement(row_keys(jax.random.key(0), 1), log_probs, 2)[0].tolist())
+    [1, 2]
+    """
+    return largest(log_probs + gumbel(keys, log_probs.shape[-1]), count)
+
+
+def first_largest(
+    values: Float[Array, "*shape vocab"], free: Bool[Array, "*shape vocab"] | None = None
+) -> Int[Array, "*shape"]:
+    """argmax in two reductions: one over pairs, into which XLA fuses what goes before, is not vectorised on CPU.
+
+    With `free`, of the tokens that are.
+
+    >>> first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, 0.0]])).tolist()
+    [1, 2]
+    """
+    vocab = values.shape[-1]
+    index = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    rest = values if free is None else jnp.where(free, values, -jnp.inf)
+    best = jnp.max(rest, axis=-1, keepdims=True)
+    # XLA may compute the values once for each reduction, and round them otherwise: then none equals the largest, and
+    # the first of the closest group takes its place. The groups share one reduction: index + vocab * group.
+    group, scale = jnp.where(rest == best, 0, len(CLOSE) + 1), jnp.maximum(1.0, jnp.abs(best))
+    for number, gap in reversed(list(enumerate(CLOSE, 1))):
+        group = jnp.where(jnp.logical_and(group > 0, rest >= best - gap * scale), number, group)
+    if free is not None:
+        group = jnp.where(free, group, len(CLOSE) + 1)
+    found = jnp.min(index + vocab * group, axis=-1)
+    # NaN is close to nothing; the last index stands for it.
+    return jnp.where(found < vocab * (len(CLOSE) + 1), found % vocab, vocab - 1)
+
+
+def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*shape count"]:
+    """The indices of the `count` largest values, the largest first, of equal ones the lowest.
+
+    One argmax after the other for a few: over a vocabulary that is split over devices these are reductions, where a
+    sort moves the vocabulary about.
+
+    >>> largest(jnp.array([[1.0, 3.0, 3.0, 2.0]]), 3).tolist()
+    [[1, 2, 3]]
+    """
+    if count > FEW:
+        return jax.lax.top_k(values, count)[1].astype(jnp.int32)
+    index, found = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
+    free = jnp.ones(values.shape, bool)
+    for _ in range(count):
+        # Of tokens that are all -inf the lowest that is left: as with a sort, none comes twice.
+        found.append(first_largest(values, free))
+        free = jnp.logical_and(free, index != found[-1][..., None])
+    return jnp.stack(found, axis=-1)

@@ -1,0 +1,59 @@
+"""What decides how many tokens are drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core.distribution import Distribution
+from jaxspec.core.draft import Draft, Verdict
+from jaxspec.core.language_model import Params, Prompt
+
+
+class PolicyInit(Protocol):
+    def __call__(self, params: Params, prompt: Prompt) -> Any:
+        """Makes the policy's state, every leaf batch-first."""
+        ...
+
+
+class PolicyMaxDraft(Protocol):
+    def __call__(self, params: Params, state: Any, gamma: int) -> Int[Array, " batch"]:
+        """Most draft tokens on a path of each row in the round that begins; the decoder cuts it to 0..gamma."""
+        ...
+
+
+class PolicyShouldContinue(Protocol):
+    def __call__(
+        self, params: Params, state: Any, index: int | Int[Array, ""], confidences: Float[Array, "batch draft"]
+    ) -> Bool[Array, " batch"]:
+        """Whether each row drafts another token after token number `index`; `confidences` after that are 0."""
+        ...
+
+
+class PolicyUpdate(Protocol):
+    def __call__(
+        self, params: Params, state: Any, draft: Draft, verdict: Verdict, num_committed: Int[Array, " batch"]
+    ) -> Any:
+        """Takes in the outcome of a round: the draft as it was judged, the verdict, how many tokens were committed."""
+        ...
+
+
+class Policy(NamedTuple):
+    """Decides how many tokens to draft, row by row, from what a row has seen so far; text stays exact.
+
+    The distribution of a draft token may end the draft after it, and so might its value; but a token that was drawn is
+    always judged. Leaving one out for its own value would bias the text.
+
+    Attributes:
+        init, max_draft, update: see the protocols.
+        confidence: read off the distribution of each draft token; None if only `max_draft` decides.
+        should_continue: see its protocol; None with `confidence`.
+    """
+
+    init: PolicyInit
+    max_draft: PolicyMaxDraft
+    update: PolicyUpdate
+    confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
+    should_continue: PolicyShouldContinue | None = None

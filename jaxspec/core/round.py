@@ -1,0 +1,282 @@
+"""One round of speculation: a draft, the target's pass over it, the verdict. Nothing of a generation around it.
+
+`decode.speculative` runs it for the target, `drafters.cascade` for a drafter that is a speculative decoder itself.
+
+Axis letters as in `jaxspec.core`; T tokens fed in the pass: the last committed one and N draft tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxspec.core import (
+    JUDGE_TREES,
+    Cache,
+    Caches,
+    Distribution,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Rule,
+    ToDistribution,
+    TreeSize,
+    Verdict,
+    Weights,
+    token_rows,
+    tree,
+)
+
+Outputs = TypeVar("Outputs", Forward, Distribution)
+
+
+class RoundResult(NamedTuple):
+    """What a round has made.
+
+    Attributes:
+        draft: as it was judged.
+        verdict: of the rule.
+        tokens: the accepted draft tokens and the one after them, `verdict.num_accepted + 1` of them real.
+        forward, distribution: the target's at every fed token.
+        caches: after the pass; the target's holds the accepted path right after the committed row, and is to be
+            rewound to what is committed of it.
+    """
+
+    draft: Draft
+    verdict: Verdict
+    tokens: Int[Array, "B depth+1"]
+    forward: Forward
+    distribution: Distribution
+    caches: Caches
+
+
+def size_of(drafter: Drafter, gamma: int) -> TreeSize:
+    """Nodes and depth of a drafter's drafts: of a chain, gamma, but no more than it ever drafts. 0: plain decoding."""
+    if drafter.tree is not None:
+        return drafter.tree
+    longest = gamma if drafter.longest is None else min(gamma, drafter.longest)
+    return TreeSize(longest, longest)
+
+
+def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
+    """Raises:
+    ValueError: a drafter of trees with a model or a rule that takes chains only.
+    """
+    if drafter.tree is None:
+        return
+    if target.select is None:
+        raise ValueError(
+            "the drafter drafts trees, and the target takes chains only: give its LanguageModel a select, or use a "
+            "drafter of chains, such as drafters.model"
+        )
+    if not rule.trees:
+        raise ValueError(f"the drafter drafts trees, and the rule {rule.name} judges chains only: use {JUDGE_TREES}")
+
+
+def run_round(
+    target: LanguageModel,
+    drafter: Drafter,
+    rule: Rule,
+    weights: Weights,
+    caches: Caches,
+    context: DraftContext,
+    to_distribution: ToDistribution,
+    widths: tuple[int, ...],
+) -> RoundResult:
+    """Drafts, verifies in one pass, and judges.
+
+    Args:
+        target: whose cache holds `context.row` but its last token.
+        drafter, rule: as in `decode.speculative`.
+        weights, caches: of target and drafter.
+        context: what the drafter is given; rows whose limit is 0 still get their next token.
+        to_distribution: the target's logits to distributions.
+        widths: of `bucket_widths`.
+    """
+    row, (nodes, depth) = context.row, size_of(drafter, context.gamma)
+    with jax.named_scope("draft"):
+        draft, caches = drafter.propose(weights, caches, context)
+        _check_shape(draft, drafter, nodes)
+        draft = truncate(draft, context.limit, target.vocab_size)
+    fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
+    parent = None if draft.parent is None else tree.fed(draft.parent)
+
+    def forward_over(width: int, cache: Cache) -> TargetPass:
+        branch = None if parent is None else parent[:, :width]
+        if drafter.finish is None:
+            forward, cache = target.extend(weights.target, cache, fed[:, :width], branch)
+        else:
+            forward, cache = drafter.finish(weights, caches._replace(target=cache), fed[:, :width], branch)
+        if width == 1:
+            return TargetPass(forward, cache, to_distribution(forward.logits))
+        chain = jnp.tri(width, width - 1, -1, bool)[None]
+        seen = chain if branch is None else tree.ancestors(branch)[:, :, 1:]
+        return TargetPass(forward, cache, to_distribution(forward.logits, draft.tokens[:, : width - 1], seen))
+
+    with jax.named_scope("target"):
+        cache = target.rewind(caches.target, row.length - 1)  # a drafter may have used it
+        forward, cache, distribution = bucketed_pass(forward_over, cache, jnp.max(draft.length), widths)
+    with jax.named_scope("accept"):
+        verdict = rule.verify(context.keys, row.length, draft, distribution)
+        _check_verdict(verdict, rule, draft)
+    with jax.named_scope("commit"):
+        tokens = committed_tokens(draft, verdict, depth)
+        if verdict.path is not None and target.select is not None:
+            cache = target.select(cache, row.length, verdict.path[:, :depth])
+    return RoundResult(draft, verdict, tokens, forward, distribution, caches._replace(target=cache))
+
+
+def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
+    """The draft without tokens past a row's limit, or that the target does not have; what is fed is in any case valid.
+
+    A token that the target lacks (of a datastore or a tokenizer with more ids) has probability 0, so it could not be
+    accepted. A chain ends before it; of a tree it is cut off, with what follows it, and so are its padding and a node
+    that does not come after its parent: the nodes that are verified are those of `tree.in_tree`.
+
+    >>> cut = truncate(Draft(jnp.array([[3, 9, 4]]), jnp.array([3])), jnp.array([2]), vocab=5)
+    >>> cut.tokens.tolist(), cut.length.tolist()
+    ([[3, 4, 4]], [1])
+    >>> star = Draft(jnp.array([[3, 9, 4]]), jnp.array([3]), parent=jnp.array([[0, 0, 1]]))
+    >>> cut = truncate(star, jnp.array([1]), vocab=5)
+    >>> cut.parent.tolist(), cut.length.tolist()
+    ([[0, -1, -1]], [1])
+    >>> truncate(star._replace(parent=jnp.array([[2, 0, 0]])), jnp.array([2]), vocab=10).parent.tolist()
+    [[-1, 0, 0]]
+    """
+    known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
+    tokens = jnp.clip(draft.tokens, 0, vocab - 1)
+    if draft.parent is None:
+        run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
+        return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
+    node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
+    parent = jnp.where(draft.parent < node, draft.parent, -1)
+    near = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
+    stays = jnp.logical_and(jnp.logical_and(known, near), node <= draft.length[:, None])
+    parent = jnp.where(stays, parent, -1)
+    length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
+    return draft._replace(tokens=tokens, parent=parent, length=length)
+
+
+def committed_tokens(draft: Draft, verdict: Verdict, depth: int) -> Int[Array, "B depth+1"]:
+    """The accepted tokens and the one after them: draft [x y z], 1 accepted, next t: [x t . .]."""
+    accepted = draft.tokens
+    if verdict.path is not None:
+        accepted = jnp.take_along_axis(draft.tokens, verdict.path[:, :depth], axis=1)
+    slot = jnp.arange(depth + 1, dtype=verdict.num_accepted.dtype)[None, :]
+    accepted = jnp.pad(accepted, ((0, 0), (0, 1)))
+    return jnp.where(slot < verdict.num_accepted[:, None], accepted, verdict.next_token[:, None])
+
+
+def fed_on_path(verdict: Verdict, positions: int) -> Bool[Array, "B T"]:
+    """The fed tokens on the way to the verdict: the last committed one and the accepted ones."""
+    slot = jnp.arange(positions, dtype=verdict.num_accepted.dtype)[None, :]
+    if verdict.path is None:
+        return slot <= verdict.num_accepted[:, None]
+    step = jnp.arange(verdict.path.shape[1], dtype=verdict.num_accepted.dtype)[None, :]
+    fed = jnp.where(step < verdict.num_accepted[:, None], verdict.path + 1, 0)
+    return jnp.logical_or(slot == 0, jnp.any(fed[:, :, None] == slot[:, None, :], axis=1))
+
+
+def _check_shape(draft: Draft, drafter: Drafter, nodes: int) -> None:
+    """Refuses a draft that is not what its drafter has announced."""
+    kinds = ["a chain" if chain else "a tree" for chain in (draft.parent is None, drafter.tree is None)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"the drafter proposed {kinds[0]} and announces {kinds[1]}: set Drafter.tree to match")
+    for name in ("tokens", "length", "parent"):
+        x = getattr(draft, name)
+        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            raise TypeError(f"the drafter proposed {name} of dtype {jnp.result_type(x)}: expected integers")
+    if draft.tokens.shape[1] != nodes:
+        width = draft.tokens.shape[1]
+        raise ValueError(f"the drafter proposed {width} tokens a row: expected {nodes}, some of which may be padding")
+
+
+def _check_verdict(verdict: Verdict, rule: Rule, draft: Draft) -> None:
+    """Refuses what no rule may return."""
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"the rule {rule.name} returned type {type(verdict).__name__}: expected a core.Verdict")
+    if (verdict.path is None) != (draft.parent is None):
+        draft_kind, expected = ("a chain", "None") if draft.parent is None else ("a tree", "the numbers of its nodes")
+        got = "no path" if verdict.path is None else "a path"
+        raise ValueError(
+            f"the rule {rule.name} returned {got} for {draft_kind}: expected Verdict.path to be {expected}, as "
+            "core.Verdict has it"
+        )
+    rows, nodes = draft.length.shape, draft.tokens.shape
+    shapes = {"num_accepted": rows, "next_token": rows, "num_tested": rows}
+    for name, shape in (shapes if draft.parent is None else shapes | {"path": nodes}).items():
+        x = getattr(verdict, name)
+        if jnp.shape(x) != shape or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            got = f"shape {jnp.shape(x)} and dtype {jnp.result_type(x)}"
+            raise ValueError(f"the rule {rule.name} returned {name} of {got}: expected integers of shape {shape}")
+
+
+class TargetPass(NamedTuple):
+    """The target's pass over a draft: its outputs, the cache after it, and the distribution at each position."""
+
+    forward: Forward
+    cache: Cache
+    distribution: Distribution
+
+
+def bucket_widths(nodes: int, *, adaptive: bool, may_be_empty: bool) -> tuple[int, ...]:
+    """Tokens that the target's pass may be over: each is a program of its own, so there are few.
+
+    Args:
+        nodes: most draft tokens.
+        adaptive: whether a policy chooses the length of drafts; passes over 1, 2, 4, 8, ... and nodes + 1 tokens are
+            then programs of their own (matrix units work on powers of two, so 3 tokens cost what 4 do).
+        may_be_empty: whether there may be no draft token at all.
+
+    >>> bucket_widths(7, adaptive=True, may_be_empty=False), bucket_widths(7, adaptive=False, may_be_empty=True)
+    ((1, 2, 4, 8), (1, 8))
+    """
+    if adaptive:
+        return (*(1 << i for i in range(nodes.bit_length()) if 1 << i <= nodes), nodes + 1)
+    return (1, nodes + 1) if may_be_empty else (nodes + 1,)
+
+
+def bucketed_pass(
+    forward_over: Callable[[int, Cache], TargetPass],
+    cache: Cache,
+    needed: Int[Array, ""],
+    widths: tuple[int, ...],
+) -> TargetPass:
+    """The narrowest pass that reads each row's last token and all draft tokens.
+
+    Args:
+        forward_over: makes a pass over so many tokens.
+        cache: of the target.
+        needed: the number of the last draft token, counted from 1, that any row has; what follows need not be read.
+            There is a position for each token of the widest pass nonetheless, zeros where nothing was read.
+        widths: of `bucket_widths`.
+    """
+    if len(widths) == 1:
+        return forward_over(widths[0], cache)
+
+    def padded(width: int, cache: Cache) -> TargetPass:
+        forward, cache, distribution = forward_over(width, cache)
+        return TargetPass(_pad(forward, widths[-1]), cache, _pad(distribution, widths[-1]))
+
+    index = jnp.sum(jnp.asarray(widths[:-1]) < needed + 1)
+    return jax.lax.switch(index, [functools.partial(padded, width) for width in widths], cache)
+
+
+def _pad(outputs: Outputs, width: int) -> Outputs:
+    """The same with `width` positions [B, T, ..]; what has none stays.
+
+    >>> _pad(Distribution(jnp.ones((1, 2, 3)), greedy=jnp.array([True])), 5).log_probs.shape
+    (1, 5, 3)
+    """
+
+    def pad(x: Array) -> Array:
+        return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, width - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+
+    return jax.tree.map(pad, outputs)

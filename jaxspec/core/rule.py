@@ -1,0 +1,68 @@
+"""An acceptance rule: which draft tokens are accepted, and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core.distribution import Distribution
+from jaxspec.core.draft import Draft, Verdict
+from jaxspec.core.language_model import Keys
+
+JUDGE_TREES = "rules.rejection(), traversal(), k_seq(), coupled(), exact_match(), lenient() or typical()"
+
+AcceptanceRatio = Callable[
+    [Float[Array, "batch step vocab"], Float[Array, "batch step vocab"], Int[Array, "batch step"]],
+    Float[Array, "batch step"],
+]
+"""(log_p, log_q, tokens) -> see `Rule.acceptance_ratio`."""
+
+
+class Verify(Protocol):
+    def __call__(self, keys: Keys, position: Int[Array, " batch"], draft: Draft, target: Distribution) -> Verdict:
+        """Judges a draft.
+
+        Args:
+            keys: of the rows.
+            position: each row's length, where the draft begins.
+            draft: N draft tokens of each row.
+            target: its distributions at N + 1 positions: entry i is after fed token i (0: the last committed one).
+        """
+        ...
+
+
+class Rule(NamedTuple):
+    """An acceptance rule.
+
+    Attributes:
+        verify: see the protocol.
+        name: what it is called, with its parameters.
+        exact: whether the text has the target's distribution whatever the drafter does; if not, the docstring of the
+            rule's factory says what is guaranteed instead.
+        trees: whether it judges trees (`Draft.parent`), or chains only.
+        shares_noise: whether draft tokens drawn with plain sampling's own noise are accepted more often.
+        acceptance_ratio: for each token x of a text, the probability that x is drafted and accepted, over p(x), so that
+            products of it give how many draft tokens are accepted (see `analysis.measure.replay`); None where that is
+            not known. Under a rule that judges draft tokens jointly the ratios multiply before they are cut at 1.
+        lenience: l of a rule that accepts each draft token x with probability min(1, p(x) / (l q(x))): 1 of
+            `rejection`, less of `lenient`; None of rules that accept otherwise.
+
+    >>> import jax.numpy as jnp
+    >>> def nothing(keys, position, draft, target):  # plain greedy decoding, in its own terms
+    ...     zero = jnp.zeros_like(draft.length)
+    ...     return Verdict(zero, target.tokens[:, 0], zero)
+    >>> rule = Rule(nothing, "nothing", exact=True)
+    >>> draft = Draft(jnp.array([[4, 9]]), jnp.array([2]))
+    >>> rule.verify(None, None, draft, Distribution(tokens=jnp.array([[4, 5, 6]]))).next_token.tolist()
+    [4]
+    """
+
+    verify: Verify
+    name: str
+    exact: bool
+    trees: bool = False
+    shares_noise: bool = False
+    acceptance_ratio: AcceptanceRatio | None = None
+    lenience: float | None = None

@@ -1,0 +1,146 @@
+"""Padded token rows: buckets, capacity, append, cut at the end of a sequence, to lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jaxspec.core import LanguageModel, Prompt
+
+SMALLEST_BUCKET = 16
+
+
+def bucket(length: int) -> int:
+    """The padded length for `length` tokens: 16, 32, 48, 64, 96, 128, 192, ... at most half of it padding.
+
+    Requests in one bucket share a compiled program.
+
+    >>> [bucket(n) for n in (1, 16, 17, 33, 65, 130)]
+    [16, 16, 32, 48, 96, 192]
+    """
+    size = SMALLEST_BUCKET
+    while size < length:
+        if size * 3 // 2 >= length and size > SMALLEST_BUCKET:
+            return size * 3 // 2
+        size *= 2
+    return size
+
+
+def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
+    """Tokens that prefill puts into a row: the padded prompt, or the start token of an encoder-decoder."""
+    return prompt.tokens.shape[1] if lm.start_token is None else 1
+
+
+def headroom(max_new_tokens: int, nodes: int) -> int:
+    """Tokens by which a row's buffers must be able to grow so that no write is ever clamped.
+
+    The last round begins at most one token before the limit, and feeds the last committed token and all draft tokens;
+    a finished row goes on being fed, after its end, while others are busy.
+
+    >>> headroom(max_new_tokens=32, nodes=4)
+    37
+    """
+    return max_new_tokens + nodes + 1
+
+
+def pad(rows: Sequence[Sequence[int]], width: int | None = None) -> Prompt:
+    """Lists of token ids as a Prompt, padded to a bucket.
+
+    Raises:
+        ValueError: no rows, or an empty one.
+
+    >>> pad([[5, 6, 7], [8]]).length.tolist()
+    [3, 1]
+    """
+    if not rows:
+        raise ValueError("got no prompts: expected at least one")
+    for index, row in enumerate(rows):
+        if len(row) == 0:
+            raise ValueError(f"prompt {index} is empty: a prompt needs at least one token")
+    longest = max(len(row) for row in rows)
+    tokens = np.zeros((len(rows), width or bucket(longest)), np.int32)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row
+    return Prompt(jnp.asarray(tokens), jnp.asarray([len(row) for row in rows], jnp.int32))
+
+
+def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) -> list[list[int]]:
+    """The real tokens of each row.
+
+    >>> to_lists(jnp.array([[5, 6, 0], [7, 0, 0]]), jnp.array([2, 1]))
+    [[5, 6], [7]]
+    """
+    return [row[:n].tolist() for row, n in zip(np.asarray(tokens), np.asarray(length), strict=True)]
+
+
+def append(
+    tokens: Int[Array, "batch capacity"], length: Int[Array, " batch"], new: Int[Array, "batch step"]
+) -> Int[Array, "batch capacity"]:
+    """Writes `step` tokens after each row's own length; how many of them count is decided by the new length.
+
+    With lengths (1, 2): before [[a . . .], [b c . .]], after [[a X Y .], [b c X Y]].
+    """
+    return jax.vmap(lambda row, at, x: jax.lax.dynamic_update_slice(row, x, (at,)))(tokens, length, new)
+
+
+def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int) -> Int[Array, "batch width"]:
+    """`width` tokens of each row from its own start.
+
+    >>> window(jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), jnp.array([0, 2]), 2).tolist()
+    [[1, 2], [7, 8]]
+    """
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (width,)))(tokens, start)
+
+
+def num_to_commit(
+    new: Int[Array, "batch step"],
+    count: Int[Array, " batch"],
+    left: Int[Array, " batch"],
+    eos: Int[Array, "batch ends"],
+) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+    """How many of `count` new tokens of each row to commit, and whether the row ends with them.
+
+    A row is cut after its first end-of-sequence token, and gets no more than the tokens `left` to it. With eos (9,):
+    new [a b 9 c], count 4, left 8 commits 3 and ends; new [a b c d], count 3, left 2 commits 2 and ends.
+
+    >>> num_to_commit(jnp.array([[4, 9, 5]]), jnp.array([3]), jnp.array([8]), jnp.array([[9]]))[0].tolist()
+    [2]
+    """
+    step = new.shape[1]
+    is_end = jnp.any(new[:, :, None] == eos[:, None, :], axis=-1)
+    first_end = jnp.where(jnp.any(is_end, axis=-1), jnp.argmax(is_end, axis=-1), step).astype(count.dtype)
+    committed = jnp.minimum(jnp.minimum(count, first_end + 1), left)
+    ended = jnp.logical_or(first_end < committed, committed >= left)
+    return committed, ended
+
+
+def repeat_rows(tree: Any, times: int) -> Any:
+    """Each row several times, one after the other: before [a b], after [a a b b]. Of a tree whose leaves begin so.
+
+    >>> repeat_rows(jnp.array([3, 5]), 2).tolist()
+    [3, 3, 5, 5]
+    """
+    return tree if times == 1 else jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), tree)
+
+
+def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
+    """Some rows of a state, in the given order: of a `core.State`, or of anything whose leaves are batch-first.
+
+    >>> take_rows({"length": jnp.array([5, 6, 7])}, jnp.array([2, 0]))["length"].tolist()
+    [7, 5]
+    """
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def put_rows(tree: Any, rows: Int[Array, " n"], new: Any) -> Any:
+    """A state with some rows replaced by those of another, of the same shapes but for the batch.
+
+    >>> put_rows({"length": jnp.array([5, 6, 7])}, jnp.array([1]), {"length": jnp.array([9])})["length"].tolist()
+    [5, 9, 7]
+    """
+    return jax.tree.map(lambda x, y: x.at[rows].set(y), tree, new)

@@ -1,0 +1,117 @@
+"""Block verification (Sun et al., ICLR 2025, arXiv 2403.10444): the draft tokens of a round are judged together."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.rules.common import (
+    chain_verdict,
+    count_accepted,
+    draft_distribution_at,
+    draft_distributions,
+    draft_probs,
+    exact_match,
+    gather_probs,
+    likelihood_ratio,
+    require_chain,
+    residual,
+    sample_residual,
+    take_position,
+    uniforms,
+)
+
+
+@functools.lru_cache
+def block() -> Rule:
+    r"""Accept the longest prefix that passes, where prefixes are tested by the ratio of their joint probabilities.
+
+    With the joint ratio r_0 = 1, r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)), a prefix of i < n draft tokens (n are real)
+    passes its own test, a uniform draw, with probability
+
+        h_i = s_i / (s_i + 1 - r_i),    s_i = sum_x max(0, r_i p_{i+1}(x) - q_{i+1}(x)),
+
+    and that of all n with probability h_n = r_n. The *last* passing prefix is accepted, though shorter ones may have
+    failed, and the next token is drawn from norm(max(0, r_i p_{i+1} - q_{i+1})), or from p_{n+1} if i = n. A prefix of
+    i draft tokens is then accepted, or a longer one, with probability r_i, which makes the output exactly the target's
+    distribution, and accepts at least as many draft tokens in expectation as any other rule that looks at one draft;
+    the rejection rule's are products of min(1, p / q), never more than r_i.
+
+    Verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round, as
+    `noise.at` with a row's length makes them. For deterministic proposals the rule gains nothing, and needs none of
+    this.
+
+    Returns:
+        A `core.Rule`. With B rows, G draft tokens and V tokens:
+        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
+        [B, G + 1].
+
+    Example:
+        The published toy: p = (1/3, 2/3) and q = (2/3, 1/3) at every position, and two draft tokens, "a b". The first
+        is as likely as not to be accepted by itself, but together they are as likely under p as under q: both are
+        accepted.
+
+        >>> import jax
+        >>> from jaxspec.core import noise
+        >>> p, q = (jnp.log(jnp.array(x)) for x in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
+        >>> draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), log_probs=jnp.stack([q, q])[None])
+        >>> target = Distribution(log_probs=jnp.stack([p, p, p])[None])
+        >>> [round(h, 3) for h in pass_probability(draft, target)[0].tolist()]
+        [0.0, 1.0]
+        >>> block().verify(noise.row_keys(jax.random.key(0), 1), jnp.array([5]), draft, target).num_accepted.tolist()
+        [2]
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        require_chain(draft, "block")
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        assert target.log_probs is not None
+        draft = sound(draft)
+        passed = uniforms(keys, position, draft) < pass_probability(draft, target)
+        prefix = jnp.arange(1, draft.tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
+        count = jnp.max(jnp.where(passed, prefix, 0), axis=1, initial=0).astype(draft.length.dtype)
+        ratio = jnp.pad(joint_ratio(draft, target), ((0, 0), (1, 0)), constant_values=1.0)
+        p = jnp.exp(take_position(target.log_probs, count))
+        q = draft_distribution_at(draft, count, p.shape[-1])
+        left = residual(take_position(ratio, count)[:, None] * p, q)
+        return chain_verdict(draft, count, sample_residual(keys, position, jnp.log(left)))
+
+    return Rule(verify, "block", exact=True, acceptance_ratio=likelihood_ratio)
+
+
+def sound(draft: Draft) -> Draft:
+    """Ends each row's draft before its first draft token that its own distribution does not allow (a distribution of
+    NaN, for example)."""
+    return draft._replace(length=count_accepted(draft_probs(draft) > 0, draft.length))
+
+
+def joint_ratio(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
+    """r_1 .. r_G of `block`: how much likelier each prefix is under p than under q, cut at 1 on the way."""
+    assert target.log_probs is not None
+    p, q = gather_probs(target.log_probs[:, :-1], draft.tokens), draft_probs(draft)
+    ratio, ratios = jnp.ones(q.shape[:1], q.dtype), []
+    for i in range(q.shape[1]):
+        ratio = jnp.minimum(ratio * p[:, i] / q[:, i], 1.0)
+        ratios.append(ratio)
+    return jnp.stack(ratios, axis=1) if ratios else q
+
+
+def pass_probability(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
+    """h_1 .. h_G of `block`; 0 after a row's real draft tokens."""
+    assert target.log_probs is not None
+    ratio, length = joint_ratio(draft, target), draft.length[:, None]
+    following = (
+        jnp.exp(target.log_probs[:, 1:-1]) * ratio[:, :-1, None]
+        - draft_distributions(draft, target.log_probs.shape[-1])[:, 1:]
+    )
+    left = jnp.pad(jnp.sum(jnp.maximum(following, 0.0), axis=-1), ((0, 0), (0, min(1, ratio.shape[1]))))
+    whole = left + 1.0 - ratio
+    # Nothing over nothing: what follows has one distribution under both, and longer prefixes pass as surely as this
+    # one.
+    inner = jnp.where(whole > 0, left / jnp.where(whole > 0, whole, 1.0), 1.0)
+    prefix = jnp.arange(1, ratio.shape[1] + 1, dtype=draft.length.dtype)[None, :]
+    return jnp.where(prefix < length, inner, jnp.where(prefix == length, ratio, 0.0))

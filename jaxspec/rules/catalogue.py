@@ -1,0 +1,73 @@
+"""Every rule of the family once, with ordinary parameters, for measuring or checking all of them.
+
+Nothing in decoding reads this list, and a rule of your own needs no place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxspec.core import Rule
+from jaxspec.rules.block import block
+from jaxspec.rules.classical import classical_rejection
+from jaxspec.rules.coupled import coupled
+from jaxspec.rules.exact_match import exact_match
+from jaxspec.rules.k_seq import k_seq
+from jaxspec.rules.lenient import lenient
+from jaxspec.rules.rejection import rejection
+from jaxspec.rules.traversal import traversal
+from jaxspec.rules.typical import threshold, typical
+
+TokenBound = Callable[[Float[Array, "*shape V"]], Float[Array, "*shape V"]]
+
+LENIENCE, EPSILON, DELTA = 0.5, 0.09, 0.3
+
+
+class Entry(NamedTuple):
+    """A rule, and what it promises.
+
+    Attributes:
+        rule: with ordinary parameters.
+        bound: of an inexact rule, its bound: the target's log probabilities [..., V] -> the most that each token's
+            probability may be in a sampled text, given what precedes it. None for an exact rule.
+    """
+
+    rule: Rule
+    bound: TokenBound | None = None
+
+
+def lenient_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
+    """No token above p / l.
+
+    >>> lenient_ceiling(jnp.log(jnp.array([0.75, 0.25]))).tolist()
+    [1.0, 0.5]
+    """
+    return jnp.minimum(jnp.exp(log_p) / LENIENCE, 1.0)
+
+
+def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
+    """No token at or below the threshold above p; nothing of the others.
+
+    >>> typical_ceiling(jnp.log(jnp.array([0.96875, 0.03125]))).tolist()
+    [1.0, 0.03125]
+    """
+    low = log_p <= threshold(log_p, EPSILON, DELTA)[..., None]
+    return jnp.where(low, jnp.exp(log_p), 1.0)
+
+
+# By the name of what makes them.
+RULES: dict[str, Entry] = {
+    "rejection": Entry(rejection()),
+    "block": Entry(block()),
+    "traversal": Entry(traversal()),
+    "k_seq": Entry(k_seq()),
+    "coupled": Entry(coupled()),
+    "exact_match": Entry(exact_match()),
+    "classical_rejection": Entry(classical_rejection()),
+    "lenient": Entry(lenient(LENIENCE), lenient_ceiling),
+    "typical": Entry(typical(EPSILON, DELTA), typical_ceiling),
+}

@@ -1,0 +1,66 @@
+"""Classical rejection sampling, not iterated (Leviathan et al., arXiv 2211.17192, appendix A.2): for comparison."""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.rules.common import (
+    chain_verdict,
+    count_accepted,
+    draft_distributions,
+    draft_probs,
+    exact_match,
+    gather_probs,
+    require_chain,
+    sample_residual,
+    take_position,
+    uniforms,
+)
+
+
+@functools.lru_cache
+def classical_rejection() -> Rule:
+    r"""Accept draft token x with probability p(x) / (M q(x)), M = max_x p(x) / q(x); otherwise draw from p, unmodified.
+
+    The output has exactly the target's distribution: p / M + (1 - 1 / M) p = p. A draft token is accepted with
+    probability 1 / M = min_x q(x) / p(x) over the tokens that p allows, never more than the rejection rule's sum_x
+    min(p(x), q(x)), and never at all if q lacks a token that p has. In particular a deterministic proposal is accepted
+    only if p is certain of it. Nobody decodes with this; it is what speculative sampling improves on.
+
+    Returns:
+        A `core.Rule`. With B rows, G draft tokens and V tokens:
+        draft.tokens [B, G], draft.log_probs [B, G, V] or None, target.log_probs [B, G + 1, V] or target.tokens
+        [B, G + 1].
+
+    Example:
+        >>> p, q = jnp.array([[[0.5, 0.5]]]), jnp.array([[[0.25, 0.75]]])
+        >>> smallest_ratio(p, q).tolist()  # the rejection rule would accept it with probability 0.75
+        [[0.5]]
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        require_chain(draft, "classical_rejection")
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        assert target.log_probs is not None
+        p = jnp.exp(target.log_probs[:, :-1])
+        scale = smallest_ratio(p, draft_distributions(draft, p.shape[-1]))
+        threshold = scale * gather_probs(target.log_probs[:, :-1], draft.tokens)
+        count = count_accepted(uniforms(keys, position, draft) * draft_probs(draft) < threshold, draft.length)
+        next_token = sample_residual(keys, position, take_position(target.log_probs, count))
+        return chain_verdict(draft, count, next_token)
+
+    def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        """(p / M) / p, the same for every token."""
+        return smallest_ratio(jnp.exp(log_p), jnp.exp(log_q))
+
+    return Rule(verify, "classical_rejection", exact=True, acceptance_ratio=acceptance_ratio)
+
+
+def smallest_ratio(p: Float[Array, "B G V"], q: Float[Array, "B G V"]) -> Float[Array, "B G"]:
+    """min_x q(x) / p(x) over the tokens of nonzero p: how often a draft token is accepted."""
+    return jnp.min(jnp.where(p > 0, q / jnp.where(p > 0, p, 1.0), jnp.inf), axis=-1)

@@ -1,0 +1,136 @@
+"""Coupled verification: speculative decoding emits, token for token, what plain sampling emits with the same key."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, noise
+from jaxspec.rules.common import chain_verdict, count_accepted, exact_match, is_real, likelihood_ratio, take_position
+
+
+@functools.lru_cache
+def coupled() -> Rule:
+    """Accept draft tokens while they are the tokens that plain sampling draws at their positions with the same key.
+
+    The token at position t is argmax_x (log p_t(x) + g_t(x)), with the Gumbel noise g_t of the row's key and of t
+    itself, the one that `autoregressive` uses. Which tokens are emitted then does not depend on the drafter, on gamma,
+    on the shape of a tree or on where rounds begin, only what they cost; in particular their distribution is the
+    target's. (Up to the rounding of the target's logits: a pass over several tokens is not bit-equal to several passes
+    over one.)
+
+    A draft token that is independent of that noise is accepted with probability p(x), siblings with the sum of theirs.
+    A drafter that draws its own tokens with the same noise (`drafters.model(draft, coupled=True)`, which
+    `jaxspec.generate` takes for this rule) agrees with probability at least (1 - d) / (1 + d), where
+    d = 1 - sum_x min(p(x), q(x)). The rejection rule accepts 1 - d: the difference is the price of the invariance.
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens and V tokens: draft.tokens [B, N], draft.log_probs is not read,
+        target.log_probs [B, N + 1, V] or target.tokens [B, N + 1].
+
+    Example:
+        >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([7])
+        >>> p = Distribution(log_probs=jnp.log(jnp.full((1, 3, 9), 1 / 9)))
+        >>> plain = [int(noise.categorical(noise.at(keys, position + i, noise.Purpose.TOKEN), p.log_probs[:, i])[0])
+        ...          for i in range(3)]
+        >>> verdict = coupled().verify(keys, position, Draft(jnp.array([plain[:2]]), jnp.array([2])), p)
+        >>> verdict.num_accepted.tolist(), verdict.next_token.tolist() == plain[2:]
+        ([2], True)
+
+    Reference: Daliri, Musco, Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
+    arXiv 2408.07978.
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        if draft.parent is None and draft.aux is not None and "gumbel" in draft.aux:
+            return match_drawn(keys, position, draft, target, draft.aux["gumbel"])
+        return walk(keys, position, draft, target)
+
+    return Rule(verify, "coupled", exact=True, trees=True, shares_noise=True, acceptance_ratio=acceptance_ratio)
+
+
+def acceptance_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """P(x wins both races) / p(x) for a token drawn with the same noise: 1 / sum_y max(p(y), q(y) p(x) / q(x)).
+
+    With exponential arrivals E_y, x wins under p and q if E_y >= E_x max(p(y) / p(x), q(y) / q(x)) for all y.
+
+    >>> p, q = (jnp.log(jnp.array([[[x, 1 - x]] * 2])) for x in (0.5, 0.75))
+    >>> [round(x, 3) for x in acceptance_ratio(p, q, jnp.array([[0, 1]]))[0].tolist()]
+    [1.0, 0.5]
+    """
+    ratio = likelihood_ratio(log_p, log_q, tokens)[..., None]
+    known = jnp.where(ratio > 0, ratio, 1.0)
+    rivals = jnp.sum(jnp.maximum(jnp.exp(log_p), jnp.exp(log_q) / known), axis=-1)
+    return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
+
+
+def match_drawn(
+    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution, gumbel: Float[Array, "B G V"]
+) -> Verdict:
+    """The verdict on a chain whose drafter has drawn the noise at its tokens: only what follows them is drawn here."""
+    assert target.log_probs is not None
+    tokens = []
+    for i in range(draft.tokens.shape[1]):
+        at = noise.at(keys, position + i, noise.Purpose.TOKEN)
+        tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=gumbel[:, i]))
+    plain = jnp.stack(tokens, axis=1)
+    count = count_accepted(draft.tokens == plain, draft.length)
+    whole = count == draft.length
+    last = noise.at(keys, position + draft.length, noise.Purpose.TOKEN)
+    bonus = noise.categorical(last, take_position(target.log_probs, draft.length), whole)
+    sampled = take_position(plain, jnp.minimum(count, plain.shape[1] - 1))
+    return chain_verdict(draft, count, jnp.where(whole, bonus, sampled))
+
+
+def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """The verdict on a chain or a tree: rows follow plain sampling's tokens down the tree, one draw a step.
+
+    A draw over a vocabulary costs more than the rest of the rule, so none is made that no row needs. Of siblings with
+    one token the first counts.
+    """
+    assert target.log_probs is not None
+    log_probs = target.log_probs
+    batch, nodes = draft.tokens.shape
+    node = jnp.arange(nodes, dtype=jnp.int32)[None, :]
+    parent = jnp.where(is_real(draft), node if draft.parent is None else draft.parent, -1)
+    zero = jnp.zeros_like(draft.length)
+
+    def step(carry):
+        current, count, tested, path, token, going = carry
+        at = noise.at(keys, position + count.astype(position.dtype), noise.Purpose.TOKEN)
+        drawn = noise.categorical(at, take_position(log_probs, current), going)
+        children = jnp.logical_and(parent == current[:, None], going[:, None])
+        right = jnp.logical_and(children, draft.tokens == drawn[:, None])
+        accepted = jnp.any(right, axis=1)
+        child = jnp.argmax(right, axis=1).astype(jnp.int32) if nodes else jnp.zeros((batch,), jnp.int32)
+        trials = jnp.logical_and(children, jnp.logical_or(node <= child[:, None], jnp.logical_not(accepted)[:, None]))
+        here = jnp.logical_and(accepted[:, None], node == count[:, None])
+        return (
+            jnp.where(accepted, child + 1, current),
+            count + accepted.astype(count.dtype),
+            tested + jnp.sum(trials, axis=1, dtype=tested.dtype),
+            jnp.where(here, child[:, None], path),
+            jnp.where(going, drawn, token),
+            accepted,
+        )
+
+    def unfinished(carry) -> Bool[Array, ""]:
+        return jnp.any(carry[-1])
+
+    start = (
+        zero.astype(jnp.int32),
+        zero,
+        zero,
+        jnp.zeros((batch, nodes), jnp.int32),
+        zero.astype(jnp.int32),
+        zero == 0,
+    )
+    _, count, tested, path, token, _ = jax.lax.while_loop(unfinished, step, start)
+    return Verdict(count, token, tested, None if draft.parent is None else path)

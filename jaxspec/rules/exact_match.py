@@ -1,0 +1,49 @@
+"""Exact match: a draft token is accepted if it is what the target itself would have generated."""
+
+from __future__ import annotations
+
+import functools
+
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.rules.common import gather_probs
+from jaxspec.rules.rejection import rejection
+
+
+@functools.lru_cache
+def exact_match() -> Rule:
+    """Accept draft tokens while they equal the target's own choice: its argmax at temperature 0, otherwise its sample.
+
+    What is emitted is always the target's choice, so the output has the target's distribution, whatever the drafter.
+    This is what servers do that know no draft probabilities; a draft token is accepted with probability p(x) (siblings
+    with the sum of theirs), where the rejection rule accepts it with min(1, p(x) / q(x)).
+
+    To sample t from p and compare it with the draft token x is to accept x with probability p(x), and otherwise to draw
+    from p without x: the rejection rule (arXiv 2211.17192, Algorithm 1) for a point mass at x. So the rule is that
+    one, without the draft's distributions, and costs one draw from a vocabulary and not one for each draft token. For
+    the target's literal own sample, the very token of plain decoding with the same key, see `coupled`.
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens and V tokens: draft.tokens [B, N], draft.log_probs is not read,
+        target.log_probs [B, N + 1, V] or target.tokens [B, N + 1].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> draft = Draft(jnp.array([[4, 9]]), jnp.array([2]))
+        >>> verdict = exact_match().verify(None, None, draft, Distribution(tokens=jnp.array([[4, 5, 6]])))
+        >>> verdict.num_accepted.tolist(), verdict.next_token.tolist()
+        ([1], [5])
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        return rejection().verify(keys, position, draft._replace(log_probs=None, draws=None), target)
+
+    return Rule(verify, "exact_match", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
+
+
+def acceptance_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """p q / p."""
+    return gather_probs(log_q, tokens)

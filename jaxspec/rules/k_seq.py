@@ -1,0 +1,150 @@
+"""K-SEQ, SpecTr's selection among independent draft sequences (Sun et al., NeurIPS 2023, arXiv 2310.15141)."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Draw, Keys, Rule, Verdict, tree
+from jaxspec.rules import residual_tree
+from jaxspec.rules.common import exact_match, sample_residual, take_position, uniforms
+from jaxspec.rules.rejection import acceptance_ratio, rejection
+
+HALVINGS = 16  # of [1, K]; the rule is exact for what is found, which the bisection only makes accept more
+
+
+@functools.lru_cache
+def k_seq() -> Rule:
+    r"""Accept one of K independent candidates for a token, all of which have the same chance; the paper's K-SEQ.
+
+    Each of the K draft tokens x is accepted with probability min(1, p(x) / (r q(x))), one after the other. With
+    b = sum_x min(p(x) / r, q(x)) one of them is accepted with probability a = 1 - (1 - b)^K; if none is, the token is
+    drawn from norm(p - (a / b) min(p / r, q)). That is p in all for every r with a <= r b, and a is the largest for the
+    smallest such r, in [1, K], which is found by bisection.
+
+    After an accepted token the candidates for the next one are what follows it in *all* sequences that begin with the
+    accepted tokens: sequences that coincide so far are one path.
+
+    The output has exactly the target's distribution, whatever the drafter. The candidates must be drawn independently
+    from one distribution (`Draw.WITH_REPLACEMENT`, as `drafters.sequences` and `drafters.tree(draw="replacement")` do):
+    of siblings drawn otherwise only the first is judged, which is exact, and wastes the others. For a chain the rule is
+    `rejection`.
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
+        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
+        [B, N + 1].
+
+    Example:
+        >>> p, q = jnp.array([[0.5, 0.3, 0.2]]), jnp.array([[0.1, 0.2, 0.7]])
+        >>> r, accepted, factor = selection(p, q, jnp.array([2]))
+        >>> [round(float(x[0]), 3) for x in (r, accepted, factor)]  # one candidate: 0.5
+        [1.584, 0.658, 1.584]
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        if draft.parent is None:
+            return rejection().verify(keys, position, draft, target)
+        return verify_tree(keys, position, draft, target)
+
+    return Rule(verify, "k_seq", exact=True, trees=True, acceptance_ratio=acceptance_ratio)
+
+
+def selection(
+    p: Float[Array, "B V"], q: Float[Array, "B V"], count: Int[Array, " B"]
+) -> tuple[Float[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
+    """r, a, and a / b of `k_seq` for K = count candidates; a is 0 for none."""
+    candidates = jnp.maximum(count, 1).astype(jnp.float32)
+
+    def masses(r: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+        b = jnp.minimum(jnp.sum(jnp.minimum(p / r[:, None], q), axis=-1), 1.0)
+        return b, -jnp.expm1(candidates * jnp.log1p(-b))
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        b, a = masses(middle)
+        return jnp.where(a <= middle * b, low, middle), jnp.where(a <= middle * b, middle, high)
+
+    _, r = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.ones_like(candidates), candidates))
+    b, a = masses(r)
+    factor = jnp.minimum(jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 1.0), r)  # a <= r b, up to rounding
+    some = count > 0
+    return r, jnp.where(some, a, 0.0), jnp.where(some, factor, 0.0)
+
+
+class Walk(NamedTuple):
+    """Where each row is on its way down the tree.
+
+    Attributes:
+        current: the fed token whose children are judged, or were.
+        r, factor: of `selection` there.
+        entry: the fed token after which they were drawn.
+        point: the token of the one child that is judged, where it is a point mass; -1 where it is not.
+        tested: draft tokens that were tested.
+        going: rows that have gone on to `current`, and not judged its children.
+    """
+
+    current: Int[Array, " B"]
+    r: Float[Array, " B"]
+    factor: Float[Array, " B"]
+    entry: Int[Array, " B"]
+    point: Int[Array, " B"]
+    tested: Int[Array, " B"]
+    going: Bool[Array, " B"]
+
+
+def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """The rule on a tree: all candidates for a token at a time, those of all nodes with the same tokens above them."""
+    nodes = residual_tree.read(draft, target)
+    number, vocab = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], nodes.log_p.shape[-1]
+    first = tree.same_prefix(nodes.parent, draft.tokens)
+    # The fed token that each node follows: one of those with the same tokens above them, for all of these.
+    after = jnp.where(nodes.parent >= 0, jnp.take_along_axis(first, jnp.maximum(nodes.parent, 0), axis=1), -1)
+    u, point_mass = uniforms(keys, position, draft), nodes.draws == int(Draw.FIXED)
+
+    def distributions(s: Walk) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+        p = jnp.exp(take_position(nodes.log_p, s.current))
+        one = (jnp.arange(vocab, dtype=jnp.int32)[None, :] == s.point[:, None]).astype(jnp.float32)
+        if nodes.log_q is None:
+            return p, one
+        q = jnp.exp(take_position(nodes.log_q, jnp.minimum(s.entry, nodes.log_q.shape[1] - 1)))
+        return p, jnp.where((s.point >= 0)[:, None], one, q)
+
+    def judge(s: Walk) -> Walk:
+        children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
+        eldest = jnp.argmax(children, axis=1).astype(jnp.int32)
+        other = jnp.logical_and(children, nodes.draws != int(Draw.WITH_REPLACEMENT))
+        alone = jnp.logical_and(jnp.any(other, axis=1)[:, None], number > eldest[:, None])
+        judged = jnp.logical_and(children, jnp.logical_not(alone))
+        entry = jnp.maximum(take_position(nodes.parent, eldest), 0)
+        is_point = jnp.logical_and(jnp.any(children, axis=1), take_position(point_mass, eldest))
+        point = jnp.where(is_point, take_position(draft.tokens, eldest), -1)
+        now = s._replace(entry=jnp.where(s.going, entry, s.entry), point=jnp.where(s.going, point, s.point))
+        r, _, factor = selection(*distributions(now), jnp.sum(judged, axis=1))
+        passes = jnp.logical_and(judged, u * r[:, None] * jnp.where(point_mass, 1.0, nodes.q) < nodes.p)
+        accepted, child = jnp.any(passes, axis=1), jnp.argmax(passes, axis=1).astype(jnp.int32)
+        trials = jnp.logical_and(judged, jnp.logical_or(number <= child[:, None], jnp.logical_not(accepted)[:, None]))
+        return now._replace(
+            current=jnp.where(accepted, take_position(first, child + 1), s.current),
+            tested=s.tested + jnp.sum(trials, axis=1, dtype=jnp.int32),
+            r=jnp.where(s.going, r, s.r),
+            factor=jnp.where(s.going, factor, s.factor),
+            going=accepted,
+        )
+
+    zero, one = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
+    start = Walk(zero, one, one, zero, zero - 1, zero, zero == 0)
+    end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
+    p, q = distributions(end)
+    rest = jnp.maximum(p - end.factor[:, None] * jnp.minimum(p / end.r[:, None], q), 0.0)
+    rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > residual_tree.MIN_MASS, rest, p)
+    next_token = sample_residual(keys, position, jnp.log(rest))
+    count, path = tree.path_to(nodes.parent, end.current)
+    return Verdict(count, next_token, end.tested, path)

@@ -1,0 +1,102 @@
+"""Lenience (Leviathan et al., arXiv 2211.17192, appendix A.5): more draft tokens are accepted than exactness allows.
+Inexact."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict
+from jaxspec.core.checks import number
+from jaxspec.rules.common import (
+    at_nodes,
+    chain_verdict,
+    count_accepted,
+    follow,
+    last_of,
+    likelihood_ratio,
+    real_parent,
+    take_position,
+    tree_verdict,
+)
+from jaxspec.rules.rejection import rejection, verify_chain, verify_tree
+
+
+def lenient(lenience: float) -> Rule:
+    r"""Inexact: the rejection rule with q scaled down by a lenience l, so that unlikely draft tokens are accepted, too.
+
+    Sampling: accept draft token x with probability min(1, p(x) / (l q(x))); at the first rejection draw from
+    norm(max(0, p - q)), as ever. A draft token is accepted with probability sum_x min(p(x) / l, q(x)).
+    Guarantee: given what precedes it, no token has a probability above p(x) / l (there is no lower bound).
+
+    Temperature 0: accept draft token x if p(x) >= l max(p), with p as it is before all its mass moves to the argmax;
+    the next token is the argmax. (The paper prints <=, with which l = 1 would not be exact match.)
+    Guarantee: no token is emitted whose probability is below l times the likeliest token's.
+    This reads the target's logits (`Distribution.logits`); a row at temperature 0 is judged alike, whatever the
+    temperatures of the others.
+
+    In a tree siblings are tested one after the other, as under `rejection`; at temperature 0 the first of them
+    that passes is accepted. Both guarantees hold there, too.
+
+    With l = 1 the rule is `rejection`, and exact.
+
+    Args:
+        lenience: l, in (0, 1].
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
+        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
+        [B, N + 1], target.logits [B, N + 1, V], and beside target.log_probs target.greedy [B].
+
+    Raises:
+        ValueError: a lenience outside (0, 1].
+
+    Example:
+        >>> logits = jnp.log(jnp.array([[[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]]))
+        >>> greedy = Distribution(tokens=jnp.array([[0, 0]]), logits=logits)
+        >>> draft = Draft(jnp.array([[1]]), jnp.array([1]))
+        >>> [lenient(l).verify(None, None, draft, greedy).num_accepted.tolist() for l in (1.0, 0.6, 0.4)]
+        [[0], [0], [1]]
+        >>> lenient(0.4).exact, lenient(1.0).exact
+        (False, True)
+    """
+    expected = "a number in (0, 1], 1 being none"
+    lenience = number(lenience, "lenience", expected)
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}: expected {expected}")
+    return rejection() if lenience == 1 else _lenient(lenience)
+
+
+@functools.lru_cache
+def _lenient(lenience: float) -> Rule:
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        if target.tokens is not None:
+            if draft.parent is not None:
+                parent = real_parent(draft)
+                count, path = follow(parent, near_best(target, draft))
+                return tree_verdict(parent, count, path, take_position(target.tokens, last_of(path, count)))
+            count = count_accepted(near_best(target, draft), draft.length)
+            return chain_verdict(draft, count, take_position(target.tokens, count))
+        forced = None if target.greedy is None else (target.greedy, near_best(target, draft))
+        verify_draft = verify_chain if draft.parent is None else verify_tree
+        return verify_draft(keys, position, draft, target, lenience, forced)
+
+    def near_best(target: Distribution, draft: Draft) -> Bool[Array, "B N"]:
+        """p(x) >= l max(p); in logarithms, where small probabilities are no zeros, and constants do not matter."""
+        if target.logits is None:
+            raise ValueError("this rule reads logits, and the sampler gives none: set Distribution.logits in it")
+        least = jnp.max(target.logits, axis=-1) + math.log(lenience)
+        if draft.parent is None:
+            chosen = jnp.take_along_axis(target.logits[:, :-1], draft.tokens[..., None], axis=-1)[..., 0]
+            return chosen >= least[:, :-1]
+        return at_nodes(target.logits, draft) >= jnp.take_along_axis(least, jnp.maximum(draft.parent, 0), axis=1)
+
+    def acceptance_ratio(log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]):
+        """min(p / l, q) / p."""
+        return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1 / lenience)
+
+    name = f"lenient({lenience:g})"
+    return Rule(verify, name, exact=False, trees=True, acceptance_ratio=acceptance_ratio, lenience=lenience)

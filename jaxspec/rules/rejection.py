@@ -1,0 +1,174 @@
+"""Speculative sampling: the acceptance rule of Algorithm 1 (Leviathan et al., arXiv 2211.17192), on chains and
+trees."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
+from jaxspec.rules import residual_tree
+from jaxspec.rules.common import (
+    chain_verdict,
+    count_accepted,
+    draft_distribution_at,
+    draft_probs,
+    exact_match,
+    gather_probs,
+    likelihood_ratio,
+    residual,
+    sample_residual,
+    take_position,
+    tree_verdict,
+    uniforms,
+)
+from jaxspec.rules.residual_tree import Left
+
+
+@functools.lru_cache
+def rejection() -> Rule:
+    r"""Accept draft token x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(0, p - q)).
+
+    In a chain the token after the first rejection is drawn from that residual. In a tree the residual is p for the next
+    sibling, and so on (multi-round rejection sampling): with p_1 = p, the i-th child x_i of a node is accepted with
+    probability min(1, p_i(x_i) / q_i(x_i)), p_{i+1} = norm(max(0, p_i - q_i)), and when no child is left the next token
+    is drawn from what p has become. q_i is the distribution that x_i was drawn from, given its earlier siblings
+    (`Draft.draws`).
+
+    The output has exactly the target's distribution, whatever the drafter. A fixed draft token is a point mass: it is
+    accepted with probability p(x), and its residual is p without x. At temperature 0 both distributions are point
+    masses, and the rule is exact match.
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
+        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
+        [B, N + 1].
+
+    Example:
+        >>> from jaxspec.core import noise
+        >>> p = jnp.log(jnp.array([[[0.0, 1.0], [0.5, 0.5]]]))
+        >>> keys, position = noise.row_keys(jax.random.key(0), 1), jnp.array([3])
+        >>> verdict = rejection().verify(keys, position, Draft(jnp.array([[0]]), jnp.array([1])), Distribution(p))
+        >>> verdict.num_accepted.tolist(), verdict.next_token.tolist()
+        ([0], [1])
+        >>> siblings = Draft(jnp.array([[0, 1]]), jnp.array([2]), parent=jnp.array([[0, 0]]))
+        >>> verdict = rejection().verify(keys, position, siblings, Distribution(jnp.concatenate([p, p[:, :1]], axis=1)))
+        >>> verdict.num_accepted.tolist(), verdict.path[0, 0].tolist(), verdict.num_tested.tolist()
+        ([1], 1, [2])
+
+    Reference: trees as in Miao et al., SpecInfer, ASPLOS 2024, arXiv 2305.09781; siblings without replacement as in
+    Jeon et al., arXiv 2402.14160, and Chen et al., Sequoia, arXiv 2402.12374.
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        if draft.parent is not None:
+            return verify_tree(keys, position, draft, target)
+        return verify_chain(keys, position, draft, target)
+
+    return Rule(verify, "rejection", exact=True, trees=True, acceptance_ratio=acceptance_ratio, lenience=1.0)
+
+
+def acceptance_ratio(
+    log_p: Float[Array, "B T V"], log_q: Float[Array, "B T V"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """min(p, q) / p."""
+    return jnp.minimum(likelihood_ratio(log_p, log_q, tokens), 1.0)
+
+
+def verify_chain(
+    keys: Keys,
+    position: Int[Array, " B"],
+    draft: Draft,
+    target: Distribution,
+    lenience: float = 1.0,
+    forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
+) -> Verdict:
+    """The rule on a chain; arguments as of `verify_tree`."""
+    assert target.log_probs is not None
+    u, p = uniforms(keys, position, draft), gather_probs(target.log_probs[:, :-1], draft.tokens)
+    accepted = u * (lenience * draft_probs(draft)) < p
+    if forced is not None:
+        accepted = jnp.where(forced[0][:, None], forced[1], accepted)
+    count = count_accepted(accepted, draft.length)
+    return chain_verdict(draft, count, residual_token(keys, position, draft, target, count))
+
+
+def residual_token(
+    keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution, count: Int[Array, " B"]
+) -> Int[Array, " B"]:
+    """The token after `count` accepted ones of a chain: from the residual, or from p itself after the last real one."""
+    assert target.log_probs is not None
+    p = jnp.exp(take_position(target.log_probs, count))
+    left = residual(p, draft_distribution_at(draft, count, p.shape[-1]))
+    return sample_residual(keys, position, jnp.log(left))
+
+
+class Walk(NamedTuple):
+    """Where each row is on its way down the tree.
+
+    Attributes:
+        current: the fed token whose children are tried.
+        tried: draft tokens below this number were tested, or never will be.
+        left: of p after each fed token.
+    """
+
+    current: Int[Array, " B"]
+    tried: Int[Array, " B"]
+    left: Left
+
+
+def verify_tree(
+    keys: Keys,
+    position: Int[Array, " B"],
+    draft: Draft,
+    target: Distribution,
+    lenience: float = 1.0,
+    forced: tuple[Bool[Array, " B"], Bool[Array, "B N"]] | None = None,
+) -> Verdict:
+    """The rule on a tree: every row goes from child to child until it has no child left to try.
+
+    Only a rejection reads the vocabulary, a row of p and one of q. The loop over these ends with the row that has the
+    most.
+
+    Args:
+        keys, position, draft, target: as of the rule.
+        lenience: scales q in trials (see `rules.lenient`).
+        forced: rows in which trials are decided beforehand, and which nodes would be accepted there.
+    """
+    nodes, number = residual_tree.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
+    u = uniforms(keys, position, draft)
+
+    def trial(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
+        """The child that is to be tried, whether it is accepted, and whether rejected."""
+        children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
+        child, there = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
+        p, q = residual_tree.trial_probs(nodes, s.left, child)
+        passes = take_position(u, child) * (lenience * q) < p
+        if forced is not None:
+            passes = jnp.where(forced[0], take_position(forced[1], child), passes)
+        return child, jnp.logical_and(there, passes), jnp.logical_and(there, jnp.logical_not(passes))
+
+    def accept(s: Walk) -> Walk:
+        child, accepted, _ = trial(s)
+        current, tried = (jnp.where(accepted, child + 1, x) for x in (s.current, s.tried))
+        return s._replace(current=current, tried=tried)
+
+    def descend(s: Walk) -> Walk:
+        return jax.lax.while_loop(lambda s: jnp.any(trial(s)[1]), accept, s)
+
+    def reject(s: Walk) -> Walk:
+        child, _, rejected = trial(s)
+        _, left = residual_tree.after_rejection(nodes, s.left, child, jnp.ones_like(u[:, 0]), rejected)
+        return descend(s._replace(tried=jnp.where(rejected, child + 1, s.tried), left=left))
+
+    zero = jnp.zeros_like(draft.length, jnp.int32)
+    start = descend(Walk(zero, zero, residual_tree.initial(nodes)))
+    end = jax.lax.while_loop(lambda s: jnp.any(trial(s)[2]), reject, start)
+    next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
+    return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -1,0 +1,157 @@
+"""What is left of the target's distribution at the nodes of a tree once some of their children are rejected.
+
+What rules on trees share (`rejection`, `traversal`). At a node p becomes max(a p - b q, 0), and 0 at the tokens of
+rejected children: taking more of q away and normalising changes the two numbers only, so no array of distributions is
+carried. Whether a child is accepted is asked of numbers, and only a rejection reads the vocabulary.
+
+Axis letters as in `jaxspec.core`: B batch, N nodes of a tree, I inner ones, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Draw
+from jaxspec.rules.common import MIN_MASS, at_nodes, real_parent, take_position
+
+
+class Tree(NamedTuple):
+    """A draft tree with what the target and the drafter have at its nodes.
+
+    Attributes:
+        tokens: of the nodes.
+        parent: as in `Draft`; -1 also for padding, and for a token that was drawn from NaN.
+        draws: how each node was chosen, a `Draw`.
+        p, q: the probability of each node's token after its parent; q is of no meaning for a point mass.
+        repeated: whether an elder sibling has the same token, of which a rejection leaves nothing.
+        log_p, log_q: the distributions after the fed tokens.
+    """
+
+    tokens: Int[Array, "B N"]
+    parent: Int[Array, "B N"]
+    draws: Int[Array, "B N"]
+    p: Float[Array, "B N"]
+    q: Float[Array, "B N"]
+    repeated: Bool[Array, "B N"]
+    log_p: Float[Array, "B N+1 V"]
+    log_q: Float[Array, "B I V"] | None
+
+
+class Left(NamedTuple):
+    """What is left of p after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children.
+
+    Attributes:
+        a, b: see above; 1 and 0 before any rejection.
+        unseen: the mass of q on tokens that no rejected child has.
+    """
+
+    a: Float[Array, "B N+1"]
+    b: Float[Array, "B N+1"]
+    unseen: Float[Array, "B N+1"]
+
+
+def read(draft: Draft, target: Distribution) -> Tree:
+    """A draft's tree and the distributions that it is judged by."""
+    assert target.log_probs is not None
+    tokens, parent = draft.tokens, real_parent(draft)
+    p = jnp.exp(at_nodes(target.log_probs, draft))
+    if draft.log_probs is None:
+        q, draws = jnp.ones_like(p), jnp.full_like(parent, int(Draw.FIXED))
+    else:
+        q = jnp.exp(at_nodes(draft.log_probs, draft))
+        draws = draft.draws
+        if draws is None:
+            draws = jnp.full_like(parent, int(Draw.WITHOUT_REPLACEMENT))
+        parent = jnp.where(jnp.logical_and(jnp.isnan(q), draws != int(Draw.FIXED)), -1, parent)
+    twin = jnp.logical_and(parent[:, :, None] == parent[:, None, :], tokens[:, :, None] == tokens[:, None, :])
+    repeated = jnp.any(jnp.logical_and(twin, jnp.tri(parent.shape[1], k=-1, dtype=bool)[None]), axis=-1)
+    return Tree(tokens, parent, draws, p, q, repeated, target.log_probs, draft.log_probs)
+
+
+def initial(tree: Tree) -> Left:
+    """Before any rejection."""
+    one = jnp.ones((tree.tokens.shape[0], tree.tokens.shape[1] + 1), jnp.float32)
+    return Left(one, jnp.zeros_like(one), one)
+
+
+def trial_probs(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """The probability of a child's token in what is left of p at its parent, and in what the child was drawn from.
+
+    Its elder siblings are rejected. The second is 1 for a point mass.
+    """
+    at = jnp.maximum(take_position(tree.parent, child), 0)
+    a, b = (take_position(x, at) for x in left[:2])
+    p, q = take_position(tree.p, child), take_position(tree.q, child)
+    left_of_p = jnp.maximum(a * p - jnp.where(b != 0, b * q, 0.0), 0.0)  # q may be NaN: nothing of it was taken
+    scale = _scale(tree, left, child, at)
+    repeated = take_position(tree.repeated, child)
+    return jnp.where(repeated, 0.0, left_of_p), jnp.where(scale != 0, scale * q, 1.0)
+
+
+def after_rejection(
+    tree: Tree, left: Left, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
+) -> tuple[Float[Array, " B"], Left]:
+    """What is left once a child is rejected: of w p at its parent, where w is a weight, norm(max(w p - q, 0)).
+
+    Args:
+        tree, left: with all its elder siblings rejected.
+        child: one in each row.
+        weight: w.
+        rejected: rows where it is; in the others nothing changes.
+
+    Returns:
+        The mass of max(w p - q, 0), and what is left. Where the mass is nothing (where w p equals q, up to rounding),
+        no trial was needed: the numbers stay.
+    """
+    at = jnp.maximum(take_position(tree.parent, child), 0)
+    a, b = (weight * take_position(x, at) for x in left[:2])
+    b = b + _scale(tree, left, child, at)
+    rest, unseen = _rest(tree, at, child, a, b)
+    mass = jnp.sum(rest, axis=-1)
+    turned = jnp.logical_and(rejected, mass > MIN_MASS)
+    scale = 1.0 / jnp.where(turned, mass, 1.0)
+    seen = left._replace(unseen=put(left.unseen, at, unseen, rejected))
+    return mass, seen._replace(a=put(left.a, at, a * scale, turned), b=put(left.b, at, b * scale, turned))
+
+
+def log_left(tree: Tree, left: Left, at: Int[Array, " B"]) -> Float[Array, "B V"]:
+    """The logarithm of what is left of p after a fed token all of whose children are rejected, not normalised."""
+    a, b = (take_position(x, at) for x in left[:2])
+    rest, _ = _rest(tree, at, jnp.full_like(at, tree.tokens.shape[1]), a, b)
+    some = jnp.any(rest > 0, axis=-1, keepdims=True)
+    return jnp.where(some, jnp.log(rest), take_position(tree.log_p, at))
+
+
+def put(x: Array, at: Int[Array, " B"], value: Float[Array, " B"], where: Bool[Array, " B"]) -> Array:
+    """x with x[b, at[b]] = value[b], in some rows."""
+    here = jnp.arange(x.shape[1], dtype=at.dtype)[None, :] == at[:, None]
+    return jnp.where(jnp.logical_and(here, where[:, None]), value[:, None], x)
+
+
+def _scale(tree: Tree, left: Left, child: Int[Array, " B"], at: Int[Array, " B"]) -> Float[Array, " B"]:
+    """What q is multiplied by in a child's own distribution, given its elder siblings; 0: it is a point mass."""
+    draw, unseen = take_position(tree.draws, child), take_position(left.unseen, at)
+    normalised = jnp.where(unseen != 0, 1.0 / jnp.where(unseen != 0, unseen, 1.0), 0.0)
+    scale = jnp.where(draw == int(Draw.WITH_REPLACEMENT), 1.0, normalised)
+    return jnp.where(draw == int(Draw.FIXED), 0.0, scale)
+
+
+def _rest(
+    tree: Tree, at: Int[Array, " B"], last: Int[Array, " B"], a: Float[Array, " B"], b: Float[Array, " B"]
+) -> tuple[Float[Array, "B V"], Float[Array, " B"]]:
+    """max(a p - b q, 0) after a fed token, 0 at the tokens of its children up to `last`; the rest of q's mass."""
+    (rows, nodes), vocab = tree.tokens.shape, tree.log_p.shape[-1]
+    node, row = jnp.arange(nodes, dtype=jnp.int32)[None, :], jnp.arange(rows, dtype=jnp.int32)[:, None]
+    gone = jnp.logical_and(tree.parent == at[:, None], node <= last[:, None])
+    place = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
+    there = jnp.ones((rows, vocab), bool).at[row, place].set(False, mode="drop")
+    p = jnp.exp(take_position(tree.log_p, at))
+    if tree.log_q is None:
+        return jnp.where(there, jnp.maximum(a[:, None] * p, 0.0), 0.0), jnp.ones_like(a)
+    q = jnp.exp(take_position(tree.log_q, jnp.minimum(at, tree.log_q.shape[1] - 1)))
+    taken = jnp.where(b[:, None] != 0, b[:, None] * q, 0.0)
+    rest = jnp.where(there, jnp.maximum(a[:, None] * p - taken, 0.0), 0.0)
+    return rest, jnp.sum(jnp.where(there, q, 0.0), axis=-1)

@@ -1,0 +1,136 @@
+"""Traversal verification (Weng et al., arXiv 2505.12398): block verification for token trees."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
+from jaxspec.rules import residual_tree
+from jaxspec.rules.block import block
+from jaxspec.rules.common import exact_match, likelihood_ratio, sample_residual, take_position, tree_verdict, uniforms
+from jaxspec.rules.residual_tree import Left, put
+
+SMALLEST = 1e-37  # of what is divided by
+
+
+@functools.lru_cache
+def traversal() -> Rule:
+    r"""Judge a tree from its leaves: accept the path to the first node that passes, where paths are weighed as a whole.
+
+    The last committed token has the weight 1. From there every row goes down to first children until it is at a leaf;
+    a child x of a node of weight w has the weight min(1, w p(x) / q(x)). A leaf passes its test, a uniform draw, with
+    the probability w that is its weight: then it is accepted with all above it, and the next token is drawn from p
+    after it. Otherwise it is taken off the tree, and its parent changes, to
+
+        p' = norm(max(0, w p - q)),    w' = s / (s + 1 - w),    s = sum_x max(0, w p(x) - q(x)),
+
+    by which its next child is weighed, and so on; a node without children left is a leaf itself. At the last committed
+    token w remains 1, so that what is left of p there is what the token is drawn from. q is the distribution that the
+    child was drawn from, given its earlier siblings (`Draft.draws`).
+
+    The output has exactly the target's distribution. For a chain the rule is block verification. On a tree it accepts
+    at least as many tokens in expectation as `rejection`, which loses a branch with its first token. For point masses
+    alone, and at temperature 0, there is nothing to gain.
+
+    As under `block`, verdicts depend on draft tokens after the accepted ones, so all draws must be fresh each round.
+
+    Returns:
+        A `core.Rule`. With B rows, N draft tokens, I entries of the drafter's distributions (a chain: I = N) and V
+        tokens: draft.tokens [B, N], draft.log_probs [B, I, V] or None, target.log_probs [B, N + 1, V] or target.tokens
+        [B, N + 1].
+
+    Example:
+        The toy of `rules.block`, as a branch of a tree whose second branch is a token that p does not have: both
+        tokens of the first are accepted, for its weight is 1/2 after one and 1 after two.
+
+        >>> from jaxspec.core import noise
+        >>> p, q = (jnp.log(jnp.array(x)) for x in ([1 / 3, 2 / 3, 0], [2 / 3, 1 / 3, 0]))
+        >>> parent = jnp.array([[0, 1, 0]])
+        >>> draft = Draft(jnp.array([[0, 1, 2]]), jnp.array([3]), parent, log_probs=jnp.stack([q, q])[None])
+        >>> target = Distribution(log_probs=jnp.stack([p, p, p, p])[None])
+        >>> verdict = traversal().verify(noise.row_keys(jax.random.key(0), 1), jnp.array([5]), draft, target)
+        >>> verdict.num_accepted.tolist(), verdict.path[0, :2].tolist()
+        ([2], [0, 1])
+    """
+
+    def verify(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+        if target.tokens is not None:
+            return exact_match(draft, target.tokens)
+        if draft.parent is None:
+            return block().verify(keys, position, draft, target)
+        return verify_tree(keys, position, draft, target)
+
+    return Rule(verify, "traversal", exact=True, trees=True, acceptance_ratio=likelihood_ratio)
+
+
+class Walk(NamedTuple):
+    """Where each row is.
+
+    Attributes:
+        current: the fed token that is judged, or whose children are.
+        there: draft tokens that are still on the tree.
+        weight: of each fed token; of no meaning before it is entered.
+        left: of p after each fed token.
+    """
+
+    current: Int[Array, " B"]
+    there: Bool[Array, "B N"]
+    weight: Float[Array, "B N+1"]
+    left: Left
+
+
+def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
+    """The rule on a tree. Only taking a node off reads the vocabulary, a row of p and one of q.
+
+    The loop over these ends as soon as every row has accepted a node, and is over as many as the row with the most.
+    """
+    nodes, number = residual_tree.read(draft, target), jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :]
+    drawn = jnp.pad(uniforms(keys, position, draft), ((0, 0), (1, 0)))  # the last committed token passes always
+
+    def first_child(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+        """The first child that is left, and whether there is one; below a weight of 0 no node passes."""
+        children = jnp.logical_and(s.there, nodes.parent == s.current[:, None])
+        some = jnp.logical_and(jnp.any(children, axis=1), take_position(s.weight, s.current) > 0)
+        return jnp.argmax(children, axis=1).astype(jnp.int32), some
+
+    def enter(s: Walk) -> Walk:
+        child, some = first_child(s)
+        p, q = residual_tree.trial_probs(nodes, s.left, child)
+        weight = jnp.minimum(take_position(s.weight, s.current) * p / jnp.maximum(q, SMALLEST), 1.0)
+        return s._replace(current=jnp.where(some, child + 1, s.current), weight=put(s.weight, child + 1, weight, some))
+
+    def descend(s: Walk) -> Walk:
+        return jax.lax.while_loop(lambda s: jnp.any(first_child(s)[1]), enter, s)
+
+    def fails(s: Walk) -> Bool[Array, " B"]:
+        return take_position(drawn, s.current) >= take_position(s.weight, s.current)
+
+    def leave(s: Walk) -> Walk:
+        failed, child = fails(s), jnp.maximum(s.current - 1, 0)
+        parent = jnp.maximum(take_position(nodes.parent, child), 0)
+        weight = take_position(s.weight, parent)
+        mass, left = residual_tree.after_rejection(nodes, s.left, child, weight, failed)
+        whole = mass + (1.0 - weight)
+        # Nothing over nothing: w p equals q, and the child's weight was 1, up to rounding.
+        after = jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0)
+        gone = jnp.logical_and(failed[:, None], number == child[:, None])
+        return descend(
+            Walk(
+                current=jnp.where(failed, parent, s.current),
+                there=jnp.logical_and(s.there, jnp.logical_not(gone)),
+                weight=put(s.weight, parent, after, failed),
+                left=left,
+            )
+        )
+
+    initial = residual_tree.initial(nodes)
+    zero = jnp.zeros_like(draft.length, jnp.int32)
+    start = descend(Walk(zero, nodes.parent >= 0, jnp.ones_like(drawn), initial))
+    end = jax.lax.while_loop(lambda s: jnp.any(fails(s)), leave, start)
+    next_token = sample_residual(keys, position, residual_tree.log_left(nodes, end.left, end.current))
+    return tree_verdict(nodes.parent, *tree.path_to(nodes.parent, end.current), next_token)

@@ -1,0 +1,35 @@
+"""Logits to distributions, in one order everywhere:
+
+    ids past the tokenizer removed, bias and bans, repetition penalty, presence and frequency penalties,
+    temperature, top-k, top-p, min-p.
+
+The order is that of transformers (vLLM takes min-p before top-k). All values are traced and per row, so changing them
+recompiles nothing. What is static is which processors a program contains: a greedy program has no softmax, only top-k
+and top-p sort the vocabulary, and tokens are counted only for penalties. Temperature 0 is the limit: all mass on the
+largest logit, ties to the lowest id.
+
+A sampling option is a field of `SamplingParams`, a function that reads it, and an entry of `options.SamplingOptions`.
+"""
+
+from jaxspec.sampling.params import SamplingOptions
+from jaxspec.sampling.penalties import count_tokens, logit_bias, presence_and_frequency_penalties, repetition_penalty
+from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids, match_vocab
+from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
+
+__all__ = [
+    "SamplingOptions",
+    "SamplingParams",
+    "apply_temperature",
+    "at_temperature",
+    "chain",
+    "count_tokens",
+    "greedy",
+    "keep_min_p",
+    "keep_top_k",
+    "keep_top_p",
+    "logit_bias",
+    "mask_padding_ids",
+    "match_vocab",
+    "presence_and_frequency_penalties",
+    "repetition_penalty",
+]

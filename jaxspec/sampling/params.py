@@ -1,0 +1,245 @@
+"""From `generate`'s sampling options to a sampler and its traced values: one entry an option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypedDict, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import token_ids
+from jaxspec.core import LogitsProcessor, Model, Sampler
+from jaxspec.core.checks import integer
+from jaxspec.sampling import penalties
+from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids
+
+
+class Sizes(NamedTuple):
+    """What options are checked against: prompts, the width of the logits, and the tokenizer's largest id plus one."""
+
+    batch: int
+    vocab: int
+    ids: int
+
+
+class Option(NamedTuple):
+    """A sampling option.
+
+    Attributes:
+        field: of `SamplingParams`, that it sets; options of one field are added.
+        convert: (value, name, sizes) -> array; raises ValueError for a value out of range.
+        help: one line for people.
+        processor: the logits processor that reads the field, if it is one of its own; they run in the order of the
+            options.
+        kind: of a value on the command line; None: it has no place there.
+    """
+
+    field: str
+    convert: Callable[[Any, str, Sizes], np.ndarray]
+    help: str
+    processor: LogitsProcessor | None = None
+    kind: type | None = float
+
+
+def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
+    """A number, or one per prompt, as an array [batch]."""
+    expected = "a number, or one per prompt" if np.issubdtype(dtype, np.floating) else "an integer, or one per prompt"
+    array = _array(value, name, expected)
+    if array.dtype.kind not in ("iuf" if np.issubdtype(dtype, np.floating) else "iu"):
+        raise ValueError(f"{name} is {value!r}: expected {expected}")
+    if array.shape not in ((), (batch,)):
+        raise ValueError(f"{name} has shape {array.shape} for {batch} prompts: expected {expected}")
+    if array.dtype.kind in "iu" and array.size and np.max(np.abs(array.astype(np.float64))) >= 2**31:
+        raise ValueError(f"{name} is {value!r}: expected a number below 2**31")
+    return np.broadcast_to(array.astype(dtype), (batch,))
+
+
+def as_list(values: Any) -> list[Any]:
+    """One value, or several, as a list; what is an array, of any library, as Python's numbers.
+
+    >>> as_list(3), as_list({3}), as_list("end"), as_list(np.array([3, 4]))
+    ([3], [3], ['end'], [3, 4])
+    """
+    values = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        return [values] if isinstance(values, str) else list(values)
+    except TypeError:
+        return [values]
+
+
+def _array(value: Any, name: str, expected: str) -> np.ndarray:
+    """A value as an array."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):  # rows of several lengths
+        raise ValueError(f"{name} is {value!r}: expected {expected}") from None
+
+
+def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
+    """The ids of tokens as Python's integers.
+
+    Raises:
+        ValueError: something else is among them: text, a float, True, an integer past the vocabulary.
+    """
+    expected = f"ids from 0 to {vocab - 1}"
+    found = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
+    if odd := [token for token in found if not 0 <= token < vocab]:
+        raise ValueError(f"{name} has {odd[0]}: expected {expected}")
+    return found
+
+
+def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = np.float32):
+    def convert(value: Any, name: str, sizes: Sizes) -> np.ndarray:
+        numbers = per_row(value, sizes.batch, name, dtype)
+        if not np.all(allowed(numbers)):
+            raise ValueError(f"{name} is {value!r}: expected {expected}")
+        return numbers
+
+    return convert
+
+
+def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
+    whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
+    expected = f"{{id: bias}}, or an array of shape ({sizes.vocab},) or ({sizes.batch}, {sizes.vocab})"
+    if isinstance(bias, Mapping):
+        ids = check_ids(bias, name, sizes.vocab)
+        for token, value in zip(ids, bias.values(), strict=True):
+            number = _array(value, name, expected)
+            if number.shape or number.dtype.kind not in "iuf":
+                raise ValueError(f"{name} has {value!r} for token {token}: expected a number")
+            whole[:, token] = number
+    else:
+        array = _array(bias, name, expected)
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"{name} is {bias!r}: expected {expected}")
+        if array.shape not in ((sizes.vocab,), (sizes.batch, sizes.vocab)):
+            raise ValueError(f"{name} has shape {array.shape}: expected {expected}")
+        whole[:] = array
+    bad = whole[np.isnan(whole) | np.isposinf(whole)]
+    if bad.size:
+        raise ValueError(f"{name} has {bad[0]}: expected finite numbers, or -inf to ban a token")
+    return whole
+
+
+def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
+    banned = check_ids(as_list(banned), name, sizes.vocab)
+    whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
+    whole[:, banned] = -np.inf
+    return whole
+
+
+_positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 is none), or None")
+_finite = _numbers(np.isfinite, "a finite number (0 is none), or None")
+_temperature = _numbers(lambda x: (x >= 0) & ~np.isinf(x), "0 (greedy) or a positive number")
+_share = _numbers(lambda x: (x >= 0) & (x <= 1), "a number in [0, 1], or None to keep every token")
+_mass = _numbers(lambda x: (x > 0) & (x <= 1), "a number in (0, 1], or None to keep every token")
+_count = _numbers(lambda x: x >= 1, "at least 1, or None to keep every token", np.int32)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Options that shape the distribution tokens are drawn from, in the order in which they apply.
+
+    Each is a number for all rows or one per row, but as noted. An option that is None (the default) is no part of the
+    program.
+
+        logit_bias: added to the logits: {id: bias}, or an array [vocab] or [batch, vocab].
+        banned: ids that are never generated.
+        repetition_penalty: divides positive logits of tokens in prompt or text, multiplies negative ones
+            (encoder-decoder: in the text).
+        presence_penalty, frequency_penalty: taken from the logit of a token in the text; once, or each time.
+        temperature: 0, the default, is greedy.
+        top_k, top_p, min_p: keep the k most probable tokens; the most probable with this mass; those at least this
+            many times as probable as the most probable.
+        draft_temperature: the drafter's own temperature, by default the target's. Changes how many draft tokens are
+            accepted, not the distribution of the text; without effect where the temperature is 0.
+    """
+
+    logit_bias: Annotated[Any, Option("bias", _bias, "added to logits", penalties.logit_bias, kind=None)]
+    banned: Annotated[Sequence[int], Option("bias", _banned, "ids never generated", penalties.logit_bias, kind=None)]
+    repetition_penalty: Annotated[
+        Any, Option("repetition", _positive, "Divides logits of tokens that occurred.", penalties.repetition_penalty)
+    ]
+    presence_penalty: Annotated[
+        Any,
+        Option(
+            "presence", _finite, "Taken from tokens that were generated.", penalties.presence_and_frequency_penalties
+        ),
+    ]
+    frequency_penalty: Annotated[
+        Any,
+        Option("frequency", _finite, "The same, for each time.", penalties.presence_and_frequency_penalties),
+    ]
+    temperature: Annotated[Any, Option("temperature", _temperature, "0 is greedy; 1 the model's own distribution.")]
+    top_k: Annotated[Any, Option("top_k", _count, "Keep the k most probable tokens.", kind=int)]
+    top_p: Annotated[Any, Option("top_p", _mass, "Keep the most probable tokens of this mass.")]
+    min_p: Annotated[Any, Option("min_p", _share, "Keep tokens this many times as probable as the best.")]
+    draft_temperature: Annotated[Any, Option("draft", _temperature, "The drafter's own; by default the target's.")]
+
+
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
+}
+
+
+class Sampling(NamedTuple):
+    """A sampler, and what it is called with.
+
+    Attributes:
+        sampler: with the processors that the options need and no others.
+        params: its values.
+        draft_params: the drafter's own; None if they are the same.
+    """
+
+    sampler: Sampler
+    params: SamplingParams
+    draft_params: SamplingParams | None
+
+
+def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampling:
+    """Checks and converts `SamplingOptions`.
+
+    Args:
+        target: ids past its tokenizer's are never generated.
+        batch: number of prompts.
+        options: those given; None counts as not given.
+
+    Raises:
+        ValueError: an option out of range; every token ruled out.
+    """
+    vocab = target.lm.vocab_size
+    sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
+    given = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
+    found: dict[str, np.ndarray] = {}
+    processors: dict[LogitsProcessor, None] = {}  # in order, each once
+    for name, option in OPTIONS.items():
+        if name in given:
+            array = option.convert(given[name], name, sizes)
+            found[option.field] = found[option.field] + array if option.field in found else array
+            if option.processor is not None:
+                processors[option.processor] = None
+    if "bias" in found:
+        silent = np.flatnonzero(np.isneginf(found["bias"][:, : sizes.ids]).all(axis=1))
+        if silent.size:
+            raise ValueError(
+                f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave at least one"
+            )
+    own = found.pop("draft", None)
+    temperature = found.setdefault("temperature", np.zeros(batch, np.float32))
+    params = SamplingParams(**jax.tree.map(jnp.asarray, found))
+    is_greedy = np.ndim(given.get("temperature", 0.0)) == 0 and temperature[0] == 0
+    bound = 1 << (int(found["top_k"].max()) - 1).bit_length() if "top_k" in found else None
+    end = greedy() if is_greedy else at_temperature(bound and min(vocab, bound), "top_p" in found, "min_p" in found)
+    sampler = chain(*processors, to=end)
+    if sizes.ids < vocab:
+        sampler = mask_padding_ids(sampler, sizes.ids)
+    if own is None or is_greedy:
+        return Sampling(sampler, params, None)
+    return Sampling(
+        sampler, params, params._replace(temperature=jnp.asarray(np.where(temperature > 0, own, temperature)))
+    )
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Sequence | Mapping) and len(value) == 0

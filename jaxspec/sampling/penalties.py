@@ -1,0 +1,115 @@
+"""Logits processors that change some tokens' logits: bias and bans, and penalties for tokens that were generated
+before.
+
+F is the number of draft tokens of a pass; the other axis letters are those of `jaxspec.core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core import Prefix, Prompt
+from jaxspec.sampling.samplers import SamplingParams
+
+Adjust = Callable[[Float[Array, "B T N"], Int[Array, "B T N"]], Float[Array, "B T N"]]
+
+
+def logit_bias(
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+) -> Float[Array, "B T V"]:
+    """Adds each row's bias; -inf bans a token.
+
+    >>> sampling_params = SamplingParams(jnp.ones(1), bias=jnp.array([[0.0, 2.0, -jnp.inf]]))
+    >>> logit_bias(sampling_params, jnp.ones((1, 1, 3)), None).tolist()
+    [[[1.0, 3.0, -inf]]]
+    """
+    assert sampling_params.bias is not None
+    return logits + sampling_params.bias[:, None, :]
+
+
+def repetition_penalty(
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+) -> Float[Array, "B T V"]:
+    """Makes every token that occurs in the row, prompt included, less likely.
+
+    Its logit is divided by the penalty if positive and multiplied by it if negative. A decoder-only model's row begins
+    with the prompt; an encoder-decoder's is what the decoder reads, start token included, as in transformers.
+
+    >>> prefix = Prefix(Prompt(jnp.array([[0, 1]]), jnp.array([2])), jnp.array([2]))
+    >>> sampling_params = SamplingParams(jnp.ones(1), repetition=jnp.array([2.0]))
+    >>> repetition_penalty(sampling_params, jnp.array([[[3.0, -3.0, 3.0]]]), prefix).tolist()
+    [[[1.5, -6.0, 3.0]]]
+
+    Reference: Keskar et al., CTRL, arXiv 1909.05858, section 4.1 (for positive logits).
+    """
+    assert sampling_params.repetition is not None
+    penalty = sampling_params.repetition[:, None, None]
+
+    def adjust(logits, count):
+        penalised = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        return jnp.where(count > 0, penalised, logits)
+
+    return _by_count(logits, prefix, generated=False, adjust=adjust)
+
+
+def presence_and_frequency_penalties(
+    sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None
+) -> Float[Array, "B T V"]:
+    """logit - presence [count > 0] - frequency count, where count is how often the token was generated.
+
+    The prompt does not count. These are the penalties of OpenAI's API; negative ones make repetition likelier.
+
+    >>> prefix = Prefix(Prompt(jnp.array([[0, 1, 1]]), jnp.array([3])), jnp.array([1]))
+    >>> half = jnp.array([0.5])
+    >>> sampling_params = SamplingParams(jnp.ones(1), presence=half, frequency=half)
+    >>> presence_and_frequency_penalties(sampling_params, jnp.zeros((1, 1, 3)), prefix).tolist()
+    [[[0.0, -1.5, 0.0]]]
+    """
+    presence, frequency = sampling_params.presence, sampling_params.frequency
+
+    def adjust(logits, count):
+        if presence is not None:
+            logits = logits - jnp.where(count > 0, presence[:, None, None], 0.0)
+        return logits if frequency is None else logits - frequency[:, None, None] * count.astype(jnp.float32)
+
+    return _by_count(logits, prefix, generated=True, adjust=adjust)
+
+
+def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
+    """How often each token occurs in each row from `start` on; padding does not count.
+
+    >>> count_tokens(Prompt(jnp.array([[0, 2, 2, 1]]), jnp.array([3])), jnp.array([1]), 3).tolist()
+    [[0, 0, 2]]
+    """
+    batch, capacity = row.tokens.shape
+    slot = jnp.arange(capacity, dtype=row.length.dtype)[None, :]
+    real = jnp.logical_and(slot >= start[:, None], slot < row.length[:, None])
+    counts = jnp.zeros((batch, vocab), jnp.int32)
+    return counts.at[jnp.arange(batch)[:, None], row.tokens].add(real.astype(jnp.int32), mode="drop")
+
+
+def _by_count(
+    logits: Float[Array, "B T V"], prefix: Prefix | None, generated: bool, adjust: Adjust
+) -> Float[Array, "B T V"]:
+    """Logits adjusted by how often each token precedes each position: in the whole row, or among the new tokens.
+
+    The committed row is counted once for all positions. What a position sees beyond it differs at no more than F
+    tokens, the draft tokens, whose logits are written over: there is no [B, T, V] array of counts.
+    """
+    if prefix is None:
+        raise ValueError("a penalty needs to know what precedes each position: call the sampler with a prefix")
+    start = prefix.start if generated else jnp.zeros_like(prefix.start)
+    counts = count_tokens(prefix.row, start, logits.shape[-1])
+    adjusted = adjust(logits, counts[:, None, :])
+    draft_tokens, seen = prefix.draft_tokens, prefix.seen
+    if draft_tokens is None or seen is None:
+        return adjusted
+    same = draft_tokens[:, :, None] == draft_tokens[:, None, :]
+    again = jnp.sum(jnp.logical_and(seen[:, :, :, None], same[:, None, :, :]), axis=2).astype(jnp.int32)  # B T F
+    index = jnp.broadcast_to(draft_tokens[:, None, :], again.shape)
+    count = jnp.take_along_axis(counts, draft_tokens, axis=1)[:, None, :] + again
+    patch = adjust(jnp.take_along_axis(logits, index, axis=-1), count)
+    return jnp.put_along_axis(adjusted, index, patch, axis=-1, inplace=False)

@@ -1,0 +1,153 @@
+"""Samplers: what turns logits into the distribution that tokens are drawn from."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.core import Distribution, LogitsProcessor, Prefix, Sampler, noise
+from jaxspec.sampling.truncate import apply_temperature, keep_min_p, keep_top_k, keep_top_p
+
+
+class SamplingParams(NamedTuple):
+    """The traced values of a sampler, one entry per row; None for those that it does not read.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most probable tokens (all that tie with the k-th); a value >= the vocabulary keeps all.
+        top_p: keep the fewest tokens, most probable first, whose mass reaches this; 1 keeps all.
+        min_p: keep the tokens that are at least this many times as probable as the most probable one; 0 keeps all.
+        bias: added to the logits; -inf bans a token.
+        repetition: logits of tokens in the row are divided by this if positive, multiplied if negative; 1 is none.
+        presence: subtracted from the logits of tokens that were generated; 0 is none.
+        frequency: subtracted from a token's logit once for each time it was generated; 0 is none.
+    """
+
+    temperature: Float[Array, " batch"]
+    top_k: Int[Array, " batch"] | None = None
+    top_p: Float[Array, " batch"] | None = None
+    min_p: Float[Array, " batch"] | None = None
+    bias: Float[Array, "batch vocab"] | None = None
+    repetition: Float[Array, " batch"] | None = None
+    presence: Float[Array, " batch"] | None = None
+    frequency: Float[Array, " batch"] | None = None
+
+
+@functools.lru_cache
+def greedy() -> Sampler:
+    """The distribution at temperature 0: a point mass on the largest logit, without a softmax.
+
+    >>> greedy()(None, jnp.array([[[1.0, 3.0, 3.0]]])).tokens.tolist()
+    [[1]]
+    """
+
+    def sampler(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Distribution:
+        best = jnp.where(jnp.max(logits, axis=-1) > -jnp.inf, noise.first_largest(logits), -1)
+        return Distribution(tokens=best, logits=logits.astype(jnp.float32))
+
+    return sampler
+
+
+@functools.lru_cache
+def at_temperature(top_k: int | None = None, top_p: bool = False, min_p: bool = False) -> Sampler:
+    """The distribution at any temperature, 0 included: temperature, then top-k, then top-p, then min-p.
+
+    Args:
+        top_k: an upper bound of every row's top_k, or None for a program without that processor.
+        top_p, min_p: whether the program has these.
+
+    >>> one = SamplingParams(jnp.ones(1), jnp.array([2]))
+    >>> found = at_temperature(top_k=2)(one, jnp.log(jnp.array([[[0.3, 0.6, 0.1]]])))
+    >>> [round(p, 2) for p in jnp.exp(found.log_probs[0, 0]).tolist()]
+    [0.33, 0.67, 0.0]
+    """
+
+    def sampler(sampling_params: SamplingParams, logits: Float[Array, "B T V"], prefix: Prefix | None = None):
+        before = logits.astype(jnp.float32)
+        logits = apply_temperature(before, sampling_params.temperature)
+        bound = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
+        if top_k is not None or top_p:
+            largest = jax.lax.top_k(logits, bound)[0]
+        if top_k is not None:
+            assert sampling_params.top_k is not None
+            logits = keep_top_k(logits, largest, sampling_params.top_k)
+        if top_p:
+            assert sampling_params.top_p is not None
+            logits = keep_top_p(logits, largest, sampling_params.top_p)
+        if min_p:
+            assert sampling_params.min_p is not None
+            logits = keep_min_p(logits, sampling_params.min_p)
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        return Distribution(log_probs, logits=before, greedy=sampling_params.temperature <= 0)
+
+    return sampler
+
+
+@functools.lru_cache
+def chain(*processors: LogitsProcessor, to: Sampler) -> Sampler:
+    """The sampler that puts logits through each processor in order, and then through `to`.
+
+    A processor is any function (sampling_params, logits, prefix) -> logits; see `core.LogitsProcessor`. What
+    `jaxspec.generate` uses is `chain(logit_bias, repetition_penalty, presence_and_frequency_penalties,
+    to=at_temperature(...))`, without the processors that are not needed. Chains of the same functions are the same
+    sampler, and share programs: define a processor once.
+
+    >>> def shout(sampling_params, logits, prefix):
+    ...     return 2 * logits
+    >>> one = SamplingParams(jnp.ones(1))
+    >>> distribution = chain(shout, to=at_temperature())(one, jnp.log(jnp.array([[[0.25, 0.75]]])))
+    >>> [round(p, 2) for p in jnp.exp(distribution.log_probs[0, 0]).tolist()]
+    [0.1, 0.9]
+    """
+    if not processors:
+        return to
+
+    def sampler(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Distribution:
+        logits = logits.astype(jnp.float32)
+        for process in processors:
+            logits = process(sampling_params, logits, prefix)
+        return to(sampling_params, logits, prefix)
+
+    return sampler
+
+
+@functools.lru_cache
+def mask_padding_ids(inner: Sampler, ids: int) -> Sampler:
+    """`inner` with every id at or past `ids` removed first: the rows that pad a vocabulary to a round number.
+
+    >>> mask_padding_ids(greedy(), 2)(None, jnp.array([[[1.0, 2.0, 9.0]]])).tokens.tolist()
+    [[1]]
+    """
+
+    def remove(sampling_params, logits: Float[Array, "B T V"], prefix: Prefix | None) -> Float[Array, "B T V"]:
+        return jnp.where(jnp.arange(logits.shape[-1])[None, None, :] < ids, logits, -jnp.inf)
+
+    return chain(remove, to=inner)
+
+
+def match_vocab(
+    logits: Float[Array, "B T W"], vocab: int, ids: Int[Array, " W"] | None = None
+) -> Float[Array, "B T V"]:
+    """Logits of another model over a vocabulary of `vocab` ids: -inf for ids it lacks, none for ids it has too many.
+
+    Args:
+        logits: the model's.
+        vocab: how many ids there are to be.
+        ids: which of them each of the model's is; `vocab` for one that has none. By default the same number.
+
+    >>> match_vocab(jnp.zeros((1, 1, 2)), 3).tolist(), match_vocab(jnp.zeros((1, 1, 3)), 2).tolist()
+    ([[[0.0, 0.0, -inf]]], [[[0.0, 0.0]]])
+    >>> match_vocab(jnp.array([[[5.0, 6.0, 7.0]]]), 3, jnp.array([2, 3, 0])).tolist()
+    [[[7.0, -inf, 5.0]]]
+    """
+    if ids is not None:
+        nothing = jnp.full((*logits.shape[:-1], vocab), -jnp.inf, logits.dtype)
+        return nothing.at[..., ids].set(logits, mode="drop")
+    missing = vocab - logits.shape[-1]
+    if missing > 0:
+        return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+    return logits[..., :vocab]

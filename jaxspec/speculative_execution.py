@@ -1,0 +1,171 @@
+"""Stochastic speculative execution: running g on candidates for a draw from f, while f is still at work.
+
+Nothing here is about language: f is any slow function that yields a distribution, and g any slow function of a draw
+from it (a policy and the world that its action changes, a proposal and the simulation that weighs it).
+
+Shapes: V outcomes of f, K candidates.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+from numpy.typing import ArrayLike
+
+from jaxspec import rules
+from jaxspec.core import Distribution, Draft, Keys, Verdict, noise
+
+Input = TypeVar("Input")
+Result = TypeVar("Result")
+
+
+class Speculated(NamedTuple, Generic[Result]):
+    """What `speculate` returns.
+
+    Attributes:
+        value: g(token).
+        token: the draw; its distribution is softmax(f(x)), whatever was drafted.
+        accepted: whether it had been drafted, so that g ran beside f.
+        runs: how many times g was started.
+    """
+
+    value: Result
+    token: int
+    accepted: bool
+    runs: int
+
+
+def speculate(
+    f: Callable[[Input], ArrayLike],
+    g: Callable[[int], Result],
+    x: Input,
+    *,
+    approximation: Callable[[Input], ArrayLike],
+    key: Key[Array, ""],
+    candidates: int = 1,
+    executor: concurrent.futures.Executor | None = None,
+) -> Speculated[Result]:
+    """Draws a token from softmax(f(x)) and returns g(token); the same distribution as doing so one after the other.
+
+    A cheap approximation of f says which tokens are likely. g is started on candidates drawn from it, without
+    replacement, while f runs. Speculative sampling then accepts one of the candidates, and its g is done or well on its
+    way; or it draws another token from what the candidates left of f's distribution, and g starts over. The token was
+    drafted with probability sum min(p, q) (p and q being the distributions of f and the approximation), and more often
+    with more candidates.
+
+    Args:
+        f: x -> logits of the V outcomes [V].
+        g: token -> anything. Runs in a thread; may run for nothing, so it should change nothing. What it raises is
+            raised here, unless it was for a candidate that was rejected.
+        x: what f and the approximation are given.
+        approximation: x -> logits [V], quickly.
+        key: of all that is drawn here; a new one for every call.
+        candidates: K, how many candidates g is started on.
+        executor: runs f and g; threads of its own by default. One of processes serves pure Python that holds the
+            interpreter's lock.
+
+    Raises:
+        ValueError: candidates < 1, or logits that are not one row of V, or of different V.
+        FloatingPointError: logits with NaN in them, or that allow nothing.
+
+    Example, a policy that chooses a push, and a world that carries it out:
+        >>> def policy(speed):  # the slow one
+        ...     return jnp.array([speed, 0.0, -speed])
+        >>> def habit(speed):
+        ...     return jnp.array([0.5, 0.0, -0.5])
+        >>> move = speculate(policy, lambda push: 2.0 + (push - 1), 2.0, approximation=habit, key=jax.random.key(0))
+        >>> move.value == 2.0 + (move.token - 1), move.runs in (1, 2)
+        (True, True)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, sections 2.3 and 6; several candidates as in
+    SpecInfer, arXiv 2305.09781.
+    """
+    if candidates < 1:
+        raise ValueError(f"candidates is {candidates}: expected at least 1")
+    submitted: list[concurrent.futures.Future] = []
+    with _threads(executor, candidates + 1, submitted) as pool:
+        logits = pool.submit(f, x)  # first, since it takes longest; the approximation runs here
+        submitted.append(logits)
+        q_logits = _checked(approximation(x), "approximation")
+        draft = _propose(key, q_logits, min(candidates, len(q_logits)))
+        tokens = np.asarray(draft.tokens)[0, : int(draft.length[0])].tolist()
+        started = [pool.submit(g, token) for token in tokens]
+        submitted += started
+        p_logits = _checked(logits.result(), "f")
+        if p_logits.shape != q_logits.shape:
+            raise ValueError(f"f has {len(p_logits)} outcomes and its approximation {len(q_logits)}: expected as many")
+        verdict = _verify(key, draft, p_logits)
+        accepted = started[int(verdict.path[0, 0])] if verdict.num_accepted[0] else None
+        for other in started:
+            if other is not accepted:
+                other.cancel()  # what has not begun need not
+        if accepted is not None:
+            return Speculated(accepted.result(), tokens[started.index(accepted)], True, len(tokens))
+        token = int(verdict.next_token[0])
+        return Speculated(pool.submit(g, token).result(), token, False, len(tokens) + 1)
+
+
+def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
+    """Candidates for one draw, without replacement: the children of one node; fewer where fewer have a probability.
+
+    >>> found = propose(jax.random.key(0), jnp.log(jnp.array([0.5, 0.0, 0.5])), 3)
+    >>> sorted(found.tokens[0, :2].tolist()), found.length.tolist()
+    ([0, 2], [2])
+    """
+    keys, position = _address(key)
+    log_q = jax.nn.log_softmax(logits)[None]
+    tokens = noise.without_replacement(noise.at(keys, position, noise.Purpose.DRAFT), log_q, count)
+    possible = jnp.sum(log_q > -jnp.inf, axis=-1, dtype=jnp.int32)
+    return Draft(tokens, jnp.minimum(possible, count), parent=jnp.zeros_like(tokens), log_probs=log_q[:, None])
+
+
+def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
+    """Of the noise: every call has a key of its own, and so one place in it is enough."""
+    return noise.row_keys(key, 1), jnp.zeros(1, jnp.int32)
+
+
+_propose = jax.jit(propose, static_argnames=("count",))
+
+
+@jax.jit
+def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
+    """The rejection rule on a root and its children; the distributions after the children are not read."""
+    p = jax.nn.log_softmax(logits)[None, None]
+    target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
+    return rules.rejection().verify(*_address(key), draft, target)
+
+
+def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
+    """Logits, once they make a distribution."""
+    values = np.asarray(logits, np.float32)
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f"{who} gave logits of shape {values.shape}: expected one row of them, [V]")
+    if np.isnan(values).any() or np.isposinf(values).any() or np.isneginf(values).all():
+        raise FloatingPointError(f"{who} gave logits that are no distribution: NaN, +inf, or -inf everywhere")
+    return values
+
+
+@contextlib.contextmanager
+def _threads(
+    executor: concurrent.futures.Executor | None, count: int, submitted: list[concurrent.futures.Future]
+) -> Iterator[concurrent.futures.Executor]:
+    """The caller's executor, or threads for one call; what runs for nothing is cancelled, and not waited for."""
+    if executor is not None:
+        try:
+            yield executor
+        finally:
+            for future in submitted:
+                future.cancel()
+        return
+    own = concurrent.futures.ThreadPoolExecutor(count)
+    try:
+        yield own
+    finally:
+        own.shutdown(wait=False, cancel_futures=True)

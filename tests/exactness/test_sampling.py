@@ -1,0 +1,126 @@
+"""Every sampling option is exact in speculative decoding: the decoder's distribution, enumerated, is numpy's.
+
+In numpy each sequence is walked token by token, with the options' formulas; nothing of `jaxspec.sampling` is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import sampling
+from jaxspec.core import Prompt
+from jaxspec.decode.request import prepare
+from jaxspec.sampling import SamplingParams, at_temperature, chain
+from jaxspec.testing import (
+    certify,
+    decoder_distribution,
+    plain_distribution,
+    table_model,
+    total_variation,
+    with_sampler,
+)
+
+EXACT, VOCAB, STEPS = 1e-5, 3, 4
+TARGET, DRAFT = table_model(jax.random.key(1), VOCAB), table_model(jax.random.key(2), VOCAB, sharpness=1.5)
+PROMPT = Prompt(jnp.array([[1, 0, 1, 2]]), jnp.array([3]))  # 2 is padding
+PROCESSORS = (sampling.logit_bias, sampling.repetition_penalty, sampling.presence_and_frequency_penalties)
+WHOLE = chain(*PROCESSORS, to=at_temperature(VOCAB, True, True))  # one program for everything here
+ONE, ZERO = jnp.ones(1), jnp.zeros(1)
+OFF = SamplingParams(ONE, jnp.array([VOCAB]), ONE, ZERO, jnp.zeros((1, VOCAB)), ONE, ZERO, ZERO)
+SAMPLING = {
+    "min-p": OFF._replace(min_p=0.4 * ONE),
+    "bias": OFF._replace(bias=jnp.array([[1.0, 0.0, -2.0]])),
+    "a ban": OFF._replace(bias=jnp.array([[0.0, -jnp.inf, 0.0]])),
+    "repetition": OFF._replace(repetition=1.8 * ONE),
+    "presence": OFF._replace(presence=1.2 * ONE),
+    "frequency": OFF._replace(frequency=0.9 * ONE),
+    "temperature 0": OFF._replace(temperature=ZERO, repetition=1.5 * ONE, frequency=0.5 * ONE),
+    "all": SamplingParams(
+        temperature=1.3 * ONE,
+        top_k=jnp.array([VOCAB]),
+        top_p=0.95 * ONE,
+        min_p=0.1 * ONE,
+        bias=jnp.array([[0.5, 0.0, -0.5]]),
+        repetition=1.2 * ONE,
+        presence=-0.5 * ONE,
+        frequency=0.7 * ONE,
+    ),
+}
+
+
+def next_distribution(tokens, start, sampling_params):
+    """What follows the tokens, of which those from `start` on are new."""
+    temperature, _, top_p, min_p, bias, repetition, presence, frequency = (np.asarray(x)[0] for x in sampling_params)
+    logits = np.asarray(TARGET.params, np.float64)[tokens[-2], tokens[-1]] + bias
+    for token in set(tokens):
+        logits[token] *= repetition if logits[token] < 0 else 1 / repetition
+    for token in tokens[start:]:
+        logits[token] -= frequency
+    for token in set(tokens[start:]):
+        logits[token] -= presence
+    if temperature == 0:
+        return np.eye(VOCAB)[np.argmax(logits)]
+    probs = np.exp((logits - logits.max()) / temperature)
+    probs /= probs.sum()
+    order = np.argsort(-probs)
+    probs[order[np.cumsum(probs[order]) - probs[order] >= top_p]] = 0
+    probs[probs < min_p * probs.max()] = 0
+    return probs / probs.sum()
+
+
+def numpy_distribution(sampling_params, steps=STEPS):
+    length, distribution = int(PROMPT.length[0]), {}
+    row = PROMPT.tokens[0, :length].tolist()
+    for new in itertools.product(range(VOCAB), repeat=steps):
+        distributions = [next_distribution(row + list(new[:i]), length, sampling_params) for i in range(steps)]
+        distribution[new] = float(np.prod([probs[token] for probs, token in zip(distributions, new, strict=True)]))
+    return distribution
+
+
+def off_by(gamma, sampling_params, draft_sampling_params):
+    prepared = prepare(TARGET, PROMPT, drafter=DRAFT, gamma=gamma)
+    found = decoder_distribution(with_sampler(prepared, WHOLE, sampling_params, draft_sampling_params), steps=STEPS)
+    return total_variation(found, numpy_distribution(sampling_params))
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_every_sampling_option_leaves_the_distribution(name):
+    assert off_by(3, SAMPLING[name], SAMPLING[name]) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_shorter_drafts_leave_the_distribution(gamma):
+    for name in ("repetition", "all"):
+        assert off_by(gamma, SAMPLING[name], SAMPLING[name]) < EXACT
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 3.0], ids=["greedy", "sharper", "hotter"])
+def test_a_drafter_with_a_temperature_of_its_own(temperature):
+    assert off_by(3, SAMPLING["all"], SAMPLING["all"]._replace(temperature=temperature * ONE)) < EXACT
+
+
+def test_a_drafter_with_sampling_parameters_of_its_own():
+    """Neither penalised nor truncated as the target is, so that each allows what the other rules out."""
+    own = SAMPLING["a ban"]._replace(min_p=0.3 * ONE, repetition=0.6 * ONE)
+    assert off_by(3, SAMPLING["bias"]._replace(presence=ONE), own) < EXACT
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_the_distribution_of_plain_sampling_knows_them_too(name):
+    plain = plain_distribution(TARGET, PROMPT, WHOLE, SAMPLING[name], STEPS)
+    assert total_variation(plain, numpy_distribution(SAMPLING[name])) < EXACT
+
+
+def test_a_processor_that_forgets_the_draft_tokens_is_caught():
+    def blind(sampling_params, logits, prefix):
+        return sampling.repetition_penalty(sampling_params, logits, prefix._replace(draft_tokens=None, seen=None))
+
+    sampling_params = SAMPLING["repetition"]._replace(repetition=3.0 * ONE)
+    options = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, sampling_params=sampling_params, steps=3)
+    assert certify(TARGET, sampler=chain(blind, to=at_temperature()), **options) > 1e-2
