@@ -193,8 +193,8 @@ def checkpoint(
         wanted += recipe.data.also
     if missing := [file for file in wanted if not (folder / file).is_file()]:
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: `jaxspec train --prepare-data --data {folder}` makes the data "
-            "of the recipes that come with jaxspec"
+            f"{folder} lacks {', '.join(missing)}: in a checkout `python -m data_prep.debian --data {folder}` makes "
+            "the data of the recipes that come with jaxspec"
         )
     if out.exists() and not overwrite:
         raise ValueError(f"{out} is there already: choose another --out, or --overwrite it")

@@ -17,8 +17,7 @@ from jaxspec import model, recipes, trim
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import run, tokenizer
-from jaxspec.training.debian import catalogues, edits, examples, index
+from jaxspec.training import run
 from jaxspec.weights import huggingface, orbax
 
 runner = CliRunner()
@@ -100,10 +99,9 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
         ([], "expected a RECIPE"),
         (["debian-t5-bas"], "did you mean 'debian-t5-base'"),
         (["other.toml"], "expected a .toml file, or one of"),
-        (["tiny.toml", "--data", "elsewhere"], "`jaxspec train --prepare-data --data elsewhere`"),
+        (["tiny.toml", "--data", "elsewhere"], "`python -m data_prep.debian --data elsewhere`"),
         (["tiny.toml", "--steps", "0"], "must be positive"),
         (["tiny.toml", "--dtype", "float8"], "dtype is 'float8'"),
-        (["--prepare-data", "--lists", "elsewhere"], "i18n_Translation-en"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(project, arguments, said, monkeypatch):
@@ -231,7 +229,7 @@ def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
     [
         (["--steps", "3"], "pairs, which is counted and not trained, does not read --steps: leave it out"),
         (["--dtype", "int8"], "tables are integers and have none"),
-        (["--data", "elsewhere"], "`jaxspec train --prepare-data --data elsewhere`"),
+        (["--data", "elsewhere"], "`python -m data_prep.debian --data elsewhere`"),
     ],
 )
 def test_what_counting_cannot_do_is_refused(target, arguments, said):
@@ -255,66 +253,3 @@ def test_an_unknown_key_of_a_recipe_is_named(project):
 def test_the_projects_recipes_are_found_by_name():
     assert "debian-t5-base" in recipes.shipped()
     assert recipes.load("debian-t5-base").name == "debian-t5-base"
-
-
-@pytest.fixture
-def preparing(project, monkeypatch):
-    """The steps of --prepare-data, recorded."""
-    steps = []
-
-    def tokenizers(data, t5_dir, gpt_dir):
-        for folder in (t5_dir, gpt_dir):
-            folder.mkdir(parents=True)
-            (folder / "tokenizer.json").write_text("{}")
-        steps.append("tokenizers")
-
-    monkeypatch.setattr(index, "fetch", lambda lists: steps.append(f"fetch {lists}"))
-    monkeypatch.setattr(
-        examples, "build", lambda lists, data: steps.append(f"build {data}") or {"t5.train.jsonl": 1234}
-    )
-    monkeypatch.setattr(edits, "build", lambda data: steps.append(f"edits {data}") or {"edit.train.jsonl": 56})
-    monkeypatch.setattr(tokenizer, "train_tokenizers", tokenizers)
-    return steps
-
-
-def test_preparing_fetches_builds_and_trains_tokenizers(preparing):
-    result = call("--prepare-data", "--data", "d")
-    assert result.exit_code == 0, result.output
-    assert preparing == ["fetch d/lists", "build d", "edits d", "tokenizers"]
-    assert "1,234 rows" in result.stdout and "56 rows" in result.stdout
-
-
-def test_tokenizers_that_are_there_are_not_made_again(preparing):
-    assert call("--prepare-data", "--lists", "mine").exit_code == 0
-    result = call("--prepare-data", "--lists", "mine")
-    assert preparing == ["build data", "edits data", "tokenizers", "build data", "edits data"]
-    assert "are not made again" in result.stdout
-
-
-def test_packages_that_were_not_to_be_had_are_named(preparing, monkeypatch):
-    monkeypatch.setattr(catalogues, "fetch", lambda folder: preparing.append(f"fetch {folder}") or ["zim"])
-    monkeypatch.setattr(catalogues, "build", lambda folder, data: {"t5-catalogues.train.jsonl": 78})
-    result = call("--prepare-data", "--catalogues")
-    assert result.exit_code == 0 and "fetch data/packages" in preparing
-    assert "1 packages were not to be had" in result.output and "78 rows" in result.output
-
-
-def test_data_may_be_prepared_for_a_recipe(preparing, monkeypatch):
-    monkeypatch.setattr(run, "checkpoint", lambda recipe, *_, **__: preparing.append(recipe.name))
-    assert call("tiny.toml", "--prepare-data").exit_code == 0
-    assert preparing[-1] == "tiny"
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError("apt-get was not found"), "error: apt-get was not found"),
-        (ImportError('pip install ".[train]"'), 'error: pip install ".[train]"'),
-    ],
-)
-def test_what_preparing_lacks_is_named(preparing, monkeypatch, error, said):
-    def fetch(lists):
-        raise error
-
-    monkeypatch.setattr(index, "fetch", fetch)
-    assert said in refused("--prepare-data")

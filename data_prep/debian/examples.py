@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from rich.progress import Progress
 
+from data_prep.debian.index import LANGUAGES, Record, index_files, read_records
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian.index import LANGUAGES, Record, index_files, read_records
 
 TRANSLATE = "translate English to German: "
 SUMMARIZE = "summarize: "

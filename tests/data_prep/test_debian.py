@@ -5,10 +5,10 @@ from pathlib import Path
 import lz4.frame
 import pytest
 
+from data_prep.debian import edits, examples, index, prompts
+from data_prep.debian.index import Record
 from jaxspec import files
 from jaxspec.training import tokenizer as tokenizer_training
-from jaxspec.training.debian import edits, examples, index, prompts
-from jaxspec.training.debian.index import Record
 
 VIM_EN = """Package: vim
 Description-md5: 1a

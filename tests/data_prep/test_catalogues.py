@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.debian import catalogues
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian import catalogues
 
 SAVED = ("_Save all of the open files", "Alle offenen Dateien _speichern")
 PLURAL = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from data_prep.debian import catalogues, edits, examples, index
 from jaxspec.training import tokenizer
-from jaxspec.training.debian import catalogues, edits, examples, index
 
 TOKENIZERS = ("tokenizer-t5", "tokenizer-gpt")
 

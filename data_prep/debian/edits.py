@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.debian.examples import SUMMARIZE, TRANSLATE, cut
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian.examples import SUMMARIZE, TRANSLATE, cut
 
 _CHARS = range(60, 261)
 _WORD = re.compile(r"\b[a-z]{4,12}\b")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from data_prep.debian.examples import SUMMARIZE, TRANSLATE, Example, _is_translation, _letters, _t5_row
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian.examples import SUMMARIZE, TRANSLATE, Example, _is_translation, _letters, _t5_row
 
 # What the largest German catalogues and manuals are in, and the English side of those that have a package each.
 _NAMES = """

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from data_prep.debian.examples import TRANSLATE, cut, stem
 from jaxspec.files import read_jsonl, write_jsonl
-from jaxspec.training.debian.examples import TRANSLATE, cut, stem
 
 # Two texts with more than this share of their words in common count as near-duplicates.
 _ALIKE = 0.6
