@@ -80,7 +80,7 @@ import functools
 from jax.sharding import AbstractMesh
 
 from jaxspec import sharding
-from jaxspec.analysis.measure.memory import of_config
+from jaxspec.analysis.memory import of_config
 from jaxspec.families import FAMILIES
 from jaxspec.nets import net_of
 
@@ -155,9 +155,9 @@ assert needed["Llama 3.1 70B, 8B", 16][1] == needed["Llama 3.1 70B, 8B", 1][1]  
 # `jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v5e`.
 
 # %%
-from jaxspec.analysis.bench import plan as planning
-from jaxspec.analysis.theory import roofline
-from jaxspec.analysis.theory.roofline import Machine, machine
+from jaxspec.analysis import plan as planning
+from jaxspec.analysis import roofline
+from jaxspec.analysis.roofline import Machine, machine
 
 one = machine("tpu-v5e")
 eight = Machine(8 * one.bandwidth, 8 * one.bfloat16, None)
@@ -349,8 +349,7 @@ assert read > 0
 # above 1 there, and c and v tell nothing about a TPU.
 
 # %%
-from jaxspec.analysis.measure import acceptance, cost, timing
-from jaxspec.analysis.theory import formulas
+from jaxspec.analysis import acceptance, cost, formulas, timing
 from jaxspec.decode.request import prepare
 
 prepared = prepare(target, prompts, drafter=draft, gamma=GAMMA, **settings)
@@ -389,7 +388,7 @@ if DTYPE == "float32":
 # first such place of each text, and how near a tie it was, in nats.
 
 # %%
-from jaxspec.analysis.measure import numerics
+from jaxspec.analysis import numerics
 
 halved = [jaxspec.load(name, dtype="bfloat16", mesh=mesh_for(whole[0].config, jax.device_count())) for name in names]
 apart = numerics.mismatches(prepare(halved[0], prompts, drafter=halved[1], gamma=GAMMA, **settings))

@@ -39,6 +39,15 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # what one token costs, which holds where hardware waits for weights to be read and has arithmetic to spare.
 
 # %%
+# Pictures are drawn by scripts of the repository, which the installed package has not.
+if importlib.util.find_spec("benchmarks") is None:
+    checkout = ".." if os.path.isdir("../benchmarks") else "jaxspec-checkout"
+    if not os.path.isdir(f"{checkout}/benchmarks"):
+        repository = "https://github.com/jaxspec/jaxspec"
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, checkout], check=True)
+    sys.path.append(os.path.abspath(checkout))
+
+# %%
 import io
 
 import numpy as np
@@ -49,10 +58,9 @@ try:
 except ImportError:
     widgets = None
 
-from jaxspec.analysis import figures
-from jaxspec.analysis.figures.theory import Mark
-from jaxspec.analysis.measure import acceptance, cost, timing
-from jaxspec.analysis.theory import formulas
+from benchmarks import figures
+from benchmarks.figures.theory import Mark
+from jaxspec.analysis import acceptance, cost, formulas, timing
 from jaxspec.decode.request import prepare
 
 

@@ -34,6 +34,15 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 # by counting every case.
 
 # %%
+# Pictures are drawn by scripts of the repository, which the installed package has not.
+if importlib.util.find_spec("benchmarks") is None:
+    checkout = ".." if os.path.isdir("../benchmarks") else "jaxspec-checkout"
+    if not os.path.isdir(f"{checkout}/benchmarks"):
+        repository = "https://github.com/jaxspec/jaxspec"
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, checkout], check=True)
+    sys.path.append(os.path.abspath(checkout))
+
+# %%
 import io
 
 import numpy as np
@@ -44,10 +53,10 @@ try:
 except ImportError:
     widgets = None
 
-from jaxspec.analysis import figures
-from jaxspec.analysis.figures import sampling
-from jaxspec.analysis.figures.style import BLUE, GREEN, canvas
-from jaxspec.analysis.theory import divergence
+from benchmarks import figures
+from benchmarks.figures import sampling
+from benchmarks.figures.style import BLUE, GREEN, canvas
+from jaxspec.analysis import divergence
 
 WORDS = ["the", "a", "cat", "dog", "sat"]
 p = np.array([0.40, 0.25, 0.15, 0.15, 0.05])  # the target's probabilities of the next word

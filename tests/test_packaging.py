@@ -22,24 +22,19 @@ PACKAGE = Path(jaxspec.__file__).parent  # the installed one, where the tests ru
 SHIPPED = tuple(f"debian-t5-{size}" for size in ("large", "draft", "base", "small"))
 CHECKPOINT_LIMIT = 48e6  # bytes, of all shipped weights together
 
-TYPES = ("language_model", "distribution", "draft", "rule", "draft_head", "drafter", "policy", "decoder")  # of core
-CORE = {"base", "integers", "token_ids", "noise", "tree", "cache", "buffers", "programs", "option_names", "warp"}
-DECODING = CORE | {"accept", "rounds", "drafters", "policies", "decode", "trace"}
+TYPES = ("language_model", "distribution", "draft", "rule", "drafter", "policy", "decoder")  # of core
+CORE = {"core", "token_ids", "programs", "option_names", "sampling"}
+DECODING = CORE | {"rules", "drafters", "policies", "decode", "trace"}
 TEXTS = {"corpus", "datastore", "extras", "folders", "files", "progress"}
 MODELS = {"nets", "families", "strict_tables", "draft_heads", "recipes", "weights", "model", "vocabulary"}
 MODELS |= {"vocabulary_map", "trim", "shared_vocabulary"}
 IMPORTS = {  # package: what it may import besides itself. A new one needs a row here, and DESIGN a reason.
-    "base": set(),
-    "integers": set(),
-    "token_ids": {"base"},
-    "tree": set(),
-    "noise": {"base"},
-    "cache": {"tree"},
-    "buffers": {"base"},
+    "core": {"option_names"},
+    "token_ids": {"core"},
     "programs": set(),
     "option_names": set(),
     "quiet": set(),
-    "warp": {"base", "noise", "token_ids", "integers"},
+    "sampling": {"core", "token_ids"},
     "trace": set(),
     "rules": CORE,
     "extras": set(),
@@ -52,7 +47,7 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "policies": {"core"},
     "speculative_execution": CORE | {"rules"},
     "decode": CORE | {"rules", "drafters", "policies", "trace", "sharding"},
-    "testing": DECODING | {"execution", "quiet"},
+    "testing": DECODING | {"speculative_execution", "quiet"},
     "nets": CORE | {"drafters"},  # n-gram tables are a family of models
     "sharding": CORE,
     "families": {"nets"},
@@ -64,22 +59,18 @@ IMPORTS = {  # package: what it may import besides itself. A new one needs a row
     "vocabulary": {"model", "token_ids", "weights"},
     "vocabulary_map": CORE,
     "trim": CORE | {"nets", "vocabulary_map"},  # the head of a network of ours
-    "shared_vocabulary": {"base", "token_ids", "vocabulary_map"},
+    "shared_vocabulary": {"core", "token_ids", "vocabulary_map"},
     "training": DECODING | MODELS | {"sharding", "corpus", "files", "folders", "progress", "front door", "extras"},
     "front door": DECODING | MODELS | {"speculative_execution", "sharding"},  # see `FRONT_DOORS`
-    "analysis": DECODING
-    | MODELS
-    | {"sharding", "training", "front door", "testing"}
-    | {"corpus", "extras", "files", "progress"},
+    "analysis": DECODING | MODELS | {"sharding", "testing", "progress", "front door"},
     "cli": DECODING | MODELS | {"sharding", "testing", "training", "analysis", "front door"} | TEXTS,
     "__main__": {"cli"},
 }
 FRONT_DOORS = ("__init__.py", "drafters/__init__.py")  # hand on names of any package, when they are asked for
 NEEDS_NO_FLAX = (
-    *("base", "noise", "tree", "cache", "buffers", "programs", "integers", "option_names", "quiet", "warp", "sharding"),
-    *("accept", "rounds", "drafters", "policies", "decode", "execution"),
-    *("token_ids", "vocabulary_map", "shared_vocabulary", "extras", "folders", "files", "progress"),
-    *("corpus", "datastore"),
+    *("core", "programs", "option_names", "quiet", "sampling", "sharding", "rules", "drafters", "policies", "decode"),
+    *("speculative_execution", "token_ids", "vocabulary_map", "shared_vocabulary"),
+    *("extras", "folders", "files", "progress", "corpus", "datastore"),
 )
 
 
@@ -136,7 +127,8 @@ def test_packages_import_only_what_lies_below_them():
 
 def test_hints_name_extras_that_a_checkout_has():
     named = set()
-    for file in PACKAGE.rglob("*.py"):
+    homes = (PACKAGE, ROOT / "benchmarks", ROOT / "data_prep")
+    for file in [file for home in homes for file in home.rglob("*.py")]:
         source = file.read_text(encoding="utf-8")
         assert "jaxspec-decoding[" not in source, f"{file.name}: that name is not on the package index"
         named |= set(re.findall(r'pip install "\.\[(\w+)\]"', source))

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 import jaxspec
+from benchmarks import goodness_of_fit as fits
+from benchmarks import samples
 from jaxspec import corpus, recipes, rules
-from jaxspec.analysis.measure import fits, numerics, samples
+from jaxspec.analysis import numerics
 from jaxspec.cli.options import DRAFT, TARGET
 from jaxspec.core import Prompt, noise, token_rows
 from jaxspec.decode.request import prepare

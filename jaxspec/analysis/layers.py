@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxspec import progress as bars
-from jaxspec.analysis.measure import timing
+from jaxspec.analysis import timing
 from jaxspec.core import Model
 from jaxspec.core.checks import integers
 from jaxspec.decode import loop

@@ -1,4 +1,4 @@
-"""`jaxspec generate --compare`: two rows of `analysis.bench`, plain and speculative, and what they mean in words."""
+"""`jaxspec generate --compare`: two results of `analysis.bench`, plain and speculative, and what they mean in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxspec import trace
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import Row
+    from jaxspec.analysis.bench import BenchResult
     from jaxspec.cli.session import Session
 
 REPEATS = 5  # of each side, interleaved
@@ -18,44 +18,43 @@ CPU_CACHE = 100e6  # bytes of parameters that some cache of a CPU may hold
 IDLE = 1.25  # a check that costs less than so many one-token passes runs on compute that was idle
 
 
-def compare(session: Session) -> tuple[Row, Row]:
+def compare(session: Session) -> tuple[BenchResult, BenchResult]:
     """Plain and speculative decoding of a session's prompts, a batch at a time.
 
     Raises:
         FloatingPointError: logits were not finite.
     """
     from jaxspec.analysis import bench
-    from jaxspec.analysis.bench.setting import setting_of
+    from jaxspec.analysis.setting import setting_of
 
     given = session.settings
     setting = setting_of(session.prepared, "prompts", min(given.batch, len(session.texts)))
     setting = setting._replace(name=given.draft or "", policy_name=given.policy)
-    config = bench.Config(len(session.texts), REPEATS, given.seed, ("speed", "alpha", "costs", "search"))
+    config = bench.Config(len(session.texts), REPEATS, given.seed, ("speed", "alpha", "costs"))
     plain, ours = bench.run(session.prepared.target, [setting], config=config)
     if ours.error is not None:
         raise FloatingPointError(ours.error)
     return plain, ours
 
 
-def show(plain: Row, ours: Row, session: Session, out: Console) -> None:
+def show(plain: BenchResult, ours: BenchResult, session: Session, out: Console) -> None:
     """Prints both speeds, what theory promises, whether the texts agree, and whether it pays."""
     import jax
 
-    from jaxspec.analysis.bench import table
-    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis import environment, table
 
     size = sum(x.nbytes for x in jax.tree.leaves(session.prepared.weights.target))
     cached = jax.default_backend() == "cpu" and size < CPU_CACHE
     assert ours.environment is not None
     out.print("", Text(environment.line(ours.environment), "bold"), sep="\n")
-    out.print(*table.tables([plain, ours], (*table.SPEED[:5], *table.THEORY), out.width), sep="\n")
+    out.print(*table.tables([plain, ours], (table.SPEED, table.THEORY), out.width), sep="\n")
     out.print(agreement(ours, session.prepared.target.tokenizer), Text(conclusion(ours, cached)), sep="\n")
 
 
-def agreement(ours: Row, tokenizer: Any) -> Text:
+def agreement(ours: BenchResult, tokenizer: Any) -> Text:
     """Whether the texts are the same, and where they first differ."""
     if ours.same_text is None:
-        why = "they are samples, and have one distribution" if ours.exact else "the rule is inexact"
+        why = "they are samples, and have one distribution" if ours.setting.exact else "the rule is inexact"
         return Text(f"The texts need not be the same: {why}.")
     if ours.difference is None:
         return Text("Greedy texts: identical.", "green")
@@ -71,7 +70,7 @@ def agreement(ours: Row, tokenizer: Any) -> Text:
     )
 
 
-def conclusion(ours: Row, cached: bool) -> str:
+def conclusion(ours: BenchResult, cached: bool) -> str:
     """Whether it pays, and if not, why.
 
     Args:
@@ -87,15 +86,15 @@ def conclusion(ours: Row, cached: bool) -> str:
         )
     if ours.speed.median >= 1:
         return f"Speculative decoding is {ours.speed.median:.2f} times as fast here."
-    if ours.costs is None or ours.tokens_per_round is None or promised is None or ours.policy:
+    if ours.costs is None or ours.tokens_per_round is None or promised is None or ours.setting.policy:
         return "Speculative decoding is slower here."
     tokens, c, v = ours.tokens_per_round.value, ours.costs.c.median, ours.costs.v.median
-    cost = ours.gamma * c + v + (ours.costs.search or 0.0)
+    cost = ours.setting.gamma * c + v + ours.costs.search
     round_of = f"a round yields {tokens:.2f} tokens and takes the time of {cost:.2f} one-token passes"
     if promised >= 1:
         return f"Speculative decoding is slower here, though {round_of}: reading prompts twice and short texts cost it."
     why = ", for a model that fits a CPU's cache leaves no compute idle to check draft tokens with"
     return (
-        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check {ours.gamma + 1} tokens (v) and "
-        f"{ours.gamma * c:.2f} to draft {ours.gamma} (γc){why if cached and v > IDLE else ''}."
+        f"Speculative decoding is slower here: {round_of}, {v:.2f} to check {ours.setting.gamma + 1} tokens (v) and "
+        f"{ours.setting.gamma * c:.2f} to draft {ours.setting.gamma} (γc){why if cached and v > IDLE else ''}."
     )

@@ -71,7 +71,7 @@ def print_json(report: Any) -> None:
 
 def print_measured(**report: Any) -> None:
     """One object, with the environment that its numbers are of."""
-    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis import environment
 
     print_json({"environment": environment.current()} | report)
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxspec.trace import Round
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import Row
+    from jaxspec.analysis.bench import BenchResult
     from jaxspec.cli.session import Session
 
 
@@ -90,10 +90,13 @@ def row_report(prompt: str, row: Decoded, trace: bool) -> dict[str, Any]:
 
 
 def totals_report(
-    session: Session, sampling: dict[str, Any], decoded: Sequence[Decoded], found: tuple[Row, Row] | None
+    session: Session,
+    sampling: dict[str, Any],
+    decoded: Sequence[Decoded],
+    found: tuple[BenchResult, BenchResult] | None,
 ) -> dict[str, Any]:
     """What `jaxspec generate --json` prints of all prompts together; `found` is of --compare."""
-    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis import environment
 
     total, about = Counts.total([row.counts for row in decoded]), environment.current()
     rates = {name: getattr(total, name) for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second")}

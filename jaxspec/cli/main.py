@@ -17,14 +17,13 @@ from jaxspec.cli import options, startup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
-    "bench": "Compare the speed of drafters, gammas, policies, rules, dtypes and libraries.",
-    "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is; and rules.",
+    "bench": "Compare the speed of drafters, gammas, policies, rules and dtypes.",
+    "measure": "Measure a pair: α, c and v, the speed-up as predicted and as it is.",
     "plan": "Whether to speculate here, with which γ or tree, and how much faster that will be.",
     "verify": "Compute how far each acceptance rule's text is from the target's distribution.",
-    "figures": "Draw the paper's Figures 2 to 5, and a pair's place among them.",
     "models": "List the shipped checkpoints, and the sizes of networks with their memory.",
     "convert": "Write a model in the other format, or in another dtype.",
-    "train": "Train a model by a recipe, or make the data that the recipes train on.",
+    "train": "Train a model, or a head on a model, by a recipe.",
     "datastore": "Build a datastore of texts such as the target writes, to draft from.",
 }
 INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; unusable input

@@ -11,7 +11,7 @@ from jaxspec.cli import console
 from jaxspec.cli.options import Json
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.measure.memory import NetSize
+    from jaxspec.analysis.memory import NetSize
 
 
 def models(as_json: Json = False) -> None:
@@ -24,7 +24,7 @@ def models(as_json: Json = False) -> None:
     \b
         jaxspec models
     """
-    from jaxspec.analysis.measure import memory
+    from jaxspec.analysis import memory
     from jaxspec.draft_heads import load as draft_heads
     from jaxspec.families import FAMILIES
 
@@ -83,7 +83,7 @@ class Shipped(NamedTuple):
 def shipped() -> list[Shipped]:
     """The shipped checkpoints, from their manifests; no weights are read."""
     from jaxspec import model
-    from jaxspec.analysis.measure import memory
+    from jaxspec.analysis import memory
     from jaxspec.weights import orbax
 
     found = []

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jaxspec.core import Bound, Model, Rule
     from jaxspec.decode.request import Prepared
 
-RANDOM, UNROUNDED = "random:", "unrounded:"
+RANDOM = "random:"  # before a published shape
 POLICIES = {  # with the parameter that NAME=NUMBER sets
     "constant": "draft_tokens",
     "heuristic": "start",
@@ -19,32 +19,19 @@ POLICIES = {  # with the parameter that NAME=NUMBER sets
 }
 
 
-def model(name: str, dtype: str = "float32", mesh: Any = None, *, widen: int = 0, seed: int = 0) -> Model:
-    """A model by its name; after random: a published shape, after unrounded: what int8 weights may have been before.
+def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0) -> Model:
+    """Loads a model by its name; "random:SHAPE" is one of random weights at a published shape.
 
     Args:
         name, dtype, mesh: as `jaxspec.load` takes them.
-        widen: hidden units of the feed-forward blocks: the same text at more cost; 0 leaves them.
         seed: of random weights.
     """
-    import jax
-
-    from jaxspec import model, trim
-    from jaxspec.analysis.measure import synthetic
-    from jaxspec.weights import orbax
+    from jaxspec import model
+    from jaxspec.analysis.random_model import random_model
 
     if name.startswith(RANDOM):
-        made = synthetic.random_model(name.removeprefix(RANDOM), dtype, seed)
-    elif name.startswith(UNROUNDED):
-        bare = name.removeprefix(UNROUNDED)
-        stored, made = (trim.untrimmed(model.load(bare, dtype=kind, mesh=mesh)) for kind in ("int8", dtype))
-        made = made._replace(params=orbax.cast(synthetic.unrounded(stored.params, jax.random.key(seed)), dtype))
-    else:
-        made = model.load(name, dtype=dtype, mesh=mesh)
-    if not widen:
-        return made
-    wide, few = synthetic.widen(trim.untrimmed(made), widen), trim.draft_tokens(made)
-    return wide if few is None else trim.trim_vocabulary(wide, ids=few)._replace(name=made.name)
+        return random_model(name.removeprefix(RANDOM), dtype, seed)
+    return model.load(name, dtype=dtype, mesh=mesh)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
@@ -54,13 +41,13 @@ def check_model(name: str, dtype: str = "float32") -> None:
         ValueError: there is no such model, shape or dtype.
     """
     from jaxspec import model
-    from jaxspec.analysis.measure import synthetic
+    from jaxspec.analysis import random_model
 
     model.dtype_name(dtype)
     if name.startswith(RANDOM):
-        synthetic.config_of(name.removeprefix(RANDOM))
+        random_model.config_of(name.removeprefix(RANDOM))
     elif not model.is_hub_id(name):
-        model.find(name.removeprefix(UNROUNDED))
+        model.find(name)
 
 
 def check_options(drafter: bool, **options: Any) -> None:
@@ -138,7 +125,6 @@ def prepared_pair(
     dtype: str,
     prompts: Path | None,
     count: int,
-    widen: int = 0,
     seed: int = 0,
     of_models: bool = True,
     **more: Any,
@@ -148,7 +134,6 @@ def prepared_pair(
     Args:
         target, draft, dtype: of the models; what is made of texts is made of held-out ones after the first `count`.
         prompts, count: a file or None, and how many of its prompts.
-        widen: the target's feed-forward blocks, as `model` has it.
         of_models: whether the drafter must be a model.
         seed, **more: as `jaxspec.generate` takes them.
     """
@@ -166,7 +151,7 @@ def prepared_pair(
     check_options(True, key=jax.random.key(seed), **more)
     check_model(target, dtype)
     drafter_names.check(draft, dtype)
-    big = model(target, dtype, widen=widen)
+    big = model(target, dtype)
     left = functools.partial(references, big, count)
     small = drafter_names.drafter(draft, lambda name: model(name, dtype), big, left)
     return prepare(big, texts or heldout_for(big, count), drafter=small, key=jax.random.key(seed), **more)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec import files
-from jaxspec.cli import cascade_plan, console, drafter_names, lists, names, options, tree_plan
+from jaxspec.cli import console, drafter_names, lists, names, options, tree_plan
 from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench.plan import Plan
+    from jaxspec.analysis.plan import Plan
 
 IGNORED = {  # options that would be, by what is asked for
     "a plan for --alpha and --c": (
@@ -42,9 +40,7 @@ def plan(
     dtype: Annotated[str, options.text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")] = "",
     tree: Annotated[bool, typer.Option("--tree", help="The token tree that a pair should draft here.")] = False,
     nodes: Annotated[int, options.number("With --tree: most draft tokens.")] = 32,
-    figure: Annotated[Path | None, options.text("FILE", "With --tree: a .svg or .png to draw it in.")] = None,
     timed: Annotated[bool, options.flag("With --tree: time it, and the best chain.", "--timed")] = False,
-    widen: Annotated[int, options.number("Zero-pad the target's MLPs to N units: same text, more cost.", least=0)] = 0,
     alpha: Annotated[float | None, options.text("RATE", "Acceptance rate, if it is known.")] = None,
     c: Annotated[float | None, options.text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None,
     v: Annotated[float, options.text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0,
@@ -60,38 +56,24 @@ def plan(
 
     \b
         jaxspec plan --batch 1,8
-        jaxspec plan --tree --nodes 32 --timed --figure tree.svg
-        jaxspec plan --draft cascade=3:debian-t5-draft:prompt_lookup
+        jaxspec plan --tree --nodes 32 --timed
         jaxspec plan --alpha 0.75 --c 0.02 --v 0.05
         jaxspec plan --alpha 0.75 --target t5-v1_1-xxl --draft t5-v1_1-small --device tpu-v4 --batch 1,32
     """
-    from jaxspec.analysis.bench import plan as planning
-    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis import environment
+    from jaxspec.analysis import plan as planning
 
     batches, note = lists.integers(batch, "--batch"), ""
     _check(alpha, c, v, device, batches)
-    if not tree and (timed or figure is not None):
-        raise ValueError("--timed and --figure are of --tree: add it, or leave them out")
-    if figure is not None and figure.suffix not in (".svg", ".png"):
-        raise ValueError(f"--figure is {figure}: expected a name that ends with .svg or .png")
-    if widen and (alpha is not None or device):
-        raise ValueError("--widen is for a pair, which it measures: leave out --alpha and --device")
+    if not tree and timed:
+        raise ValueError("--timed is of --tree: add it, or leave it out")
     if tree and (alpha is not None or device or len(batches) > 1):
         raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
     known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
     mode = known or ("--tree" if tree else "a plan for a pair")
     options.refuse([name for name in options.given.get() if name in IGNORED[mode]], mode)
-    if figure is not None:
-        files.check_writable(figure)
     if device or alpha is None:
         draft = draft or drafter_names.default_model(target)
-    if draft.startswith(("cascade:", "cascade=")):
-        others = {"alpha": alpha is not None, "device": device, "tree": tree, "widen": widen, "batch": batches != (1,)}
-        if any(others.values()):
-            named = ", ".join(f"--{name}" for name, value in others.items() if value)
-            raise ValueError(f"--draft cascade is measured, at batch 1: leave out {named}")
-        asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        return cascade_plan.show(target, draft, dtype or "float32", prompts, count, asked, gamma, repeats, as_json)
     if device:
         assert alpha is not None
         sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
@@ -102,9 +84,9 @@ def plan(
         about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        prepared = names.prepared_pair(target, draft, dtype or "float32", prompts, count, widen, **asked)
+        prepared = names.prepared_pair(target, draft, dtype or "float32", prompts, count, **asked)
         if tree:
-            return tree_plan.show(prepared, min(batches), nodes, repeats, timed, figure, as_json)
+            return tree_plan.show(prepared, min(batches), nodes, repeats, timed, as_json)
         with console.counting("plan", planning.steps(batches, gamma)) as advance:
             plans = list(planning.of_pair(prepared, batches=batches, most=gamma, repeats=repeats, advance=advance))
         machine = environment.current()
@@ -119,7 +101,7 @@ def plan(
 
 
 def _show(about: str, plans: Sequence[Plan], note: str) -> None:
-    from jaxspec.analysis.bench import plan as planning
+    from jaxspec.analysis import plan as planning
 
     heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
     out, table = Console(highlight=False), console.table(heads)

@@ -14,8 +14,8 @@ from jaxspec.cli import console
 from jaxspec.cli.workload import Workload
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import Config, Row, Setting
-    from jaxspec.analysis.bench.table import Column
+    from jaxspec.analysis.bench import BenchResult, Config, Setting
+    from jaxspec.analysis.table import Groups
     from jaxspec.core import Model
 
 
@@ -31,23 +31,21 @@ def run(
     settings: Sequence[Setting],
     work: Workload,
     config: Config,
-    columns: Sequence[Column],
+    columns: Groups,
     *,
     plain: bool = True,
-    more: Callable[[list[Row]], Sequence[str]] = lambda rows: (),
-) -> list[Row]:
+    more: Callable[[list[BenchResult]], Sequence[str]] = lambda rows: (),
+) -> list[BenchResult]:
     """Measures settings and prints their rows, group by group; exits with 1 if any failed.
 
     Args:
         target, settings, config: as `bench.run` takes them.
         work: how to print.
-        columns: of the tables.
+        columns: of the tables, in groups.
         plain: whether they show plain decoding, too.
         more: sentences about all rows.
     """
-    from jaxspec.analysis import bench
-    from jaxspec.analysis.bench import table
-    from jaxspec.analysis.measure import environment
+    from jaxspec.analysis import bench, environment, table
 
     store = None if work.resume is None else bench.Store(work.resume)
     until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
@@ -56,10 +54,10 @@ def run(
     def heading(about: environment.Environment) -> None:
         out.print(Text(f"{environment.line(about)}, load {about.load}, {about.date[:10]}", "bold"))
 
-    def show(some: list[Row]) -> None:
+    def show(some: list[BenchResult]) -> None:
         if work.markdown and some[0] is rows[0] and some[0].environment:
             heading(some[0].environment)  # of the day when it was measured
-        some = [row for row in some if plain or not row.is_plain]
+        some = [row for row in some if plain or not row.setting.is_plain]
         for made in table.tables(some, columns, None if work.markdown else out.width):
             console.show(out, made, work.markdown)
 
@@ -78,9 +76,6 @@ def run(
                 goes_on = "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
                 print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
                 break
-    every = table.together(rows)
-    if any(not row.is_plain for row in every) and not work.as_json:
-        show(every)
     if work.csv is not None:
         from jaxspec.files import write_text
 

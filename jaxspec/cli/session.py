@@ -56,9 +56,9 @@ class Session(NamedTuple):
 
     def rows(self, start: int, count: int) -> Prepared:
         """Some of the prompts."""
-        from jaxspec.analysis.measure import batching
+        from jaxspec.decode import batches
 
-        return batching.take(self.prepared, range(start, min(start + count, len(self.texts))))
+        return batches.take(self.prepared, range(start, min(start + count, len(self.texts))))
 
 
 def check(settings: Settings, sampling: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def _options(settings: Settings, sampling: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "gamma": settings.gamma,
-        "accept": names.rule(settings.rule) if settings.rule else None,
+        "rule": names.rule(settings.rule) if settings.rule else None,
         "policy": names.policy(settings.policy) if settings.policy else None,
         "max_new_tokens": settings.max_new_tokens,
         "key": jax.random.key(settings.seed),
@@ -113,7 +113,7 @@ def with_costs(session: Session) -> Session:
     settings = session.settings
     if settings.policy.partition("=")[0] != "adaptive" or session.prepared.drafter is None:
         return session
-    from jaxspec.analysis.measure import cost
+    from jaxspec.analysis import cost
 
     costs = cost.policy_costs(session.rows(0, settings.batch), repeats=COST_REPEATS)
     return session._replace(prepared=session.prepared.replace(policy=names.policy(settings.policy, **costs._asdict())))

@@ -1,8 +1,7 @@
-"""`jaxspec plan --tree`: the tree that a pair should draft here, drawn, and timed beside the best chain."""
+"""`jaxspec plan --tree`: the tree that a pair should draft here, and timed beside the best chain."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,27 +12,18 @@ if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared
 
 
-def show(
-    prepared: Prepared, batch: int, nodes: int, repeats: int, timed: bool, figure: Path | None, as_json: bool
-) -> None:
+def show(prepared: Prepared, batch: int, nodes: int, repeats: int, timed: bool, as_json: bool) -> None:
     """Plans, and prints the plan.
 
     Args:
-        generation, nodes, batch, repeats: as `tree_plan.of_prepared` takes them.
+        prepared, nodes, batch, repeats: as `tree_plan.of_prepared` takes them.
         timed: whether the tree and the chain also decode, interleaved with plain decoding.
-        figure: to draw the tree in.
         as_json: prints one JSON object.
     """
-    from jaxspec.analysis import bench
-    from jaxspec.analysis.bench import table, tree_plan
+    from jaxspec.analysis import bench, table, tree_plan
 
     with Console(stderr=True).status("measuring acceptance by rank, and passes"):
         found = tree_plan.of_prepared(prepared, nodes=nodes, batch=batch, repeats=repeats)
-    if figure is not None:
-        from jaxspec.analysis import figures
-
-        drawn = figures.tree_diagram(found.tree.shape, found.acceptance[found.tree.draw])
-        figures.save(drawn, figure.parent, figure.stem, [figure.suffix.removeprefix(".")])
     speeds = []
     if timed:
         config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
@@ -48,5 +38,5 @@ def show(
     out = Console(highlight=False, soft_wrap=True)
     out.print(tree_plan.sentence(found))
     if speeds:
-        for made in table.tables(speeds, (*table.PEERS, *table.THEORY), out.width):
+        for made in table.tables(speeds, (table.SPEED, table.THEORY), out.width):
             out.print(made)

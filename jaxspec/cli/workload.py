@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PLANNED, NONE = "plan", "none"
 GAMMA = 3  # where no gamma can be planned
+RANDOM_PROMPT = 64  # tokens of a random prompt
 
 
 class Workload(NamedTuple):
@@ -41,8 +42,6 @@ class Workload(NamedTuple):
     repeats: Annotated[int, number("Timed runs, interleaved.")] = 5
     seed: Seed = 0
     mesh: Annotated[str | None, text("MESH", "Devices, as data=2,model=4.")] = None
-    widen: Annotated[int, number("Zero-pad the target's MLPs to N units: same text, more cost.", least=0)] = 0
-    widen_draft: Annotated[int, number("The same for a model that drafts.", least=0)] = 0
     resume: Annotated[Path | None, text("FILE", "Finished rows (JSONL): not measured again, new ones added.")] = None
     minutes: Annotated[
         float | None, typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0)
@@ -52,7 +51,7 @@ class Workload(NamedTuple):
     as_json: Json = False
 
 
-def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tuple[Model, list[Setting]]:
+def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
     """The target, and every combination of what was given; the first dtype is what the others are compared with.
 
     Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
@@ -85,7 +84,7 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
         names.check_model(work.target, dtype)
         for name in drafts:
             drafter_names.check(name, dtype)
-    targets = {dtype: model(work.target, work, dtype, work.widen) for dtype in dtypes}
+    targets = {dtype: model(work.target, work, dtype) for dtype in dtypes}
     first = targets[dtypes[0]]
     shared["task"], made = tasks or tasks_for(first, work), []
     for dtype, target in targets.items():
@@ -101,7 +100,6 @@ def settings_of(work: Workload, backends: tuple[str, ...] = ("jaxspec",)) -> tup
         made += [] if drafters else product(**own, drafter=[None], gamma=0)
     made = fitting(made)
     order = {id(task): i for i, task in enumerate(shared["task"])}
-    made = [one._replace(backend=backend) for one in made for backend in backends]
     return first, sorted(made, key=lambda one: order[id(one.task)])
 
 
@@ -114,6 +112,7 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     Raises:
         ValueError: none can be.
     """
+    from jaxspec.analysis.predict import has_alpha
     from jaxspec.core import Model
 
     left, notes, counted = [], dict[str, None](), {one.drafter_name for one in settings if one.gamma != PLANNED}
@@ -124,11 +123,12 @@ def fitting(settings: list[Setting]) -> list[Setting]:
                 f"the rule {one.rule.name} takes chains of draft tokens only"
             )  # fmt: skip
             notes[f"{one.drafter_name} drafts trees, and {what}: left out"] = None
-        elif one.gamma != PLANNED or isinstance(one.drafter, Model):
+        elif one.gamma != PLANNED or has_alpha(one):
             left.append(one)
         else:
             instead = "left out" if one.drafter_name in counted else f"γ = {GAMMA} in its place"
-            notes[f"{one.drafter_name} is no model, so no γ can be planned for it: {instead}"] = None
+            why = f"the rule {one.rule.name} has no α" if isinstance(one.drafter, Model) else "it is no model"
+            notes[f"no γ can be planned for {one.drafter_name}, for {why}: {instead}"] = None
             left += [] if one.drafter_name in counted else [one._replace(gamma=GAMMA)]
     if not left and settings:
         raise ValueError(f"nothing is left to measure: {'; '.join(notes)}")
@@ -137,13 +137,13 @@ def fitting(settings: list[Setting]) -> list[Setting]:
     return left
 
 
-def model(name: str, work: Workload, dtype: str, widen: int = 0, seed: int = 0) -> Model:
-    """A model of a workload."""
-    return names.model(name, dtype, work.mesh, widen=widen, seed=work.seed + seed)
+def model(name: str, work: Workload, dtype: str, seed: int = 0) -> Model:
+    """Loads a model of a workload."""
+    return names.model(name, dtype, work.mesh, seed=work.seed + seed)
 
 
 def _draft_model(work: Workload, dtype: str, name: str) -> Model:
-    return model(name, work, dtype, work.widen_draft, seed=1)
+    return model(name, work, dtype, seed=1)
 
 
 def check_files(work: Workload) -> None:
@@ -184,11 +184,10 @@ def tasks_for(target: Model, work: Workload) -> list[Task]:
     """Prompts where none are given: held out, or, for a published shape, random."""
     from jaxspec import corpus
     from jaxspec.analysis.bench import Task
-    from jaxspec.analysis.bench.paper import SOURCE
-    from jaxspec.analysis.measure.synthetic import random_prompt
+    from jaxspec.analysis.random_model import random_prompt
 
     if work.target.startswith(names.RANDOM):
-        prompt = random_prompt(target, max(work.count, work.rows), SOURCE)
+        prompt = random_prompt(target, max(work.count, work.rows), RANDOM_PROMPT)
         return [Task("random prompts", prompt, work.max_new_tokens, ends=False)]
     return given_tasks(work._replace(task=",".join(corpus.tasks_of(target))))
 

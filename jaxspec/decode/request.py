@@ -77,6 +77,11 @@ class Prepared(NamedTuple):
         """
         return _prepared(self.target, self.prompt, dict(self.options) | options)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens of some row are drawn, and not the most probable ones."""
+        return bool(np.any(np.asarray(self.request.sampling_params.temperature) > 0))
+
     def plain(self) -> Prepared:
         """The same without a drafter."""
         return self.replace(drafter=None, policy=None)

@@ -76,8 +76,8 @@ def cascade(
     """Drafts from a model that is sped up by a drafter of its own: speculative decoding inside of speculative decoding.
 
     Round after round `inner` drafts for `draft`, which verifies in one pass, until every row has its draft tokens; then
-    the target verifies these. It pays where `draft` generates faster with `inner` than alone
-    (`analysis.theory.cascade`). `inner` may be a look-up, n-gram tables, a smaller model, another cascade, or layers of
+    the target verifies these. It pays where `draft` generates faster with `inner` than alone: `jaxspec bench`
+    measures both. `inner` may be a look-up, n-gram tables, a smaller model, another cascade, or layers of
     `draft` itself (`early_exit`); with trees, too.
 
     The inner rounds are exact, so the draft tokens have the model's own distribution, which the outer rule is given.

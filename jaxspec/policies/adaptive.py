@@ -56,10 +56,10 @@ def adaptive(
     the cost.
 
     Args:
-        c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.measure.cost`; 0 for a
-            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.measure.lookup_cost`).
+        c: cost of one draft token, in passes of the target over one token (`jaxspec.analysis.cost`; 0 for a
+            look-up, whose search is a part of v, from one draft token on: `jaxspec.analysis.lookup_cost`).
         v: costs of the verify pass in the same unit, with 0, 1, 2, ... draft tokens, as
-            `jaxspec.analysis.measure.cost.policy_costs` measures them; each draft token beyond these adds the mean of
+            `jaxspec.analysis.cost.policy_costs` measures them; each draft token beyond these adds the mean of
             what they add. Or one number, what each draft token adds to 1. Either is for all rows.
         alpha, weight: what is believed at the start, and how many trials that is worth.
         forget: share of the evidence that a round with draft tokens loses. The default looks back some five rounds:

@@ -23,7 +23,7 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
 
     Args:
         accepted: how many draft tokens of a round that begins after token t of row b's new text (t = 0: after the first
-            one) are accepted, as many as they are; of greedy text, what `analysis.measure.acceptance.accepted_after`
+            one) are accepted, as many as they are; of greedy text, what `analysis.acceptance.accepted_after`
             returns.
 
     Raises:

@@ -7,9 +7,9 @@ import pytest
 
 import jaxspec
 from jaxspec import sampling
-from jaxspec.analysis.measure import acceptance
-from jaxspec.analysis.measure.acceptance import Acceptance, conditional
-from jaxspec.analysis.measure.statistics import Rate
+from jaxspec.analysis import acceptance
+from jaxspec.analysis.acceptance import Acceptance, conditional
+from jaxspec.analysis.statistics import Rate
 from jaxspec.core import Model, Prompt
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.analysis.measure import cost, timing
-from jaxspec.analysis.measure.cost import Cost, passes
-from jaxspec.analysis.measure.timing import interleave
+from jaxspec.analysis import cost, timing
+from jaxspec.analysis.cost import Cost, passes
+from jaxspec.analysis.timing import interleave
 from jaxspec.core import Forward, LanguageModel, Model, Prompt, noise
 from jaxspec.decode.request import prepare
+from jaxspec.nets import gpt
 from jaxspec.testing import table_model
 
 PROMPT = Prompt(jnp.array([[3, 1, 2], [2, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32))
@@ -171,14 +172,14 @@ def test_bad_arguments_are_refused():
 
 def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch):
     """A pass over any draft costs 1.5, a pass of what drafts, or searches, 0.25."""
-    one, sampled = np.ones(1), []
+    one = np.ones(1)
 
     def measured(prepared, gammas, **options):
         assert float(prepared.request.sampling_params.temperature[0]) > 0
-        sampled.append(options.get("draws", True))
         return [Cost(n, 1, one, 1.5 * one, 0.25 * one) for n in gammas]
 
     monkeypatch.setattr(cost, "measure_all", measured)
+    monkeypatch.setattr(cost, "draft_cost", lambda *_: 0.25)
     target, small = (table_model(jax.random.key(i), VOCAB) for i in (1, 2))
     prepared = prepare(target, PROMPT, drafter=small, gamma=3, temperature=1.0, key=jax.random.key(0))
     for drafter, c, v in [
@@ -187,7 +188,61 @@ def test_a_policy_gets_the_cost_of_a_search_from_one_draft_token_on(monkeypatch)
     ]:
         found = cost.policy_costs(prepared.replace(drafter=drafter))
         assert found.c == c and found.v.tolist() == v
-    assert sampled == [True, False, True]  # a search draws nothing
     both = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), small)
     assert cost.search_cost(prepared.replace(drafter=both)) == 0
     assert cost.policy_costs(prepared.replace(drafter=both)).c == 0.25
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_a_search_is_timed_draft_by_draft(encoder):
+    """Each proposes and commits, after a row that ends with what the last one drafted."""
+    target, calls = table_model(jax.random.key(1), VOCAB, encoder=encoder), ([], [])
+    real = jaxspec.drafters.online_ngram(3)
+    functions = real.functions
+
+    def propose(weights, caches, context):
+        row = context.row
+        last = jnp.take_along_axis(row.tokens, row.length[:, None] - 1, axis=1)[:, 0]
+        draft, caches = functions.propose(weights, caches, context)
+        draft = draft._replace(tokens=(last[:, None] + 1) % VOCAB + jnp.zeros_like(draft.tokens))
+        jax.debug.callback(lambda last: calls[0].append(last.tolist()), last)
+        return draft, caches
+
+    def commit(weights, caches, row, verdict, forward):
+        jax.debug.callback(lambda: calls[1].append(forward.logits.shape))
+        return functions.commit(weights, caches, row, verdict, forward)
+
+    drafter = real._replace(functions=functions._replace(propose=propose, commit=commit))
+    prepared = prepare(target, PROMPT, drafter=drafter, gamma=3)
+    before = prepared.prompt.tokens.tolist()
+    loop = cost.draft_loop(prepared, 8, 3)
+    jax.effects_barrier()
+    first = calls[0][0]
+    assert sorted(calls[0]) == [[(x + i) % VOCAB for x in first] for i in range(3)] and len(calls[1]) == 3
+    loop.call()
+    jax.effects_barrier()
+    assert len(calls[0]) == 6 and set(calls[1]) == {(2, 4, VOCAB)}
+    assert prepared.prompt.tokens.tolist() == before  # what is donated is a copy
+    assert cost.draft_cost(prepared, repeats=2, inner=2) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["its own layers", "a cascade", "a cascade over a look-up", "a tree"])
+def test_draft_tokens_of_several_drafters_or_of_own_layers_have_a_cost(kind, temperature, monkeypatch):
+    """Which `policies.adaptive` takes for c; v has no search in it."""
+    shape = gpt.GPTConfig(VOCAB, 8, 8, layers=2, heads=2, max_positions=32)
+    target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)), config=shape)
+    small = table_model(jax.random.key(1), VOCAB)
+    drafter = {
+        "its own layers": lambda: jaxspec.drafters.early_exit(target, 1),
+        "a cascade": lambda: jaxspec.drafters.cascade(small, small, gamma=1),
+        "a cascade over a look-up": lambda: jaxspec.drafters.cascade(small, jaxspec.drafters.prompt_lookup(), gamma=1),
+        "a tree": lambda: jaxspec.drafters.tree(jaxspec.drafters.early_exit(target, 1), (2, 1)),
+    }[kind]()
+    options = dict(gamma=2, max_new_tokens=4, temperature=temperature, key=jax.random.key(0))
+    prepared = prepare(target, PROMPT, drafter=drafter, **options)
+    timed, loop = [], cost.draft_loop
+    monkeypatch.setattr(cost, "draft_loop", lambda prepared, *sizes: timed.append(prepared) or loop(prepared, *sizes))
+    costs = cost.policy_costs(prepared, repeats=1, inner=1)
+    assert [x.is_sampled for x in timed] == [temperature > 0]  # a whole draft, drawn as the generation draws
+    assert costs.c > 0 and costs.v.shape == (3,) and costs.v[0] == 1 and cost.search_cost(prepared) == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec import core, rules
-from jaxspec.analysis.theory import divergence
+from jaxspec.analysis import divergence
 from jaxspec.core import noise
 
 

@@ -9,7 +9,7 @@ import types
 import jax
 
 import jaxspec
-from jaxspec.analysis.measure import environment
+from jaxspec.analysis import environment
 
 
 def test_the_environment_names_what_a_number_depends_on():

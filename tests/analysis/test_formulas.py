@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.analysis.theory.formulas import (
+from jaxspec.analysis.formulas import (
     assured_improvement,
     break_even,
     expected_tokens,

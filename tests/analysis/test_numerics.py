@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.analysis.measure import numerics
+from jaxspec.analysis import numerics
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model, table_model_from

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.analysis.theory import formulas
-from jaxspec.analysis.theory.roofline import (
+from jaxspec.analysis import formulas
+from jaxspec.analysis.roofline import (
     MACHINES,
     Load,
     Machine,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.analysis.measure.statistics import Rate, Ratio, holm_adjust
+from jaxspec.analysis.statistics import Rate, Ratio, holm_adjust
 
 
 @pytest.mark.parametrize("rows", [3, 5, 12])

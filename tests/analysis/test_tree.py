@@ -13,9 +13,8 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.analysis.bench import tree_plan
-from jaxspec.analysis.measure import replay, tree_replay
-from jaxspec.analysis.theory.tree import best_of_size, optimal
+from jaxspec.analysis import replay, tree_plan
+from jaxspec.analysis.optimal_tree import best_of_size, optimal
 from jaxspec.core import token_rows
 from jaxspec.testing import table_model, table_model_from
 
@@ -77,7 +76,7 @@ def test_numbers_that_make_no_plan():
     with pytest.raises(ValueError, match="expected probabilities by rank"):
         optimal([1.5], 0.1, [1.0, 1.0], nodes=1)
     with pytest.raises(ValueError, match="children is 9: expected 1 to 4, the vocabulary"):
-        tree_replay.ratios_of(trace_of(np.eye(4)[0], np.eye(4)[0]), "top", 9)
+        replay.tree_ratios(trace_of(np.eye(4)[0], np.eye(4)[0]), "top", 9)
 
 
 # --- acceptance by rank
@@ -125,7 +124,7 @@ def mixed_law(children):
 @pytest.mark.parametrize("draw", ["without_replacement", "replacement", "top", "mixed"])
 def test_acceptance_by_rank_is_that_of_multi_round_rejection(draw):
     children = 3
-    found = tree_replay.ratios_of(trace_of(P, Q), draw, children).reshape(SAME, 4, children, children).mean(axis=0)
+    found = replay.tree_ratios(trace_of(P, Q), draw, children).reshape(SAME, 4, children, children).mean(axis=0)
     for count in range(1, children + 1):
         distributions = {
             "without_replacement": lambda rank, drawn: without(drawn),
@@ -154,7 +153,7 @@ def test_replayed_tokens_per_round_are_those_of_greedy_decoding():
     logits = [np.asarray(model.params)[before(prompts, texts)] for model in (target, draft)]
     counts = np.array([len(text) for text in texts])
     trace = replay.LogitTrace(0.0, counts, np.concatenate(texts).astype(np.int32), *logits)
-    again = tree_replay.tokens_per_round(shape, tree_replay.ratios_of(trace, "top", 3), counts)
+    again = replay.tokens_per_round(shape, replay.tree_ratios(trace, "top", 3), counts)
     assert again.value == pytest.approx(float(measured))
 
 
@@ -165,9 +164,9 @@ def test_acceptance_by_depth_is_that_of_the_rounds():
     right = random.random(480) < np.where(easy, 0.95, 0.1)
     ratios = right[:, None, None] * np.array([[[1.0, 0.0], [1.0, 0.0]]])
     shape = ((0,), (0, 0), (0, 0, 0))
-    replayed = tree_replay.tokens_per_round(shape, ratios, counts).value
+    replayed = replay.tokens_per_round(shape, ratios, counts).value
     alike, by_depth = (
-        1 + accepted_by_hand(shape, x) for x in (ratios.mean(axis=0)[None], tree_replay.by_depth(shape, ratios, counts))
+        1 + accepted_by_hand(shape, x) for x in (ratios.mean(axis=0)[None], replay.by_depth(shape, ratios, counts))
     )
     assert by_depth == pytest.approx(replayed, rel=0.01)
     assert abs(alike - replayed) > 0.03 * replayed

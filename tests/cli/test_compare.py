@@ -1,13 +1,13 @@
-"""`jaxspec generate --compare`: two rows of the runner, and what they mean in words."""
+"""`jaxspec generate --compare`: two results of the runner, and what they mean in words."""
 
 import pytest
 
-from jaxspec.analysis.bench.row import Costs, Difference, Predicted, Rate, Row, Spread
-from jaxspec.analysis.measure import environment
+from jaxspec.analysis import environment
+from jaxspec.analysis.result import BenchResult, Costs, Difference, Predicted, Rate, SettingSummary, Spread
 from jaxspec.cli import compare
 
 ONE = Spread(1.0, 1.0, 1.0)
-PLAIN = Row("big", "prompts", tokens_per_second=Spread(100.0, 99.0, 101.0), texts=2)
+PLAIN = BenchResult(SettingSummary("big", "prompts"), tokens_per_second=Spread(100.0, 99.0, 101.0), texts=2)
 
 
 def spread(value):
@@ -15,9 +15,9 @@ def spread(value):
 
 
 def ours(**changed):
+    setting = PLAIN.setting._replace(drafter="small", gamma=5)
     row = PLAIN._replace(
-        drafter="small",
-        gamma=5,
+        setting=setting._replace(**{name: changed.pop(name) for name in ("policy", "exact") if name in changed}),
         tokens_per_second=Spread(80.0, 79.0, 81.0),
         speed=spread(0.8),
         same_text=2,
@@ -35,8 +35,12 @@ def test_a_comparison_really_measures(report, monkeypatch):
     found = report("--compare", "--policy", "heuristic", "--batch", "2")["compare"]
     plain, speculative = found["plain"], found["speculative"]
     assert speculative["same_text"] == speculative["texts"] == plain["texts"] == 2
-    assert speculative["batch"] == 2 and speculative["policy"] == "heuristic" and len(plain["seconds"]) == 2
-    assert speculative["drafter"] == "debian-t5-draft" and 0 < speculative["alpha"]["value"] <= 1
+    assert (
+        speculative["setting"]["batch"] == 2
+        and speculative["setting"]["policy"] == "heuristic"
+        and len(plain["seconds"]) == 2
+    )
+    assert speculative["setting"]["drafter"] == "debian-t5-draft" and 0 < speculative["alpha"]["value"] <= 1
     assert speculative["speed"]["min"] > 0 and speculative["predicted"]["rounds"] > 0
 
 

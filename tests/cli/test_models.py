@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import families, model
-from jaxspec.analysis.measure import memory
+from jaxspec.analysis import memory
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt
 from jaxspec.drafters import ngram_model

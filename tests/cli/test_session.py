@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec import model
-from jaxspec.analysis.measure import cost
+from jaxspec.analysis import cost
 from jaxspec.cli import decoding, session
 
 

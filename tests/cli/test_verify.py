@@ -7,14 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import model, rules
-from jaxspec.analysis.measure import exactness, numerics
+from jaxspec.analysis import exactness, numerics
 from jaxspec.cli.main import app
 from jaxspec.rules import catalogue
 from jaxspec.rules.catalogue import Entry
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
-FEW = ("--count", "3", "--max-new-tokens", "8", "--sampled", "2", "--draws", "256")
+FEW = ("--count", "3", "--max-new-tokens", "8")
 
 
 def verify(*options):
@@ -54,18 +54,6 @@ def test_rules_are_what_they_promise(pair, only):
         assert (worst < 1e-5) == row["exact"] and (row["above_bound"] is None) == row["exact"]
         assert row["exact"] or max(row["above_bound"].values()) < 1e-5
 
-    samples = found["pair"]["samples"]
-    tests = samples["tests"]
-    every = ["plain decoding", *names]
-    asked = [(t["prompt"], t["temperature"], t["rule"]) for t in tests]
-    assert asked == [(prompt, t, way) for prompt in (0, 1) for t in (0.7, 1.0) for way in every]
-    assert all(t["as_stated"] and t["pvalue"] <= t["corrected"] <= 1 and t["draws"] == 256 for t in tests)
-    assert all(t["test"] == ("chi-square" if t["exact"] else "bound") for t in tests)
-    assert (samples["prompts"], samples["draws"], samples["confidence"]) == (2, 256, 0.95)
-    assert {t["acceptance_rate"] > 0 for t in tests if t["rule"] != "plain decoding"} == {True}
-    for token in (token for t in tests if t["exact"] for token in t["frequent"]):
-        assert token["low"] < token["target"] < token["high"]  # of so many, one in twenty runs has one that does not
-    assert found["pair"]["as_stated"]
     assert found["pair"]["numerics"].keys() == {"float32", "bfloat16"}
     assert found["pair"]["numerics"]["float32"] == {
         "prompts": 3, "same": 3, "first": None, "largest_top_two_margin": None, "mismatches": [],
@@ -80,16 +68,14 @@ def test_a_rule_is_what_it_promises(only):
 
 
 def test_a_wrong_rule_is_found(pair, only, wrong_rule):
-    """By enumeration, and by samples; an honest rule beside it is not accused."""
+    """An honest rule beside it is not accused."""
     only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert [row["as_stated"] for row in found["rules"]] == [True, False]
-    wrong = {t["rule"] for t in found["pair"]["samples"]["tests"] if not t["as_stated"]}
-    assert wrong == {"liar"} and not found["pair"]["as_stated"]
     shown = verify(*PAIR, *FEW).stdout.splitlines()
-    assert sum("liar" in line and "WRONG" in line for line in shown) == 3  # one by enumeration, two temperatures
+    assert sum("liar" in line and "WRONG" in line for line in shown) == 1
     assert all("as stated" in line for line in shown if "│ rejection" in line)
 
 
@@ -103,7 +89,6 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     found = json.loads(result.stdout)
     assert [row["as_stated"] for row in found["rules"]] == [True, False]
     assert max(found["rules"][1]["above_bound"].values()) > 1e-2
-    assert {t["rule"] for t in found["pair"]["samples"]["tests"] if not t["as_stated"]} == {"lenient(0.1)"}
 
 
 def test_an_inexact_rule_must_state_a_bound(only):

@@ -4,10 +4,10 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec import datastore, drafters, rules
+from jaxspec.analysis import random_model
 from jaxspec.analysis.bench import Task, product
-from jaxspec.analysis.bench.row import Row
-from jaxspec.analysis.bench.table import Column
-from jaxspec.analysis.measure import synthetic
+from jaxspec.analysis.result import BenchResult, SettingSummary
+from jaxspec.analysis.table import Column
 from jaxspec.cli import drafter_names, drafter_syntax, names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
@@ -66,7 +66,7 @@ def test_no_gamma_is_planned_for_drafters_that_are_no_models(capsys):
     ):
         _, settings = settings_of(work._replace(gamma=gammas))
         assert [one.gamma for one in settings] == wanted
-        assert f"prompt_lookup is no model, so no γ can be planned for it: {instead}" in capsys.readouterr().err
+        assert f"no γ can be planned for prompt_lookup, for it is no model: {instead}" in capsys.readouterr().err
 
 
 def test_plain_decoding_and_tasks_in_their_order():
@@ -89,21 +89,18 @@ def test_rules_by_their_names_and_numbers():
     assert [one.rule for one in every] == [entry.rule for entry in catalogue.RULES.values()]
 
 
-def test_random_and_unrounded_models(zoo, monkeypatch):
+def test_random_models(zoo, monkeypatch):
     asked = []
-    monkeypatch.setattr(synthetic, "random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"])
+    monkeypatch.setattr(random_model, "random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"])
     _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
     assert asked == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
-    drawn = zoo["debian-t5-large"].params + 1
-    monkeypatch.setattr(synthetic, "unrounded", lambda params, key: drawn)
-    loaded = []
-    monkeypatch.setattr(
-        "jaxspec.model.load", lambda name, dtype, mesh=None: loaded.append(dtype) or zoo["debian-t5-large"]
-    )
-    monkeypatch.setattr("jaxspec.weights.orbax.cast", lambda params, dtype: (params, dtype))
-    made = names.model("unrounded:debian-t5-large", "bfloat16")
-    assert made.params == (drawn, "bfloat16") and loaded == ["int8", "bfloat16"]
+
+
+def test_no_gamma_is_planned_for_a_rule_without_a_rate(capsys):
+    _, settings = settings_of(Workload(gamma="plan", rule="lenient=0.3,typical", task="translation", count=2, rows=1))
+    assert [setting.gamma for setting in settings] == ["plan", 3]
+    assert "for the rule typical" in capsys.readouterr().err
 
 
 def test_counted_drafters_are_not_counted_on_what_is_measured(zoo):
@@ -188,7 +185,7 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
-    found, measured = [Row("big", f"text {i}", tokens=i) for i in range(3)], []
+    found, measured = [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)], []
     settings = product(task=[Task(f"text {i}", "a") for i in range(3)], drafter=[None], gamma=0)
 
     def run_groups(*_, **__):
@@ -198,7 +195,7 @@ def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo,
             yield [row]
 
     monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
-    columns = [Column("tokens", "tokens")]
+    columns = [[Column("tokens", "tokens")]]
     assert rows.run(zoo["debian-t5-large"], settings, Workload(), None, columns) == found == measured
     assert capsys.readouterr().out.count(", T = 0") == 1
     measured.clear()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 import jaxspec
-from jaxspec.analysis.measure import acceptance
+from jaxspec.analysis import acceptance
 from jaxspec.core import Prompt, Rule, Verdict, token_rows
 from jaxspec.decode import request
 from jaxspec.nets import gpt

@@ -13,7 +13,7 @@ import pytest
 
 import jaxspec
 from jaxspec import Bound, Model, drafters
-from jaxspec.analysis.measure import cost
+from jaxspec.analysis import cost
 from jaxspec.core import Caches, DraftContext, Prompt, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare

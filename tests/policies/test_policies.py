@@ -340,7 +340,7 @@ def test_adaptive_drafts_far_where_all_is_accepted():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_best_length_is_that_of_theory(alpha):
-    from jaxspec.analysis.theory import formulas
+    from jaxspec.analysis import formulas
     from jaxspec.policies.adaptive import best_length
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
@@ -371,7 +371,7 @@ def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha,
 
 
 def test_oracle_makes_no_draft_token_in_vain():
-    from jaxspec.analysis.measure.acceptance import accepted_after
+    from jaxspec.analysis.acceptance import accepted_after
 
     accepted = accepted_after(request.prepare(TARGET, PROMPT, drafter=GOOD, max_new_tokens=17))
     out = decode(policies.oracle(accepted), gamma=16)

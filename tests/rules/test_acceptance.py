@@ -18,8 +18,8 @@ import jaxlib
 import numpy as np
 import pytest
 
+from benchmarks.best_acceptance import rule_acceptance
 from jaxspec import drafters, rules
-from jaxspec.analysis.theory.best_acceptance import rule_acceptance
 from jaxspec.core import Distribution, Draft, Draw, Prompt, Rule, Verdict, noise, tree
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model_from

@@ -1,0 +1,85 @@
+"""What a draft token of each drafter that reads hidden states costs, in passes of its target, and a trimmed head saves.
+
+    python -m benchmarks.head_costs --vocab 32768 --few 4096
+
+Any machine, some minutes.
+
+The target is a decoder of the given sizes with random weights, on which costs do not depend; batch 1, float32.
+"""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jaxspec
+from jaxspec import Bound, Model, Prompt
+from jaxspec.analysis import cost
+from jaxspec.decode.request import prepare
+from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.nets import decoder
+from jaxspec.weights import int8
+
+
+def kinds(shape, gamma):
+    """Configurations of networks by name."""
+    layer, dim, taps = dataclasses.replace(shape, layers=1), shape.dim, (0, shape.layers // 2, shape.layers - 1)
+    three = dict(layer=layer, hidden_size=dim, taps=taps)
+    heads = medusa.HeadsConfig(shape.vocab_size, dim, heads=gamma)
+    flash = block.BlockConfig(**three, block=gamma + 1, mask_token=0)
+    return {
+        "EAGLE": eagle.EagleConfig(layer, dim),
+        "EAGLE-3": eagle.EagleConfig(**three, own_head=True),
+        "MTP": mtp.MTPConfig(layer),
+        "blockwise heads": dataclasses.replace(heads, block="feed_forward", ff_dim=2 * dim, own_head=False),
+        "Medusa": heads,
+        "Hydra": dataclasses.replace(heads, reads_tokens=True),
+        "DFlash": flash,
+        "DSpark": dataclasses.replace(flash, from_anchor=True, block=gamma, markov_rank=64),
+        "Kangaroo, after 2 layers": kangaroo.ExitAdapterConfig(layer, exit=2),
+        "PaSS": lookahead_embeddings.LookAheadConfig(shape.vocab_size, dim, gamma - 1),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in dict(vocab=32768, few=4096, dim=512, layers=8, gamma=4, repeats=9).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", default="", help="drafters whose names have this in them")
+    given = parser.parse_args()
+    sizes = dict(ff_dim=4 * given.dim, layers=given.layers, heads=8, kv_heads=4, head_dim=given.dim // 8)
+    shape = decoder.DecoderConfig(given.vocab, given.dim, **sizes)
+    plain = Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)), None, shape, "random")
+    few = jaxspec.trim_vocabulary(plain, size=given.few)
+    prompt = Prompt(jnp.arange(32)[None], jnp.array([32]))
+
+    def costs(drafter):
+        found = []
+        for temperature in (0.0, 1.0):
+            how = dict(gamma=given.gamma, max_new_tokens=32, temperature=temperature, key=jax.random.key(0))
+            found.append(cost.policy_costs(prepare(plain, prompt, drafter=drafter, **how), repeats=given.repeats).c)
+        return ", ".join(f"{c:.3f}" for c in found)
+
+    print(f"target of {int8.count(plain.params):,} parameters, γ = {given.gamma}; c at temperatures 0 and 1\n")
+    print(
+        f"| drafter | its own parameters | c | c, {given.few:,} of {given.vocab:,} tokens |\n|---|---|---|---|",
+        flush=True,
+    )
+    every = {name: config for name, config in kinds(shape, given.gamma).items() if given.only in name}
+    for name, config in every.items():
+        kind = kind_of(config)
+        network = Bound(kind.head(config), kind.init(config, jax.random.key(1)))
+        requirements = network.functions.requirements
+        target = jaxspec.with_taps(plain, requirements.taps) if requirements.taps else plain
+        if requirements.head:
+            trimmed = kind.drafter(network, target, few)
+        else:
+            small = dataclasses.replace(config, draft_vocab=given.few)
+            trimmed = kind.drafter(Bound(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
+        own, whole = int8.count(network.params), kind.drafter(network, target, None)
+        print(f"| {name} | {own:,} | {costs(whole)} | {costs(trimmed)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

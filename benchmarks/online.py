@@ -1,0 +1,149 @@
+"""A shipped draft model on text that it was not trained on, with and without learning in the generation: alpha by
+batch.
+
+    python -m benchmarks.online
+
+Two cores, tens of minutes.
+
+The T5 pair has read English and translated it; the draft has learnt its target's greedy texts. Here both are given
+German, the references of `heldout/translation.jsonl`, batch by batch, each prompt once. Every batch is generated with
+the draft as shipped and with drafts that learn (`jaxspec.training.online`) at rejected positions or at all, from the
+same keys. Printed are, for each part of the generation: alpha (accepted of tested draft tokens), and with the standard
+error over rows how far it is above that of the draft as shipped; tokens a round; and seconds of an update over seconds
+of its batch's generation, as the quartiles of the batches after the first, which compiles. At the end all of them are
+given English: what learning German has cost or brought there.
+"""
+
+import argparse
+import time
+
+import jax
+import numpy as np
+import optax
+
+import jaxspec
+from jaxspec import corpus
+from jaxspec.core import token_rows
+from jaxspec.training import online
+
+TASK = "translate English to German: "
+LONGEST = 64  # tokens of a prompt
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="debian-t5-base")
+    parser.add_argument("--draft", default="debian-t5-small")
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--parts", type=int, default=4, help="lines of the table")
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--gamma", type=int, default=3)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[1.0, 0.0])
+    parser.add_argument("--positions", nargs="+", default=["rejected", "all"])
+    parser.add_argument("--rate", type=float, default=3e-3, help="size of a step, relative to the parameters")
+    parser.add_argument("--steps", type=int, default=4, help="optimizer steps after a batch")
+    parser.add_argument("--divergence", default="kl")
+    return parser.parse_args()
+
+
+def batches_of(target, texts, given):
+    """Prompts of one width, so that all batches share a program."""
+    rows = [row for row in target.tokenizer([TASK + text for text in texts])["input_ids"] if len(row) <= LONGEST]
+    count = min(given.batches, len(rows) // given.rows)
+    return [token_rows.pad(rows[i * given.rows : (i + 1) * given.rows], LONGEST) for i in range(count)]
+
+
+def counts_of(out):
+    """Of each row: accepted and tested draft tokens, rounds and the tokens that they committed."""
+    trace = out.trace
+    tested, committed = np.sum(trace.num_tested, axis=1), np.sum(trace.num_committed, axis=1)
+    return np.stack([np.sum(trace.num_accepted, axis=1), tested, out.stats.rounds, committed], axis=1)
+
+
+def run(target, batches, given, temperature, drafter, update=None):
+    """Counts of each row [batches, rows, 4]; texts; and seconds of generating and of learning [batches, 2]."""
+    counts, texts, seconds = [], [], []
+    for number, prompts in enumerate(batches):
+        options = dict(gamma=given.gamma, max_new_tokens=given.new, temperature=temperature)
+        began = time.perf_counter()
+        out = jaxspec.generate(target, prompts, drafter=drafter(), key=jax.random.key(number), **options)
+        middle = time.perf_counter()
+        if update is not None:
+            update(target, prompts, out)
+        seconds.append((middle - began, time.perf_counter() - middle))
+        counts.append(counts_of(out))
+        texts += [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    return np.array(counts), texts, np.array(seconds)
+
+
+def rates(counts):
+    """Alpha and tokens a round, and how much each row adds to the deviation of the former."""
+    rows = counts.reshape(-1, 4)
+    accepted, tested, rounds, committed = rows.sum(axis=0)
+    return accepted / tested, committed / rounds, (rows[:, 0] - accepted / tested * rows[:, 1]) / rows[:, 1].mean()
+
+
+def line(name, frozen, *others):
+    alpha, tokens, own = rates(frozen)
+    cells = [name, f"{alpha:.3f}", f"{tokens:.2f}"]
+    for counts in others:
+        learnt, more, deviation = rates(counts)
+        error = np.std(deviation - own, ddof=1) / np.sqrt(len(own))
+        cells += [f"{learnt:.3f} ({learnt - alpha:+.3f} ± {error:.3f})", f"{more:.2f}"]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def learning(target, draft, german, english, given, temperature, positions):
+    """Counts on the German batches and, without learning, the English ones; the texts; and seconds."""
+    adam = optax.scale_by_adam(), optax.scale_by_param_block_rms(0.02), optax.scale_by_learning_rate(given.rate)
+    learner = online(
+        draft,
+        optimizer=optax.chain(optax.clip_by_global_norm(1.0), *adam),
+        max_prompt=LONGEST,
+        max_new_tokens=given.new,
+        steps=given.steps,
+        positions=positions,
+        divergence=given.divergence,
+    )
+    held = [learner.init()]
+
+    def update(*batch):
+        held[0], _ = learner.update(held[0], *batch)
+
+    counts, texts, seconds = run(target, german, given, temperature, lambda: learner.drafter(held[0]), update)
+    afterwards, _, _ = run(target, english, given, temperature, lambda: learner.drafter(held[0]))
+    return counts, afterwards, texts, seconds
+
+
+def main():
+    given = arguments()
+    target, draft = jaxspec.load(given.target), jaxspec.load(given.draft)
+    rows = corpus.heldout("translation")
+    german = batches_of(target, [row["reference"] for row in rows], given)
+    english = batches_of(target, [row["input"].removeprefix(TASK) for row in rows], given)[:8]
+    for temperature in given.temperature:
+        frozen, texts, _ = run(target, german, given, temperature, lambda: draft)
+        before, _, _ = run(target, english, given, temperature, lambda: draft)
+        learnt = [learning(target, draft, german, english, given, temperature, x) for x in given.positions]
+        if temperature == 0:
+            assert all(found[2] == texts for found in learnt), "greedy text is the target's, whatever drafts it"
+        print(f"\n**T = {temperature:g}**, {len(german)} batches of {given.rows} prompts\n")
+        print(
+            "| batches | α as shipped | tokens a round | "
+            + " | | ".join(f"learning: {x}" for x in given.positions)
+            + " | |"
+        )
+        print("|---" * (3 + 2 * len(learnt)) + "|")
+        for part in np.array_split(np.arange(len(german)), given.parts):
+            line(f"{part[0] + 1} to {part[-1] + 1}", frozen[part], *(found[0][part] for found in learnt))
+        line("English, afterwards", before, *(found[1] for found in learnt))
+        for name, found in zip(given.positions, learnt, strict=True):
+            share = np.quantile(found[3][1:, 1] / found[3][1:, 0], (0.25, 0.5, 0.75))
+            print(
+                f"\n{name}: an update takes {share[1]:.2f} of its batch's generation ({share[0]:.2f} to {share[2]:.2f})"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""The paper's tables: for a pair of one's own, and at the paper's sizes with simulated acceptance.
+
+    python -m benchmarks.paper 2                    Table 2's options of `jaxspec measure`: some minutes of two cores
+    python -m benchmarks.paper 3 --target debian-t5-base --draft debian-t5-small
+    python -m benchmarks.paper 5 --draft debian-t5-small --target debian-t5-base
+    python -m benchmarks.paper sizes --dtype bfloat16 --max-new-tokens 128 --resume h200.jsonl --minutes 9
+
+`sizes` wants one device with some 60 GB of memory (or --target random:SHAPE --draft random:SHAPE): T5-XXL with
+T5-small. Models of random weights agree on nothing, so acceptance is simulated at the rates that the paper reports
+(`benchmarks.synthetic`: the text is nonsense, the time is not). Speeds are set beside the paper's, which were measured
+on a TPU v4, and beside Theorem 3.8 with c and v as measured; plain decoding beside the memory's floor: the bytes that a
+token needs (decoder weights, caches, head) over the bandwidth of a large copy on the same device. Where c is above 0.02
+the drafter is profiled. All take the other options of `jaxspec bench` and `measure`.
+
+Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Tables 2 to 5.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich import filesize
+
+from benchmarks import profile
+from benchmarks.options import parser_of, run, workload
+from benchmarks.synthetic import random_verdicts_for_benchmarks
+from jaxspec.analysis import formulas
+from jaxspec.analysis.random_model import random_prompt
+from jaxspec.analysis.result import BenchResult, Spread
+from jaxspec.analysis.roofline import load_of
+from jaxspec.analysis.setting import PLANNED, Setting, Task, dtype_of
+from jaxspec.analysis.table import Column
+from jaxspec.analysis.timing import interleave
+from jaxspec.cli import drafter_names, rows
+from jaxspec.cli.main import app
+from jaxspec.cli.options import TARGET
+from jaxspec.cli.workload import model
+from jaxspec.core import Model
+from jaxspec.decode.request import prepare
+
+SHAPES = ("t5-v1_1-xxl", "t5-v1_1-small")
+SOURCE = 64  # tokens of a prompt
+CHEAP = 0.02  # the paper's c of T5-small; above it, a profile is made
+COPY = 4 * 10**9  # bytes of the copy that measures the bandwidth
+LENIENCES = "rejection,lenient=0.5,lenient=0.3,lenient=0.1"
+TABLES: dict[str, list[str]] = {  # what `jaxspec measure` is given before one's own options
+    "2": ["--temperature", "0,1", "--gamma", PLANNED],
+    "3": ["--temperature", "0,1", "--gamma", "3", "--no-speed"],
+    "5": ["--temperature", "0,1", "--gamma", PLANNED, "--rule", LENIENCES],
+}
+BESIDE = "bigram,unigram"  # drafters that Table 3 has beside those of one's own
+
+
+class Printed(NamedTuple):
+    """A row of the paper's Tables 2 and 4: T5-XXL with T5-small.
+
+    Attributes:
+        task, temperature, gamma, alpha: as printed.
+        speed: measured (EMP).
+        expected: by Theorem 3.8 with v = 1 and c = 0.02 (EXP).
+    """
+
+    task: str
+    temperature: float
+    gamma: int
+    alpha: float
+    speed: float
+    expected: float
+
+
+TABLE_2 = (
+    Printed("translation", 0.0, 7, 0.75, 3.4, 3.2),
+    Printed("summarization", 0.0, 5, 0.65, 3.1, 2.4),
+    Printed("translation", 1.0, 7, 0.62, 2.6, 2.3),
+    Printed("summarization", 1.0, 5, 0.53, 2.3, 1.9),
+)
+
+
+def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 128) -> list[Setting]:
+    """The four speed-ups of T5-XXL, with any two models in their places.
+
+    Args:
+        target, draft: of random weights.
+        texts: of a timed run, each with verdicts of its own.
+        new_tokens: of each text.
+    """
+    task = Task("random prompts", random_prompt(target, texts, SOURCE), new_tokens, ends=False)
+    return [
+        Setting(
+            task,
+            draft,
+            one.gamma,
+            random_verdicts_for_benchmarks(one.alpha),
+            sampling={"temperature": one.temperature},
+            name=draft.name,
+        )
+        for one in TABLE_2
+    ]
+
+
+def printed(result: BenchResult) -> Printed | None:
+    """Finds the paper's row that a result is of."""
+    setting = result.setting
+    same = (x for x in TABLE_2 if (x.temperature, x.gamma) == (setting.temperature, setting.gamma))
+    return None if setting.is_plain else next(same, None)
+
+
+def _theorem(result: BenchResult, v: float | None = None) -> float | None:
+    paper = printed(result)
+    if paper is None or result.costs is None:
+        return None
+    verify = result.costs.v.median if v is None else v
+    return float(formulas.improvement(paper.alpha, paper.gamma, result.costs.c.median, verify))
+
+
+def _of_the_paper(name: str) -> Callable[[BenchResult], Any]:
+    return lambda result: getattr(printed(result), name, None)
+
+
+BESIDE_THE_PAPER = (
+    Column("task", _of_the_paper("task")),
+    Column("α", _of_the_paper("alpha")),
+    Column("paper", _of_the_paper("speed"), 1),
+    Column("EXP", _of_the_paper("expected"), 1),
+    Column("here", "speed"),
+    Column("min..max", "speed", around=True),
+    Column("no\nprefill", "speed_after_prefill"),
+    Column("c", "costs.c", 3),
+    Column("v", "costs.v"),
+    Column("own\nrounds", "predicted.rounds"),
+    Column("Thm 3.8", _theorem),
+    Column("v = 1", functools.partial(_theorem, v=1.0)),
+)
+
+
+class Floor(NamedTuple):
+    """What reading a token's bytes takes.
+
+    Attributes:
+        token_bytes, draft_bytes: that a token of the target, or of the drafter, needs.
+        bytes_per_second: of a large copy.
+    """
+
+    token_bytes: float
+    draft_bytes: float
+    bytes_per_second: Spread
+
+    @property
+    def token_ms(self) -> float:
+        """The least that a token of the target takes."""
+        return 1e3 * self.token_bytes / self.bytes_per_second.median
+
+    def sentence(self, plain: BenchResult) -> str:
+        """Sets plain decoding beside the floor."""
+        if plain.prefill_seconds is None or plain.tokens <= plain.texts:
+            return ""
+        later = 1e3 * (np.array(plain.seconds) - plain.prefill_seconds) / (plain.tokens - plain.texts)
+        token = Spread.of(later)
+        return (
+            f"Plain decoding, T = {plain.setting.temperature:g}: {token.median:.3f} ms a token "
+            f"({token.min:.3f}..{token.max:.3f}); the floor is {self.token_ms:.3f} ms "
+            f"({filesize.decimal(int(self.token_bytes))} at {self.bytes_per_second.median / 1e12:.2f} TB/s, a copy): "
+            f"{self.token_ms / token.median:.0%} of the floor's speed is reached."
+        )
+
+
+def floor(target: Model, draft: Model, new_tokens: int, size: int = COPY, repeats: int = 5) -> Floor:
+    """Bytes of a token, in the middle of a text, and the bandwidth of a copy of `size` bytes."""
+    loads = [load_of(target.config, row=new_tokens // 2, prompt=SOURCE), load_of(draft.config)]
+    of_target, of_draft = (
+        load._replace(dtype=dtype_of(model)) for load, model in zip(loads, (target, draft), strict=True)
+    )
+    copied = Spread.of(copy_bandwidth(size, repeats))
+    return Floor(of_target.weight_bytes + of_target.cache_bytes, of_draft.weight_bytes, copied)
+
+
+def copy_bandwidth(size: int, repeats: int, inner: int = 20) -> np.ndarray:
+    """Bytes per second that are read and written when `size` bytes are copied [repeats].
+
+    >>> bool((copy_bandwidth(1 << 20, repeats=2, inner=2) > 0).all())
+    True
+    """
+    state = jnp.zeros(size // 4, jnp.float32)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def copies(x, count):
+        return jax.lax.fori_loop(0, count, lambda _, y: y + 1.0, x)  # traced, or it would be one addition
+
+    def call() -> None:
+        nonlocal state
+        state = copies(state, jnp.asarray(inner, jnp.int32)).block_until_ready()
+
+    call()
+    return 2 * state.nbytes * inner / interleave([call], repeats)[0]
+
+
+def explained(results: Sequence[BenchResult], draft: Model, least: Floor) -> list[str]:
+    """Plain decoding beside the floor; and, where the drafter's pass is dear, why, from a profile of it."""
+    lines = [least.sentence(result) for result in results if result.setting.is_plain]
+    for result in [result for result in results if result.costs and result.costs.c.median > CHEAP][:1]:
+        assert result.costs is not None
+        options: dict[str, Any] = {"max_new_tokens": result.setting.new_tokens, "key": jax.random.key(0)}
+        prompt = random_prompt(draft, 1, SOURCE)
+        prepared = prepare(draft, prompt, temperature=result.setting.temperature, **options)
+        reading = 1e6 * least.draft_bytes / least.bytes_per_second.median
+        target_us, c = 1e3 * result.costs.target_ms.median, result.costs.c.median
+        lines.append(profile.advice(profile.passes(prepared), reading, target_us, c))
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line and measures."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] and arguments[0] in TABLES:
+        return of_own_pair(arguments[0], arguments[1:])
+    parser = parser_of(__doc__)
+    parser.add_argument("table", choices=(*TABLES, "sizes"))
+    shapes = dict(zip(("target", "draft"), (f"random:{shape}" for shape in SHAPES), strict=True))
+    work, _ = workload(parser, arguments, shapes)
+    for name in (work.target, work.draft):
+        if not name.startswith("random:"):
+            parser.error(f"got {name}: expected random:SHAPE as --target and --draft")
+    target, draft = (model(name, work, work.dtype, seed) for seed, name in enumerate((work.target, work.draft)))
+    settings = table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)
+    least = floor(target, draft, work.max_new_tokens)
+    config = rows.config_of(work, ("speed", "costs"))
+    run(target, settings, work, config, (BESIDE_THE_PAPER,), more=lambda results: explained(results, draft, least))
+
+
+def of_own_pair(table: str, arguments: list[str]) -> None:
+    """Runs `jaxspec measure` with a table's options before one's own, which win."""
+    options = [*TABLES[table], *arguments]
+    if table == "3":
+        own = parser_of(None)
+        own.add_argument("--target", default=TARGET)
+        own.add_argument("--draft", "-d", default="")
+        names, _ = own.parse_known_args(arguments)
+        options += ["--draft", f"{names.draft or drafter_names.default(names.target)},{BESIDE}"]
+    app(["measure", *options])
+
+
+if __name__ == "__main__":
+    main()

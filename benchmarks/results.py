@@ -1,0 +1,79 @@
+"""Fills a page of tables, each written by the commands that stand before it.
+
+    python -m benchmarks.results benchmarks/results/results.md --resume results.jsonl
+
+A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands: each runs in a
+process of its own, or its rows are taken from the file, and machine, versions, date, table and what follows from it
+take the place of what was there. A run that was ended goes on where it was. Hours of two cores, for all of a page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.options import parser_of
+from jaxspec.files import read_text, write_text
+
+COMMAND = r"\$ (?:jaxspec (?:bench|measure)|python -m benchmarks\.\w+) [^\n]*\n"
+BLOCK = re.compile(
+    rf"(```console\n(?P<commands>(?:{COMMAND})+)```\n\n<!-- measured -->\n).*?(?=<!-- /measured -->)", re.DOTALL
+)
+
+
+def fill(page: Path, store: Path) -> None:
+    """Runs the commands of a page and puts their tables in the place of those that it has.
+
+    A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands.
+
+    Args:
+        page: a markdown file.
+        store: of the rows: what it has is not measured again.
+
+    Raises:
+        ValueError: the page has no such block.
+        OSError: a command failed; what it has found is in the store.
+    """
+    text = read_text(page)
+    if not BLOCK.search(text):
+        raise ValueError(
+            f"{page} has no console block of jaxspec bench, measure or a benchmark before a line <!-- measured -->"
+        )
+
+    for found in BLOCK.finditer(text):
+        commands = [line.removeprefix("$ ") for line in found["commands"].splitlines()]
+        tables = "\n".join(printed(command, store) for command in commands)
+        now = read_text(page)  # with the tables before, and whatever was edited meanwhile
+        write_text(page, [now.replace(found[0], f"{found[1]}\n{tables}\n")])
+
+
+def printed(command: str, store: Path) -> str:
+    """Runs a command in a process of its own, and returns its tables."""
+    words = shlex.split(command)
+    module, rest = ("jaxspec", words[1:]) if words[0] == "jaxspec" else (words[2], words[3:])
+    arguments = [module, *rest, "--markdown", "--resume", str(store.resolve())]
+    print(f"$ {command}", file=sys.stderr, flush=True)
+    utf8 = os.environ | {"PYTHONIOENCODING": "utf-8"}  # whatever the terminal can show
+    done = subprocess.run([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, env=utf8)
+    if done.returncode:
+        raise OSError(f"{command}: ended with {done.returncode}; its messages are above")
+    text = re.sub(r"[ \t]+$", "", done.stdout.decode(), flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line and fills a page."""
+    parser = parser_of(__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--resume", type=Path, required=True, help="finished rows (JSONL)")
+    options = parser.parse_args(arguments)
+    fill(options.page, options.resume)
+
+
+if __name__ == "__main__":
+    main()

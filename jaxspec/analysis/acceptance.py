@@ -1,0 +1,294 @@
+"""The acceptance rate alpha = E[sum_x min(p(x), q(x))] of a pair, measured on text that the target generates.
+
+Not the share of draft tokens that a run of speculative decoding accepted: within a round, draft tokens after the first
+rejection are never tested, so that share is too small. In `measure` every position counts, and counts once.
+`conditional` is the rate of a run: of the draft tokens that were tested, how many were accepted.
+
+Shapes: B batch, P prompt, N new tokens, V vocabulary, G gamma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec import drafters, programs, sampling
+from jaxspec.analysis.statistics import Ratio
+from jaxspec.core import Bound, LanguageModel, Model, Params, Prefix, Prompt, Request, Sampler, Weights, token_rows
+from jaxspec.decode import batches, loop
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import Prepared
+from jaxspec.decode.state import decoder_prompt
+
+BATCH = 16  # rows at a time
+
+
+class Acceptance(NamedTuple):
+    """The acceptance rate of a pair.
+
+    Attributes:
+        overlaps: sum_x min(p(x), q(x)) at each position of each row's text [rows, new]; what is after its end is 0.
+        counts: how many positions each row has [rows].
+
+    >>> overlaps = np.array([[1.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
+    >>> measured = Acceptance(overlaps, np.array([4, 2, 2]))
+    >>> measured.alpha, round(measured.stderr, 3), measured.positions
+    (0.6875, 0.072, 8)
+    >>> [round(end, 3) for end in measured.interval], [round(each.value, 2) for each in measured.by_position]
+    ([0.379, 0.996], [0.67, 0.67, 0.5, 1.0])
+    """
+
+    overlaps: Float[np.ndarray, "rows N"]
+    counts: Int[np.ndarray, " rows"]
+
+    @property
+    def rate(self) -> Ratio:
+        """Alpha and its error: rows are independent, positions in one are not."""
+        return Ratio(self.overlaps.sum(axis=1), self.counts, probability=True)
+
+    alpha = property(lambda self: self.rate.value, doc="The mean over all positions: 5.5 of 8 is 0.6875.")
+    stderr = property(lambda self: self.rate.stderr, doc="Standard error of alpha, over prompts; NaN for a single row.")
+    interval = property(lambda self: self.rate.interval, doc="The 95% confidence interval of alpha, over prompts.")
+
+    @property
+    def by_position(self) -> list[Ratio]:
+        """Alpha at each position of the text, over the rows that reach it."""
+        reached = [self.overlaps[self.counts > t, t] for t in range(int(self.counts.max(initial=0)))]
+        return [Ratio(some, np.ones(len(some)), probability=True) for some in reached]
+
+    @property
+    def positions(self) -> int:
+        """Positions measured, over all rows."""
+        return int(self.counts.sum())
+
+
+class ConditionalAcceptance(NamedTuple):
+    """How often draft tokens were accepted that were tested: those before them were, and the text had not ended.
+
+    Nothing after a round's first rejection is tested, so of the later draft tokens only those of the better rounds
+    are here.
+
+    Attributes:
+        accepted: how many were accepted, by row and place in the round [rows, gamma].
+        tested: how many were tested.
+
+    Two texts with two draft tokens a round. In the first 2 of 2 are accepted, then none; in the second the first of 2:
+
+    >>> found = ConditionalAcceptance(accepted=np.array([[1, 1], [1, 0]]), tested=np.array([[2, 1], [1, 1]]))
+    >>> found.overall.value, [round(each.value, 2) for each in found.by_draft_token]
+    (0.6, [0.67, 0.5])
+    """
+
+    accepted: Int[np.ndarray, "rows G"]
+    tested: Int[np.ndarray, "rows G"]
+
+    @property
+    def overall(self) -> Ratio:
+        """Accepted over tested; its interval is over prompts."""
+        return Ratio(self.accepted.sum(axis=1), self.tested.sum(axis=1), probability=True)
+
+    @property
+    def by_draft_token(self) -> list[Ratio]:
+        """How often a round's first draft token is accepted, the second if the first was, ...; NaN if never tested."""
+        places = zip(self.accepted.T, self.tested.T, strict=True)
+        return [Ratio(accepted, tested, probability=True) for accepted, tested in places]
+
+    def first(self, rows: int) -> ConditionalAcceptance:
+        """Of the first rows alone: those after may be of the same prompts, and intervals want independent texts."""
+        return ConditionalAcceptance(self.accepted[:rows], self.tested[:rows])
+
+
+class Text(NamedTuple):
+    """What the target generates from some rows of a generation.
+
+    Attributes:
+        part: the rows.
+        tokens: the new tokens, padded to the longest [batch, new].
+        lengths: how many of them are real [batch].
+    """
+
+    part: batches.Batch
+    tokens: Int[Array, "B N"]
+    lengths: Int[np.ndarray, " B"]
+
+    @property
+    def real(self) -> Bool[np.ndarray, "B N"]:
+        """Which entries are tokens of the text, and not padding."""
+        return np.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
+
+
+def measure(
+    prepared: Prepared, *, batch: int = BATCH, advance: Callable[[int], object] = lambda rows: None
+) -> Acceptance:
+    """Measures alpha over every position of the text that the target, decoding plainly, generates.
+
+    The text is then fed to both models, one teacher-forced pass each, and distributions are made of both models' logits
+    as the decoder makes them. At temperature 0 both are point masses: alpha is the share of positions where the
+    drafter's argmax is the target's. The position of an end token counts, those after it do not.
+
+    Args:
+        prepared: of a target and a model that drafts; its rows are the unit of the standard error, and its gamma and
+            policy are not read. Of its rule the lenience l is: with l < 1 the rate is E[sum_x min(p(x) / l, q(x))], or
+            greedily the share of positions where the drafter's likeliest token has p(x) >= l max(p), p being the
+            target's distribution at temperature 1 (Table 5 of the paper, appendix A.5).
+        batch: rows at a time; all batches share one compiled program. The result does not depend on it.
+        advance: called with the number of rows done, for a progress bar.
+
+    Raises:
+        TypeError: the drafter is no Model: others have no distribution at positions where they were not asked.
+        ValueError: batch < 1.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(temperature=1.0, key=jax.random.key(0), max_new_tokens=8)
+        >>> round(measure(prepared.replace(drafter=prepared.target)).alpha, 5), measure(prepared).positions
+        (1.0, 16)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Corollary 3.6 and section 4.2.
+    """
+    overlaps, counts = [], []
+    for text in texts(prepared, batch):
+        shared = _overlaps(text) * text.real
+        unused = (0, int(np.max(prepared.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
+        overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
+        counts.append(text.lengths[: text.part.real])
+        advance(text.part.real)
+    return Acceptance(np.concatenate(overlaps), np.concatenate(counts))
+
+
+def texts(prepared: Prepared, batch: int = BATCH) -> Iterator[Text]:
+    """What the target, decoding plainly, generates from a generation's prompts, in batches of one shape."""
+    drafting_model(prepared)
+    for part in batches.in_batches(prepared, batch):
+        out = complete(part.prepared.plain())
+        yield Text(part, jnp.asarray(out.tokens), out.lengths)
+
+
+def _overlaps(text: Text) -> Float[np.ndarray, "B N"]:
+    """sum_x min(p(x), q(x)) at every position of a text; what is past its end has no meaning."""
+    prepared = text.part.prepared
+    models, rule = (prepared.target.lm, drafting_model(prepared).lm), prepared.options["rule"]
+    log_lenience = jnp.log(jnp.float32(1.0 if rule is None or rule.lenience is None else rule.lenience))
+    arguments = prepared.weights, prepared.request, prepared.prompt, text.tokens, log_lenience
+    return np.asarray(_overlap(*models, prepared.sampler, *arguments), np.float64)
+
+
+@programs.jit(static_argnames=("target", "draft", "sampler"))
+def _overlap(
+    target: LanguageModel,
+    draft: LanguageModel,
+    sampler: Sampler,
+    weights: Weights,
+    request: Request,
+    prompt: Prompt,
+    tokens: Int[Array, "B N"],
+    log_lenience: Float[Array, ""],
+) -> Float[Array, "B N"]:
+    """Computes sum_x min(p(x) / l, q(x)) of the two distributions of each new token; 0 or 1 if greedy."""
+    row, new = decoder_prompt(target, prompt), tokens.shape[1]
+    prefix = Prefix(row, row.length, tokens[:, :-1], jnp.tri(new, new - 1, -1, bool)[None])
+    own = request.sampling_params if request.draft_sampling_params is None else request.draft_sampling_params
+    draft_logits = sampling.match_vocab(teacher_forced(draft, weights.draft, prompt, tokens), target.vocab_size)
+    p = sampler(request.sampling_params, teacher_forced(target, weights.target, prompt, tokens), prefix)
+    q = sampler(own, draft_logits, prefix)
+    if p.log_probs is None or q.log_probs is None:
+        assert p.logits is not None and q.tokens is not None
+        drafted = jnp.take_along_axis(p.logits, q.tokens[..., None], axis=-1)[..., 0]
+        near = drafted >= jnp.max(p.logits, axis=-1) + log_lenience
+        return jnp.where(log_lenience < 0, near, p.tokens == q.tokens).astype(jnp.float32)
+    return jnp.minimum(jnp.sum(jnp.exp(jnp.minimum(p.log_probs - log_lenience, q.log_probs)), axis=-1), 1.0)
+
+
+def drafting_model(prepared: Prepared) -> Model:
+    """The model that a generation samples its draft tokens from.
+
+    Raises:
+        TypeError: its drafter is something else, whose distribution is not known everywhere.
+    """
+    if prepared.drafter is not None and len(prepared.drafter.models) == 1:
+        (model,) = prepared.drafter.models
+        if prepared.drafter.functions in [
+            drafters.model(model, coupled=coupled).functions for coupled in (False, True)
+        ]:
+            return model
+    given = prepared.options["drafter"]
+    kind = "no model" if isinstance(given, Bound) else f"of type {type(given).__name__}"
+    raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
+
+
+def conditional(*traces: loop.Trace) -> ConditionalAcceptance:
+    """What became of the draft tokens of a run that were tested, in the order of their rounds.
+
+    Accepted over drafted (`Stats.acceptance_rate`) is less, since it counts draft tokens after a rejection as well. At
+    gamma = 1 this estimates alpha; beyond, it differs from alpha where right draft tokens cluster. Of rules that judge
+    a round's draft tokens together it shows how far rounds get.
+
+    Args:
+        *traces: `Generation.trace` of one run or several, of chains, all with one gamma; their rows are put one after
+            the other.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import prepared_table
+        >>> out = complete(prepared_table(gamma=3, max_new_tokens=20, temperature=1.0, key=jax.random.key(0)))
+        >>> found = conditional(out.trace)
+        >>> int(found.accepted.sum()) == int(out.stats.accepted.sum()), len(found.by_draft_token)
+        (True, 3)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
+    """
+    accepted, tested = [], []
+    for trace in traces:
+        place, committed = np.arange(trace.draft.shape[2]), np.asarray(trace.num_committed)
+        # A round commits what was accepted and one token more, unless it is cut: what is after its end is not text.
+        for found, counts in ((accepted, trace.num_accepted), (tested, trace.num_tested)):
+            found.append((place < np.minimum(np.asarray(counts), committed)[..., None]).sum(axis=1))
+    return ConditionalAcceptance(np.concatenate(accepted), np.concatenate(tested))
+
+
+def teacher_forced(
+    lm: LanguageModel, params: Params, prompt: Prompt, tokens: Int[Array, "B N"]
+) -> Float[Array, "B N V"]:
+    """Logits of each new token, given the prompt and the tokens before it: prefill, then one pass."""
+    known = jnp.asarray(lm.vocab_size - 1, tokens.dtype)  # ids that a drafter lacks read as its last one
+    prompt, tokens = prompt._replace(tokens=jnp.minimum(prompt.tokens, known)), jnp.minimum(tokens, known)
+    first, cache = lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + tokens.shape[1])
+    if tokens.shape[1] == 1:
+        return first.logits
+    rest, _ = lm.extend(params, cache, tokens[:, :-1])
+    return jnp.concatenate([first.logits, rest.logits], axis=1)
+
+
+def accepted_after(prepared: Prepared, batch: int = BATCH) -> Int[np.ndarray, "B N"]:
+    """How many draft tokens in a row are accepted, greedily, in a round that begins after each token of the text.
+
+    What `policies.oracle` needs: no draft-length policy can gain more.
+
+    Args:
+        prepared: of a target and a model that drafts, at temperature 0.
+        batch: rows at a time.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(max_new_tokens=5)
+        >>> accepted_after(prepared.replace(drafter=prepared.target)).tolist()
+        [[4, 3, 2, 1, 0], [4, 3, 2, 1, 0]]
+    """
+    return run_lengths(measure(prepared, batch=batch).overlaps > 0)
+
+
+def run_lengths(same: Bool[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:
+    """How many entries after each are true without a gap.
+
+    >>> run_lengths(np.array([[True, True, False, True]])).tolist()
+    [[1, 0, 1, 0]]
+    """
+    lengths = np.zeros(same.shape, np.int32)
+    for t in range(same.shape[1] - 2, -1, -1):
+        lengths[:, t] = np.where(same[:, t + 1], lengths[:, t + 1] + 1, 0)
+    return lengths

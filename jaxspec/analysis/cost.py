@@ -1,0 +1,408 @@
+"""What passes cost, in one-token passes of the target: c is the drafter's one-token pass, v the verify pass.
+
+Shapes: B batch, T step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import programs
+from jaxspec.analysis import acceptance
+from jaxspec.analysis.timing import interleave
+from jaxspec.core import (
+    Cache,
+    Caches,
+    Distribution,
+    DraftContext,
+    Drafter,
+    Forward,
+    Keys,
+    LanguageModel,
+    Model,
+    Params,
+    Prompt,
+    Verdict,
+    Weights,
+    noise,
+    token_rows,
+)
+from jaxspec.core.round import bucket_widths
+from jaxspec.decode.request import Prepared
+from jaxspec.decode.state import decoder_prompt
+from jaxspec.sampling import match_vocab
+
+REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers
+WARMUP = 4  # passes, to learn how long one takes
+MIN_SECONDS = 0.03  # of each timed loop: the shorter, the more alike is the machine's other work for those compared
+
+
+class Cost(NamedTuple):
+    """Milliseconds per pass, one entry per repeat; the three were interleaved.
+
+    Attributes:
+        gamma, batch: the verify pass feeds gamma + 1 tokens to each of `batch` rows.
+        target: one-token passes of the target.
+        verify: (gamma + 1)-token passes of the target.
+        draft: one-token passes of the drafter.
+
+    >>> cost = Cost(4, 1, np.array([10.0, 12.0]), verify=np.array([12.0, 14.4]), draft=np.array([1.0, 1.2]))
+    >>> cost.target_ms, round(cost.c, 2), round(cost.v, 2)
+    (11.0, 0.1, 1.2)
+    """
+
+    gamma: int
+    batch: int
+    target: np.ndarray
+    verify: np.ndarray
+    draft: np.ndarray
+
+    target_ms = property(lambda self: float(np.median(self.target)), doc="Median of a one-token pass of the target.")
+    verify_ms = property(lambda self: float(np.median(self.verify)), doc="Median of the verify pass.")
+    draft_ms = property(lambda self: float(np.median(self.draft)), doc="Median of a one-token pass of the drafter.")
+    c = property(lambda self: float(np.median(self.c_each)), doc="Median of `c_each`.")
+    v = property(lambda self: float(np.median(self.v_each)), doc="Median of `v_each`.")
+
+    @property
+    def c_each(self) -> np.ndarray:
+        """draft / target, repeat by repeat (neighbours in time share the load): 1.2 / 12 is 0.1."""
+        return self.draft / self.target
+
+    @property
+    def v_each(self) -> np.ndarray:
+        """verify / target, repeat by repeat: 14.4 / 12 is 1.2."""
+        return self.verify / self.target
+
+
+def measure(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> Cost:
+    """Measures c and v on the device, at the batch and the gamma of a generation, at the length that prefill leaves.
+
+    Each figure is the time of one jitted loop of `inner` passes, divided by `inner`: nothing is dispatched between
+    passes, the cache is carried in place as in decoding, and each pass feeds the argmax of the last, as greedy decoding
+    does, or a draw, if the generation samples: noise for a whole vocabulary is a good part of a small drafter's pass.
+    Compiled and warmed up first; the loops are short and interleaved, so that what else the machine does falls on all
+    alike.
+
+    Args:
+        prepared: of a target and a model that drafts; its `max_new_tokens` sizes the caches, all of which a pass reads.
+        repeats: measurements of each pass, of which the medians count.
+        inner: passes per measurement; by default as many as take some 30 ms.
+
+    Raises:
+        TypeError: the drafter is no Model.
+        ValueError: repeats or inner < 1.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> cost = measure(prepared_table(gamma=4), repeats=2, inner=3)
+        >>> cost.batch, cost.c > 0, len(cost.verify)
+        (2, True, 2)
+
+    Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Definition 3.7.
+    """
+    (found,) = measure_all(prepared, (prepared.decoder.gamma,), repeats=repeats, inner=inner)
+    return found
+
+
+def measure_all(
+    prepared: Prepared,
+    gammas: Sequence[int],
+    *,
+    repeats: int = REPEATS,
+    inner: int | None = None,
+    advance: Callable[[int], object] = lambda gamma: None,
+) -> list[Cost]:
+    """As `measure`, for several gammas, whose passes are all interleaved: they are compared with each other.
+
+    Args:
+        gammas: draft tokens a round.
+        advance: called with each gamma when its pass is compiled, which takes longest; timing follows.
+
+    Returns:
+        A Cost for each gamma, in their order; those of one-token passes are the same in all of them.
+    """
+    if repeats < 1 or (inner is not None and inner < 1):
+        raise ValueError(f"repeats is {repeats} and inner is {inner}: expected at least 1 of each")
+    draft = acceptance.drafting_model(prepared)
+    if not gammas:
+        return []
+    if min(gammas) < 0:
+        raise ValueError(f"gamma is {min(gammas)}: expected 0 or more draft tokens a round")
+    headroom, sampled = token_rows.headroom(prepared.max_new_tokens, max(gammas)), prepared.is_sampled
+    big = timed_loops(prepared.target, prepared.prompt, headroom, inner, sampled)
+    small = timed_loops(draft, prepared.prompt, headroom, inner, sampled)
+    loops = [big(1), small(1)]
+    for gamma in gammas:
+        loops.append(big(gamma + 1))
+        advance(gamma)
+    seconds = interleave([loop.call for loop in loops], repeats)
+    one, each, *verify = seconds / np.array([[loop.passes] for loop in loops]) * 1e3
+    batch = len(prepared.prompt.length)
+    return [Cost(gamma, batch, one, some, each) for gamma, some in zip(gammas, verify, strict=True)]
+
+
+class PolicyCosts(NamedTuple):
+    """The first two arguments of `policies.adaptive`, in one-token passes of the target.
+
+    Attributes:
+        c: of one draft token.
+        v: of a pass that judges 0, 1, .. gamma draft tokens [gamma + 1].
+    """
+
+    c: float
+    v: np.ndarray
+
+
+def policy_costs(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> PolicyCosts:
+    """c and v of `policies.adaptive` for a generation.
+
+    c is that of the model that drafts; of several (a cascade), of the target's own layers and of networks that read its
+    hidden states, that of a draft over its tokens; 0 for look-ups, whose search is a part of v, from one draft token
+    on. v is that of the whole target; a target that drafts with its own layers spares some of it.
+
+    Args:
+        prepared: with the drafter, and the most draft tokens as its gamma.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> found = policy_costs(prepared_table(gamma=4), repeats=2, inner=3)
+        >>> found.c > 0, found.v.shape, float(found.v[0]), bool(found.v[2] == found.v[3])
+        (True, (5,), 1.0, True)
+    """
+    gamma, whole = prepared.decoder.gamma, drafts_as_a_whole(prepared)
+    model = None if whole else paid_model(prepared)
+    own = prepared.replace(drafter=model or prepared.target, policy=None)
+    found = measure_all(own, measured_drafts(gamma), repeats=repeats, inner=inner)
+    v = monotone_costs(gamma, {one.gamma: one.v for one in found})
+    if whole:
+        return PolicyCosts(draft_cost(prepared, repeats, inner) / gamma, v)
+    v[1:] += search_cost(prepared, repeats=repeats, inner=inner)
+    return PolicyCosts(found[0].c if model else 0.0, v)
+
+
+def drafts_as_a_whole(prepared: Prepared) -> bool:
+    """Whether draft tokens cost something that is no model's pass: several models', layers of the target, a head."""
+    if prepared.drafter is None or not isinstance(prepared.drafter.functions, Drafter):
+        return False
+    nested = prepared.drafter.functions.nested and bool(prepared.drafter.models)
+    return nested or len(prepared.drafter.models) > 1 or prepared.drafter.target is not None
+
+
+def draft_cost(prepared: Prepared, repeats: int, inner: int | None = None) -> float:
+    """Measures what a whole draft costs, with the draws of its tokens where they are drawn, in passes of the target.
+
+    Args:
+        prepared: with a drafter (a look-up, the target's own layers, a head, a cascade), which draws its tokens if the
+            generation samples.
+        repeats, inner: as of `measure`.
+    """
+    headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+    target = timed_loops(prepared.target, prepared.prompt, headroom, inner, prepared.is_sampled)(1)
+    loops = [target, draft_loop(prepared, headroom, inner)]
+    seconds = interleave([loop.call for loop in loops], repeats) / np.array([[loop.passes] for loop in loops])
+    return float(np.median(seconds[1] / seconds[0]))
+
+
+def search_cost(prepared: Prepared, *, repeats: int = REPEATS, inner: int | None = None) -> float:
+    """What a round's draft tokens cost together that are looked up, in passes of the target; 0 where a model drafts."""
+    if paid_model(prepared) is not None or drafts_as_a_whole(prepared):
+        return 0.0
+    return draft_cost(prepared, repeats, inner)  # a look-up draws nothing
+
+
+def paid_model(prepared: Prepared) -> Model | None:
+    """The model whose passes draft tokens cost; of several the last, which drafts where the others have nothing."""
+    return prepared.drafter.models[-1] if prepared.drafter is not None and prepared.drafter.models else None
+
+
+def measured_drafts(gamma: int) -> tuple[int, ...]:
+    """How many draft tokens the passes of a policy can judge that makes `gamma` at most, but for none.
+
+    >>> measured_drafts(7), measured_drafts(5)
+    ((1, 3, 7), (1, 3, 5))
+    """
+    return tuple(width - 1 for width in bucket_widths(gamma, adaptive=True, may_be_empty=False)[1:])
+
+
+def monotone_costs(gamma: int, v: dict[int, float]) -> np.ndarray:
+    """What judging 0, 1, .. gamma draft tokens costs a policy, in one-token passes [gamma + 1]: never falling.
+
+    Args:
+        gamma: most draft tokens.
+        v: the cost of the pass that judges n draft tokens, for each n of `measured_drafts(gamma)`.
+
+    >>> monotone_costs(5, {1: 1.25, 3: 1.5, 5: 1.4}).tolist(), monotone_costs(1, {1: 0.9}).tolist()
+    ([1.0, 1.25, 1.5, 1.5, 1.5, 1.5], [1.0, 1.0])
+    """
+    widths = measured_drafts(gamma)
+    costs = np.maximum.accumulate([1.0, *(v[n] for n in widths)])  # noise makes some pass cheaper than a shorter one
+    return costs[np.searchsorted((0, *widths), np.arange(gamma + 1))]
+
+
+@programs.jit(static_argnames=("lm",), donate_argnames=("cache",))
+def passes(
+    lm: LanguageModel,
+    params: Params,
+    cache: Cache,
+    length: Int[Array, " B"],
+    tokens: Int[Array, "B T"],
+    inner: Int[Array, ""],
+    keys: Keys | None = None,
+) -> tuple[Int[Array, "B T"], Cache]:
+    """`inner` passes over T tokens, each at `length`: extend, argmax of all logits, rewind.
+
+    With keys, one per row, the argmax is of the distributions plus the noise of one position: what a draw takes, or a
+    rule that looks at T distributions and draws one token. The number of passes is traced, so that to the compiler,
+    too, this is a loop. The cache given is consumed.
+    """
+
+    def one(index, carry):
+        tokens, cache = carry
+        forward, cache = lm.extend(params, cache, tokens)
+        values = forward.logits
+        if keys is not None:
+            here = noise.at(keys, jnp.full_like(length, index), noise.Purpose.TOKEN)
+            values = jax.nn.log_softmax(values) + noise.gumbel(here, lm.vocab_size)[:, None]
+        return noise.first_largest(values), lm.rewind(cache, length)
+
+    return jax.lax.fori_loop(0, inner, one, (tokens, lm.rewind(cache, length)))
+
+
+@programs.jit(static_argnames=("drafter", "target", "gamma", "sampled"), donate_argnames=("caches",))
+def drafts(
+    drafter: Drafter,
+    target: LanguageModel,
+    gamma: int,
+    sampled: bool,
+    weights: Weights,
+    caches: Caches,
+    row: Prompt,
+    verified: Forward,
+    inner: Int[Array, ""],
+) -> tuple[Caches, Prompt]:
+    """Drafts `inner` times: each draft is committed whole, and its first token takes the place of the row's last one.
+
+    Args:
+        gamma, sampled: of each draft; sampled tokens are drawn at temperature 1.
+        verified: zeros, in place of what the target finds at every fed token, but for the logits.
+    """
+
+    def to_distribution(logits: Float[Array, "B T W"], draft_tokens: Any = None, seen: Any = None) -> Distribution:
+        logits = match_vocab(logits, target.vocab_size)
+        if sampled:
+            return Distribution(log_probs=jax.nn.log_softmax(logits), logits=logits)
+        return Distribution(tokens=noise.first_largest(logits), logits=logits)
+
+    keys = noise.row_keys(jax.random.key(0), row.length.shape[0])
+    limit = jnp.full_like(row.length, gamma)
+    first_path = jnp.broadcast_to(jnp.arange(gamma, dtype=jnp.int32), (*row.length.shape, gamma))
+
+    def draft_once(_, carry: tuple[Caches, Prompt]) -> tuple[Caches, Prompt]:
+        caches, row = carry
+        context = DraftContext(keys, row, limit, gamma, False, to_distribution)
+        draft, caches = drafter.propose(weights, caches, context)
+        first = draft.tokens[:, :1]
+        logits = jnp.broadcast_to(jax.nn.one_hot(first, target.vocab_size), verified.logits.shape)
+        length = jnp.minimum(draft.length, gamma)
+        verdict = Verdict(length, first[:, 0], draft.length, None if draft.parent is None else first_path)
+        caches = drafter.commit(weights, caches, row, verdict, verified._replace(logits=logits))
+        return caches, row._replace(tokens=token_rows.append(row.tokens, row.length - 1, first))
+
+    return jax.lax.fori_loop(0, inner, draft_once, (caches, row))
+
+
+class TimedLoop(NamedTuple):
+    """A call that makes a number of passes and waits for them, and that number."""
+
+    call: Callable[[], None]
+    passes: int
+
+
+def timed_loops(
+    model: Model, prompt: Prompt, headroom: int, inner: int | None, sampled: bool
+) -> Callable[[int], TimedLoop]:
+    """Number of tokens -> the loop of passes over so many; all of them share a cache, and are warm.
+
+    Args:
+        model, prompt, headroom: what reads, and how much there is to read.
+        inner: passes of a loop; as many as take `MIN_SECONDS` if None.
+        sampled: whether each pass also draws a token.
+    """
+    lm = model.lm
+    forward, cache = _prefill(lm, model.params, prompt, token_rows.prefill_length(lm, prompt) + headroom)
+    length = decoder_prompt(lm, prompt).length
+    first = jnp.argmax(forward.logits, axis=-1).astype(jnp.int32)
+    keys = noise.row_keys(jax.random.key(0), len(prompt.length)) if sampled else None
+
+    def over(step: int) -> TimedLoop:
+        tokens = jnp.repeat(first, step, axis=1)
+
+        def call(count: int) -> None:
+            nonlocal cache
+            last, cache = passes(lm, model.params, cache, length, tokens, jnp.asarray(count, jnp.int32), keys)
+            last.block_until_ready()
+
+        return _counted(call, inner)
+
+    return over
+
+
+def draft_loop(prepared: Prepared, headroom: int, inner: int | None) -> TimedLoop:
+    """A loop of whole drafts by a generation's drafter, warm.
+
+    Args:
+        prepared: with a drafter.
+        headroom: tokens that caches have room for beyond the prompt.
+        inner: drafts of a loop; as many as take `MIN_SECONDS` if None.
+    """
+    assert prepared.drafter is not None and isinstance(prepared.drafter.functions, Drafter)
+    drafter, lm, nodes = prepared.drafter.functions, prepared.target.lm, prepared.decoder.nodes
+    reads_target = prepared.drafter.target is not None
+    weights = Weights(prepared.weights.target if reads_target else None, prepared.drafter.params)
+
+    @jax.jit
+    def begin(weights: Weights, prompt: Prompt) -> tuple[Caches, Prompt, Forward]:
+        row = decoder_prompt(lm, prompt)
+        batch, width = row.tokens.shape
+        forward, cache = Forward(jnp.zeros((batch, 1, lm.vocab_size)), jnp.zeros((batch, width, 0))), None
+        if reads_target:
+            forward, cache = lm.prefill(weights.target, prompt, token_rows.prefill_length(lm, prompt) + headroom)
+        state = drafter.init(weights, prompt, headroom, forward)
+        verified = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(batch, nodes + 1, x.shape[-1])), forward)
+        return Caches(cache, state), row._replace(tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom)))), verified
+
+    caches, row, verified = begin(weights, prepared.prompt)
+    caches = jax.tree.map(jnp.copy, caches)  # they are donated, and may be arrays of the prompt or of the weights
+    static = drafter, lm, prepared.decoder.gamma, prepared.is_sampled
+
+    def call(count: int) -> None:
+        nonlocal caches, row
+        caches, row = drafts(*static, weights, caches, row, verified, jnp.asarray(count, jnp.int32))
+        row.tokens.block_until_ready()
+
+    return _counted(call, inner)
+
+
+def _counted(call: Callable[[int], None], inner: int | None) -> TimedLoop:
+    """Compiles and warms up a call that makes so many passes, and settles on how many."""
+    call(inner or WARMUP)
+    count = inner or _count_for(functools.partial(call, WARMUP))
+    return TimedLoop(functools.partial(call, count), count)
+
+
+def _count_for(call: Callable[[], object]) -> int:
+    """How many passes take `MIN_SECONDS`, of a call that makes `WARMUP` of them."""
+    each = float(np.median(interleave([call], 3))) / WARMUP
+    return int(np.clip(round(MIN_SECONDS / each), 1, 1000))
+
+
+@programs.jit(static_argnames=("lm", "capacity"))
+def _prefill(lm: LanguageModel, params: Params, prompt: Prompt, capacity: int):
+    return lm.prefill(params, prompt, capacity)

@@ -1,0 +1,81 @@
+"""How far an acceptance rule's text is from the target's distribution: by enumeration on table models."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec import drafters
+from jaxspec.core import Caches, Draft, DraftContext, Drafter, Prompt
+from jaxspec.decode.request import prepare
+from jaxspec.drafters.common import no_commit, no_state
+from jaxspec.rules.catalogue import Entry
+from jaxspec.testing import decoder_distribution, excess, plain_distribution, table_model, total_variation
+
+ROUNDING = 1e-5  # a total variation below this is rounding
+VOCAB = 3  # token ids of the table models
+TREE = (2, 1)  # branches at each depth of the tree
+DRAFTERS = "model", "fixed", "tree"  # draft tokens drawn by a model, or always the same; a model's tree
+
+
+class Certificate(NamedTuple):
+    """How far a rule's text is from the target's distribution.
+
+    Attributes:
+        rule, exact: its name, and whether it promises that distribution.
+        total_variation: by kind of drafter, of `DRAFTERS`.
+        above_bound: of an inexact rule, by how much its text goes above its bound, by kind of drafter.
+        as_stated: whether what the rule promises is so but for rounding.
+    """
+
+    rule: str
+    exact: bool
+    total_variation: dict[str, float]
+    above_bound: dict[str, float] | None
+    as_stated: bool
+
+
+def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) -> Certificate:
+    """Enumerates the total variation between a rule's first tokens and plain sampling's, by kind of drafter.
+
+    Args:
+        entry: a rule, with its bound if it is inexact.
+        gamma: draft tokens a round.
+        steps: tokens whose joint distribution is enumerated.
+        seed: of the table models.
+
+    Raises:
+        ValueError: the rule is inexact and states no bound.
+
+    Example:
+        >>> from jaxspec.rules import catalogue
+        >>> found = certificate(catalogue.RULES["block"], gamma=1, steps=2)
+        >>> sorted(found.total_variation), found.as_stated
+        (['fixed', 'model'], True)
+    """
+    rule, bound = entry
+    if not rule.exact and bound is None:
+        raise ValueError(f"{rule.name} is inexact and states no bound: give its catalogue.Entry a bound")
+    target, draft = (table_model(jax.random.fold_in(jax.random.key(seed), i), vocab=VOCAB) for i in range(2))
+    kinds: dict[str, Any] = dict(zip(DRAFTERS, (draft, Drafter(no_state, _ones, no_commit)), strict=False))
+    if rule.trees:
+        kinds[DRAFTERS[2]] = drafters.tree(draft, TREE)
+    prompt = Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
+    prepared = prepare(target, prompt, rule=rule, gamma=gamma, temperature=1.0, key=jax.random.key(0), eos_ids=())
+    plain = plain_distribution(target, prepared.prompt, prepared.sampler, prepared.request.sampling_params, steps)
+    found = {
+        kind: decoder_distribution(prepared.replace(drafter=drafter, max_new_tokens=steps), steps=steps)
+        for kind, drafter in kinds.items()
+    }
+    off = distances = {kind: total_variation(one, plain) for kind, one in found.items()}
+    above = None if bound is None else {kind: excess(one, plain, bound, VOCAB) for kind, one in found.items()}
+    if not rule.exact and above is not None:
+        off = above
+    return Certificate(rule.name, rule.exact, distances, above, bool(max(off.values()) < ROUNDING))
+
+
+def _ones(weights: Any, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+    tokens = jnp.ones((context.limit.shape[0], context.gamma), jnp.int32)
+    return Draft(tokens, jnp.full_like(context.limit, context.gamma)), caches

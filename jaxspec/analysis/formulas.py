@@ -1,0 +1,252 @@
+"""The paper's formulas: how many tokens a round is worth, what it costs, and which gamma is best.
+
+Plain functions of numbers or arrays (they broadcast), computed in float64. The symbols are the paper's:
+
+    alpha   acceptance rate, E[sum_x min(p(x), q(x))]: `jaxspec.analysis.acceptance` measures it
+    gamma   draft tokens a round
+    c       time of a one-token pass of the drafter, in those of the target: `jaxspec.analysis.cost`
+    v       time of the target's pass over gamma + 1 tokens, in the same unit: the paper takes 1
+    c_hat   arithmetic operations per token of the drafter over those of the target
+
+An argument out of range is a ValueError. What alpha is made of is in `divergence`; what v is made of, in `roofline`.
+
+Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Verify = Callable[[int], float] | ArrayLike  # v: a function of gamma, an array with v(gamma) at gamma, or a number
+
+MOST = 64  # the largest gamma that `optimal_gamma` tries by default
+TIE = 1e-12  # speeds are equal if they differ by less, relatively: alpha = c makes gamma 0 and 1 equally good
+
+
+def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> np.ndarray:
+    """Tokens that one round is expected to yield, Equation 1: (1 - alpha^(gamma+1)) / (1 - alpha).
+
+    A round commits its leading accepted draft tokens and adds one token of the target's, so this is
+    alpha^0 + alpha^1 + ... + alpha^gamma: 1 at alpha = 0, and gamma + 1 at alpha = 1.
+
+    Args:
+        alpha: acceptance rate, from 0 to 1; trials are taken to be independent.
+        gamma: draft tokens a round, 0 or more; `inf` gives the bound 1 / (1 - alpha).
+
+    Raises:
+        ValueError: alpha or gamma out of range.
+
+    Example, the curves of Figure 2 for gamma = 1, 3, 5, 7, 10 and infinity at alpha = 0.8, and their ends:
+        >>> expected_tokens(0.8, [1, 3, 5, 7, 10, np.inf]).round(2).tolist()
+        [1.8, 2.95, 3.69, 4.16, 4.57, 5.0]
+        >>> expected_tokens([0.0, 1.0], 7).tolist()
+        [1.0, 8.0]
+    """
+    alpha, gamma = _checked(alpha, "alpha", 1.0), _checked(gamma, "gamma")
+    alpha, gamma = np.broadcast_arrays(alpha, gamma)
+    with np.errstate(divide="ignore", invalid="ignore"):  # both ends are filled in below
+        tokens = np.expm1((gamma + 1) * np.log(alpha)) / (alpha - 1)
+    return np.where(alpha == 1, gamma + 1, tokens)[()]
+
+
+def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """Speed over plain decoding, Theorem 3.8: expected_tokens / (gamma c + v).
+
+    Args:
+        c: one pass of the drafter, in one-token passes of the target.
+        v: the verify pass, in one-token passes of the target. 1 (the paper's) assumes compute to spare.
+
+    Example, the speeds of Table 1; Table 4 (T5-XXL with T5-small, base and large, translation, temperature 0); then
+    Corollary 3.9, which is the case gamma = 1, (1 + alpha) / (1 + c); and what a drafter that costs nothing could give:
+        >>> improvement([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
+        [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
+        >>> improvement([0.75, 0.80, 0.82], 7, [0.02, 0.04, 0.11]).round(1).tolist()
+        [3.2, 3.3, 2.5]
+        >>> round(float(improvement(0.6, 1, 0.25)), 2)
+        1.28
+        >>> improvement([0.5, 0.75], np.inf, 0.0).round(2).tolist()
+        [2.0, 4.0]
+    """
+    with np.errstate(divide="ignore"):  # infinite where all draft tokens are right and free, and so are checks
+        return 1 / _per_token(alpha, gamma, _checked(c, "c"), _checked(v, "v"))
+
+
+def operations(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> np.ndarray:
+    """Operations over those of plain decoding, Theorem 3.11: (gamma c_hat + gamma + 1) / expected_tokens.
+
+    Args:
+        c_hat: operations per token of the drafter over those of the target.
+
+    Example, the operations of Table 1:
+        >>> operations([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10], 0.0).round(2).tolist()
+        [1.53, 1.58, 1.23, 1.63, 1.11, 1.6]
+    """
+    return _per_token(alpha, gamma, _checked(c_hat, "c_hat") + 1, np.ones(()))
+
+
+def memory_accesses(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> np.ndarray:
+    """Reads of weights and cache over those of plain decoding, section 3.4: (gamma c_bytes + 1) / expected_tokens.
+
+    Args:
+        c_bytes: bytes that a pass of the drafter reads, over those of the target's; the paper counts the target's only.
+
+    Example, the settings of Table 1, where operations grow by up to 63%; then the bound 1 - alpha:
+        >>> memory_accesses([0.6, 0.7, 0.8, 0.8, 0.9, 0.9], [2, 3, 2, 5, 2, 10]).round(2).tolist()
+        [0.51, 0.39, 0.41, 0.27, 0.37, 0.15]
+        >>> memory_accesses([0.5, 0.75], np.inf).round(2).tolist()
+        [0.5, 0.25]
+    """
+    return _per_token(alpha, gamma, _checked(c_bytes, "c_bytes"), np.ones(()))
+
+
+def oracle_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """Speed over plain decoding if each round drafted just the tokens that will be accepted (section 3.5).
+
+    Such a round drafts alpha / (1 - alpha) draft tokens on average and yields 1 / (1 - alpha) tokens, so the speed is
+    1 / (alpha c + (1 - alpha) v): what varying gamma can never exceed.
+
+    Args:
+        v: the verify pass, whatever its length.
+
+    Example, the paper's "up to about 60%" over the best fixed gamma:
+        >>> alpha, c = 0.9, np.array([0.02, 0.05, 0.1])
+        >>> fixed = improvement(alpha, optimal_gamma(alpha, c), c)
+        >>> (oracle_improvement(alpha, c) / fixed).round(2).tolist()
+        [1.33, 1.48, 1.53]
+    """
+    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
+    with np.errstate(divide="ignore"):
+        return 1 / (alpha * c + (1 - alpha) * v)
+
+
+def assured_improvement(alpha: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> np.ndarray:
+    """What the best gamma is sure to reach, Corollary 3.9: gamma = 1's (1 + alpha) / (c + v), or plain decoding's 1.
+
+    The corollary takes v = 1: then this is more than 1 if alpha > c.
+
+    Args:
+        v: the verify pass over two tokens, gamma = 1's.
+
+    Example:
+        >>> assured_improvement([0.75, 0.05], [0.02, 0.11]).round(2).tolist()
+        [1.72, 1.0]
+        >>> round(float(assured_improvement(0.75, 0.02, v=1.2)), 2)
+        1.43
+    """
+    alpha, c, v = _checked(alpha, "alpha", 1.0), _checked(c, "c"), _checked(v, "v")
+    with np.errstate(divide="ignore"):
+        return np.maximum((1 + alpha) / (c + v), 1.0)
+
+
+def optimal_gamma(alpha: ArrayLike, c: ArrayLike, v: Verify = 1.0, most: int | None = None) -> np.ndarray:
+    """The gamma that maximises `improvement` (section 3.5, Figure 3); 0, plain decoding, where none improves.
+
+    Args:
+        v: cost of the verify pass: a function of gamma, an array with v(gamma) at index gamma, or a number.
+            Its value at gamma = 0 is ignored: that is a one-token pass, which costs 1.
+        most: the largest gamma to try; 64, or the last of the array `v`, by default.
+
+    Returns:
+        Integers of the broadcast shape of alpha and c; the smaller of two that are equally good.
+
+    Raises:
+        ValueError: an argument out of range, or an array `v` of fewer than most + 1 entries.
+
+    Example, a drafter at a fiftieth of the target's cost, then the same on hardware with no compute to spare:
+        >>> optimal_gamma([0.0, 0.5, 0.75, 0.9], 0.02).tolist()
+        [0, 4, 9, 19]
+        >>> optimal_gamma(0.75, 0.02, v=lambda gamma: 1 + 0.2 * gamma).tolist()
+        3
+    """
+    alpha, c = np.broadcast_arrays(_checked(alpha, "alpha", 1.0), _checked(c, "c"))
+    gammas = np.arange(_most(v, most) + 1)
+    speed = improvement(alpha[..., None], gammas, c[..., None], _verify_costs(v, gammas))
+    best = speed.max(axis=-1, keepdims=True)
+    return np.argmax(speed >= best * (1 - TIE), axis=-1)
+
+
+def break_even(c: float, v: Verify = 1.0, most: int | None = None) -> float:
+    """The alpha above which some gamma improves on plain decoding; infinite if not even alpha = 1 does.
+
+    Where v = 1 this is c itself, Corollary 3.9.
+
+    Example, with compute to spare, with little, and with none:
+        >>> [round(break_even(0.05, lambda gamma, s=s: 1 + s * gamma), 3) for s in (0.0, 0.2, 1.0)]
+        [0.05, 0.25, inf]
+    """
+    if optimal_gamma(1.0, c, v, most) == 0:
+        return float("inf")
+    low, high = 0.0, 1.0  # some gamma improves at `high`; it then does at every larger alpha
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if optimal_gamma(middle, c, v, most) > 0 else (middle, high)
+    return high
+
+
+def obstacles(alpha: float, c: float, v: Verify = 1.0, most: int | None = None) -> tuple[str, ...]:
+    """What keeps every gamma from improving on plain decoding; nothing, if one does.
+
+    Speculation loses in three regimes. Each is named if mending it alone would make some gamma improve: draft tokens
+    are rarely right ("low alpha"; mended, alpha = 1), the drafter takes too long ("expensive draft"; c = 0), or the
+    hardware is busy with the tokens it has, as at large batches ("no spare compute"; v = 1).
+
+    Returns:
+        The regimes; all that are not perfect, should no single one be enough.
+
+    Example:
+        >>> obstacles(0.75, 0.02), obstacles(0.05, 0.1), obstacles(0.6, 0.1, v=lambda gamma: 1 + gamma)
+        ((), ('low alpha', 'expensive draft'), ('no spare compute',))
+    """
+    if optimal_gamma(alpha, c, v, most) > 0:
+        return ()
+    most = _most(v, most)
+    costs = _verify_costs(v, np.arange(most + 1))
+    mended: dict[str, tuple[float, float, Verify]] = {
+        "low alpha": (1.0, c, costs),
+        "expensive draft": (alpha, 0.0, costs),
+        "no spare compute": (alpha, c, 1.0),
+    }
+    found = tuple(name for name, (a, draft, verify) in mended.items() if optimal_gamma(a, draft, verify, most) > 0)
+    imperfect = {"low alpha": alpha < 1, "expensive draft": c > 0, "no spare compute": bool((costs > 1).any())}
+    return found or tuple(name for name, so in imperfect.items() if so)
+
+
+def _most(v: Verify, most: int | None) -> int:
+    given = None if callable(v) or np.ndim(v) == 0 else np.size(v) - 1
+    if most is None:
+        most = MOST if given is None else given
+    if most < 0 or (given is not None and given < most):
+        have = "" if given is None else f" (v has entries up to gamma {given})"
+        raise ValueError(f"most is {most}: expected 0 or more, and a v for each gamma{have}")
+    return most
+
+
+def _verify_costs(v: Verify, gammas: np.ndarray) -> np.ndarray:
+    """v of each gamma, 1 for gamma 0."""
+    if callable(v):
+        costs = np.array([1.0, *(float(v(int(gamma))) for gamma in gammas[1:])])
+    elif np.ndim(v) == 0:
+        costs = np.full(gammas.shape, v, np.float64)
+    else:
+        costs = np.array(v, np.float64)[: len(gammas)]
+    costs[0] = 1.0
+    return costs
+
+
+def _per_token(alpha: ArrayLike, gamma: ArrayLike, each: np.ndarray, once: np.ndarray) -> np.ndarray:
+    """What a token costs if a draft token costs `each` and a round `once`; of an infinite gamma the limit."""
+    tokens, gamma = expected_tokens(alpha, gamma), np.asarray(gamma, np.float64)
+    with np.errstate(invalid="ignore"):  # both cases are filled in
+        cost = np.where(each == 0, once, gamma * each + once) / tokens
+    return np.where(np.isinf(tokens), each, cost)[()]
+
+
+def _checked(value: ArrayLike, name: str, largest: float = np.inf) -> np.ndarray:
+    array = np.asarray(value, np.float64)
+    if not np.all((array >= 0) & (array <= largest)):
+        wanted = "0 or more" if largest == np.inf else f"0 to {largest:g}"
+        raise ValueError(f"{name} is {value!r}: expected {wanted}")
+    return array

@@ -1,1 +1,0 @@
-"""What is so on this machine: one quantity a file, each measured for a checked `decode.request.Prepared`."""

@@ -1,0 +1,134 @@
+"""Memory of a network, of a generation, of the process and of the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.core import token_rows
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared, drafter_lms
+from jaxspec.drafters import ngram_model
+from jaxspec.model import DTYPES
+from jaxspec.nets import net_of
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights.int8 import is_matrix
+
+
+class Memory(NamedTuple):
+    """Bytes of the program of one generation, and of what it cannot do without.
+
+    Attributes:
+        program, temporaries: arguments, results and temporaries by the compiler's own account, and the latter alone;
+            None where it gives none.
+        weights, caches, logits: of both models; of logits one block [batch, nodes + 1, vocab] of each.
+    """
+
+    program: int | None
+    temporaries: int | None
+    weights: int
+    caches: int
+    logits: int
+
+    needed = property(lambda self: self.weights + self.caches + self.logits, doc="Weights, caches and logits.")
+
+
+def account(prepared: Prepared) -> Memory:
+    """Adds up the memory of a generation."""
+
+    def begin():
+        headroom = token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes)
+        return prepared.decoder.init(prepared.weights, prepared.prompt, prepared.request, headroom).caches
+
+    compiled = loop.generation.lower(
+        prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens
+    ).compile()
+    stats, program = compiled.memory_analysis(), None
+    if stats is not None:
+        program = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+        program -= stats.alias_size_in_bytes
+    lms = [prepared.target.lm] + (
+        [] if prepared.drafter is None else list(dict.fromkeys(drafter_lms(prepared.drafter)))
+    )
+    positions = len(prepared.prompt.length) * (prepared.decoder.nodes + 1)
+    caches, logits = _bytes(jax.eval_shape(begin)), 4 * positions * sum(lm.vocab_size for lm in lms)
+    return Memory(program, stats and stats.temp_size_in_bytes, _bytes(prepared.weights), caches, logits)
+
+
+class NetSize(NamedTuple):
+    """What a network of some configuration takes, in bytes by dtype.
+
+    Attributes:
+        name, parameters: and how many there are.
+        memory_bytes: of all parameters.
+        cache_bytes_per_token: of each row.
+        config: the configuration.
+    """
+
+    name: str
+    parameters: int
+    memory_bytes: dict[str, int]
+    cache_bytes_per_token: dict[str, int]
+    config: Any
+
+
+def of_config(name: str, config: Any) -> NetSize:
+    """Counts parameters, memory and cache of a network or of n-gram tables, without making it.
+
+    The layers of a stack are alike, so one of each is traced, and counted as often as there are layers.
+
+    >>> from jaxspec.nets.gpt import SIZES
+    >>> size = of_config("gpt-6m", SIZES["gpt-6m"])
+    >>> size.parameters, size.cache_bytes_per_token["float32"]  # 2 layers x (key, value) x 256 x 4 bytes
+    (6036480, 4096)
+    """
+    if isinstance(config, ngram_model.NGramConfig):
+        entries = jax.eval_shape(lambda: ngram_model.init(config, jax.random.key(0)))
+        count = sum(math.prod(x.shape) for x in jax.tree.leaves(entries))
+        memory, cache = ({str(dtype): size for dtype in DTYPES} for size in (4 * count, 4))  # the row itself
+        return NetSize(name, count, memory, cache, config)
+    stacks = ("encoder", "decoder") if isinstance(config, T5Config) else ("",)
+    depths = {f"{stack}_layers".lstrip("_"): stack or "layers" for stack in stacks}
+    shallow = dataclasses.replace(config, **dict.fromkeys(depths, 1))
+    times = {f"{part}_0": getattr(config, field) for field, part in depths.items()}
+    shapes = jax.eval_shape(lambda: net_of(config).init(shallow, jax.random.key(0)))
+    total = matrices = channels = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        count = times.get(path[0].key, 1) * math.prod(leaf.shape)
+        total += count
+        if is_matrix(path, leaf):
+            matrices += count
+            channels += count // leaf.shape[1]
+    decoder_layers = times.get("decoder_0") or times["layers_0"]
+    numbers = 2 * decoder_layers * getattr(config, "kv_heads", config.heads) * config.head_dim  # keys and values
+    memory = {
+        "float32": 4 * total,
+        "bfloat16": 4 * total - 2 * matrices,
+        "int8": 4 * total - 3 * matrices + 4 * channels,  # each with a scale
+    }
+    cache = {"float32": 4 * numbers, "bfloat16": 2 * numbers, "int8": 4 * numbers}
+    return NetSize(name, total, memory, cache, config)
+
+
+def process_bytes() -> int | None:
+    """Asks for the peak memory of this process so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def device_bytes() -> int | None:
+    """Asks for the peak memory of the device so far; None on a CPU, whose memory is the process's."""
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def _bytes(tree: Any) -> int:
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,0 +1,112 @@
+"""Where speculative and plain greedy text differ, and how near a tie it was.
+
+A pass over several tokens rounds otherwise than several passes over one, so greedy texts can differ where the two best
+tokens are (nearly) equally likely. That is no error of the method; a difference anywhere else is. In float32 there
+should be none; in bfloat16 there are, and the margin tells whether it was a near tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.core import token_rows
+from jaxspec.decode import batches
+from jaxspec.decode.generate import complete
+from jaxspec.decode.request import Prepared
+
+
+class Mismatch(NamedTuple):
+    """The first new token at which the texts of one prompt differ.
+
+    Attributes:
+        row: the prompt.
+        position: the new token, counted from 0.
+        plain, speculative: the token that each has there.
+        margin: the logit of plain decoding's token minus that of the other, in plain decoding's own pass (nats).
+        top_two_margin: by how much the largest logit there exceeds the second largest (nats): the same, unless the
+            other token is not even the second best.
+    """
+
+    row: int
+    position: int
+    plain: int
+    speculative: int
+    margin: float
+    top_two_margin: float
+
+
+class Summary(NamedTuple):
+    """The greedy texts of some prompts beside plain decoding's.
+
+    Attributes:
+        prompts, same: how many there are, and how many texts are the same.
+        first: the mismatch that is earliest in its text, of the first prompt if there are several.
+        largest_top_two_margin: nats; None if all texts are the same.
+        mismatches: one for each other text.
+    """
+
+    prompts: int
+    same: int
+    first: Mismatch | None
+    largest_top_two_margin: float | None
+    mismatches: tuple[Mismatch, ...]
+
+
+def mismatches(prepared: Prepared) -> list[Mismatch]:
+    """Decodes with and without the drafter and compares; an empty list means identical texts.
+
+    Args:
+        prepared: greedy, with a drafter; its prompts are decoded as one batch.
+
+    Example:
+        >>> from jaxspec.testing import prepared_table
+        >>> mismatches(prepared_table(max_new_tokens=12))
+        []
+    """
+    outs = [complete(one) for one in (prepared.plain(), prepared)]
+    plain, speculative = ([row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)] for out in outs)
+    found = []
+    for row, (ours, theirs) in enumerate(zip(plain, speculative, strict=True)):
+        at = first_difference(ours, theirs)
+        if at is not None and at < min(len(ours), len(theirs)):
+            a, b = ours[at], theirs[at]
+            found.append(Mismatch(row, at, a, b, *_margins(batches.take(prepared, [row]), ours[:at], a, b)))
+    return found
+
+
+def summary(prepared: Prepared) -> Summary:
+    """`mismatches` for a report."""
+    found, prompts = mismatches(prepared), len(prepared.prompt.length)
+    first = min(found, key=lambda mismatch: (mismatch.position, mismatch.row), default=None)
+    largest = max((mismatch.top_two_margin for mismatch in found), default=None)
+    return Summary(prompts, prompts - len(found), first, largest, tuple(found))
+
+
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """Where two texts differ; the length of the shorter one if it is the beginning of the other; None if nowhere.
+
+    >>> first_difference([1, 2, 3], [1, 4]), first_difference([1], [1, 2]), first_difference([1], [1])
+    (1, 1, None)
+    """
+    if list(first) == list(second):
+        return None
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _margins(prepared: Prepared, before: Sequence[int], plain: int, other: int) -> tuple[float, float]:
+    """The difference of two logits after `before`, fed one token at a time, as plain decoding does; of the top two."""
+    target, prompt = prepared.target, prepared.prompt
+    prefill, extend = jax.jit(target.lm.prefill, static_argnums=2), jax.jit(target.lm.extend)
+    width = token_rows.prefill_length(target.lm, prompt) + token_rows.bucket(len(before) + 1)
+    forward, cache = prefill(target.params, prompt, width)
+    for token in before:
+        forward, cache = extend(target.params, cache, jnp.full((1, 1), token, jnp.int32))
+    logits = np.asarray(forward.logits[0, -1])
+    second, largest = np.partition(logits, -2)[-2:]
+    return float(logits[plain] - logits[other]), float(largest - second)

@@ -1,0 +1,85 @@
+"""Models of random weights at published shapes: the cost of the real ones, and no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from jaxspec.core import Model, Params, Prompt, token_rows
+from jaxspec.families import FAMILIES
+from jaxspec.model import DTYPES
+from jaxspec.nets import net_of
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import int8, orbax
+
+
+def config_of(shape: str) -> Any:
+    """The configuration of a published shape.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    sizes = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    if shape not in sizes:
+        raise ValueError(f"no shape {shape!r}{orbax.suggest(shape, sizes)} Expected one of {', '.join(sizes)}")
+    return sizes[shape]
+
+
+def random_model(shape: str, dtype: str, seed: int) -> Model:
+    """A model of random weights at a published shape: the cost of the real one, and no sense.
+
+    Raises:
+        ValueError: no such shape or dtype.
+    """
+    config = config_of(shape)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}, expected one of {DTYPES}")
+    config = dataclasses.replace(config, dtype=int8.computation(dtype))
+    params = random_params(config, dtype, jax.random.key(seed))
+    return Model(net_of(config).language_model(config), params, config=config, name=f"random {shape}")
+
+
+def random_prompt(model: Model, rows: int, tokens: int) -> Prompt:
+    """Rows of random token ids, all of one length."""
+    ids = np.random.default_rng(0).integers(0, model.lm.vocab_size, (rows, tokens))
+    return token_rows.pad(ids.tolist())
+
+
+def random_params(config: Any, dtype: str, key: Key[Array, ""]) -> Params:
+    """Parameters of a network, made on the device one by one, in the dtype that they are stored in.
+
+    Matrices are normal, of a spread that leaves the size of what they multiply; norms and biases do nothing. One small
+    program draws all matrices of a shape: a network's own `init` is a program with a draw for every one of them, and
+    makes them in float32.
+
+    >>> from jaxspec.nets.gpt import GPTConfig
+    >>> params = random_params(GPTConfig(32, 16, 64, 1, 2), "bfloat16", jax.random.key(0))
+    >>> params["layers_0"]["ff"]["wi"]["weight"].dtype, float(params["norm"]["scale"][0])
+    (dtype(bfloat16), 1.0)
+    """
+
+    def leaf(path: tuple[Any, ...], x: jax.ShapeDtypeStruct, key: Array) -> Any:
+        names = [entry.key for entry in path]
+        if len(x.shape) == 1:
+            return jnp.full(x.shape, float(names[-1] == "scale"))
+        spread = x.shape[-1] ** -0.5
+        if isinstance(config, T5Config) and "query" in names:
+            spread *= config.head_dim**-0.5  # its attention does not scale
+        stored = dtype if int8.is_matrix(path, x) and dtype != "int8" else "float32"
+        return int8.as_dtype(path, _draw(key, spread, x.shape, stored), dtype)
+
+    abstract = jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(tree, [leaf(path, x, key) for (path, x), key in zip(leaves, keys, strict=True)])
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+def _draw(key: Array, spread: float, shape: tuple[int, ...], dtype: str) -> Float[Array, "*shape"]:
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(spread, dtype)

@@ -1,0 +1,359 @@
+"""Offline replay: how far rounds get along the target's own texts, for any exact rule, gamma or tree, without models.
+
+Let a round begin somewhere in a text x1 x2 ... of the target's. Only the text's own prefixes have known distributions,
+and for an exact rule that is enough:
+
+    P(at least k draft tokens are accepted | the text) = S_k(x)
+                                                      = P(the draft begins x1..xk, and these are accepted) / p(x1..xk).
+
+For the tokens of a round, continued by plain sampling, have the distribution p. They begin x1..xk in one of two ways:
+these are accepted draft tokens, or a token of the target's own is among them; given the text, the first has the
+probability S_k. It falls as k grows, and is the product of a ratio for each token: for a chain that of
+`Rule.acceptance_ratio` (min(1, q / p) of the rejection rule; under the block rule S_k is the least so far of the
+products of q / p), for a tree the sum over the nodes of a level of products over their paths, each node's ratio being
+that of its rank among its siblings. A chain is a tree with one child per node. So the number of rounds that a text
+takes is a Markov chain whose mean is computed, not sampled (`analysis.expected_rounds`); at temperature 0 it is the
+number itself. Of siblings drawn with replacement, what twins share is left out.
+
+Shapes: N positions of all texts in a row, T tokens of one text, V vocabulary, K children of a node at most, G depth.
+
+References: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, appendix A.1 (the rejection rule); Chen et al.,
+Sequoia, arXiv 2402.12374, whose acceptance vector is the mean of `tree_ratios`.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec import programs, sampling
+from jaxspec.analysis import acceptance, expected_rounds
+from jaxspec.analysis.statistics import Ratio
+from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise
+from jaxspec.decode.request import Prepared
+from jaxspec.drafters.children import DrawName, check
+from jaxspec.drafters.shape import Choices
+
+CHUNK = 256  # positions at a time
+SAMPLES = 4  # draws of siblings at each position, where their acceptance is averaged over those before them
+
+
+class LogitTrace(NamedTuple):
+    """The logits of a pair along texts of the target's, one text after the other.
+
+    Attributes:
+        temperature: of the texts.
+        counts: how many tokens each text has [rows].
+        tokens: the texts.
+        target, draft: float32 logits of each of their tokens, given those before it, memory-mapped.
+    """
+
+    temperature: float
+    counts: Int[np.ndarray, " rows"]
+    tokens: Int[np.ndarray, " N"]
+    target: Float[np.ndarray, "N V"]
+    draft: Float[np.ndarray, "N V"]
+
+
+def collect(
+    prepared: Prepared, *, batch: int = acceptance.BATCH, advance: Callable[[int], object] = lambda rows: None
+) -> LogitTrace:
+    """Generates plainly from the target and feeds the texts to both models: 8 V bytes a position, in temporary files.
+
+    Args:
+        prepared: of a target and a model that drafts; its rows are the unit of the standard errors. Of its options the
+            temperature alone shapes the texts. Texts at 0 serve temperature 0 only, so collect some for each that
+            matters.
+        batch: rows at a time.
+        advance: called with the number of rows done, for a progress bar.
+
+    Raises:
+        TypeError: the drafter is no Model.
+        ValueError: other sampling options than one temperature; batch < 1.
+
+    Example:
+        >>> from jaxspec import rules
+        >>> from jaxspec.testing import prepared_table
+        >>> prepared = prepared_table(temperature=1.0, key=jax.random.key(0), max_new_tokens=20)
+        >>> trace = collect(prepared.replace(drafter=prepared.target))
+        >>> ratios = chain_ratios(trace, rules.rejection())
+        >>> tokens_per_round(chain(3), ratios, trace.counts).value  # 19 tokens in 5 rounds
+        3.8
+    """
+    temperature, models = _temperature(prepared), (prepared.target, acceptance.drafting_model(prepared))
+    texts = list(acceptance.texts(prepared, batch))
+    counts = np.concatenate([text.lengths[: text.part.real] for text in texts])
+    words = prepared.target.tokenizer
+    shape = (int(counts.sum()), prepared.target.lm.vocab_size if words is None else len(words))
+    sides = [_scratch(shape) for _ in models]
+    tokens, at = np.zeros(shape[0], np.int32), 0
+    for text in texts:
+        real, prompt = text.real, text.part.prepared.prompt
+        real[text.part.real :] = False
+        rows = slice(at, at := at + int(real.sum()))
+        tokens[rows] = np.asarray(text.tokens)[real]
+        for side, model in zip(sides, models, strict=True):
+            side[rows] = np.asarray(_logits(model.lm, shape[1], model.params, prompt, text.tokens))[real]
+        advance(text.part.real)
+    return LogitTrace(temperature, counts, tokens, *sides)
+
+
+def _scratch(shape: tuple[int, ...]) -> Float[np.ndarray, "N V"]:
+    """On disk, in a file that is gone with the array."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def chain(gamma: int) -> Choices:
+    """A chain as a tree of one child per node.
+
+    >>> chain(2)
+    ((0,), (0, 0))
+    """
+    return tuple((0,) * depth for depth in range(1, gamma + 1))
+
+
+def chain_ratios(trace: LogitTrace, rule: Rule) -> Float[np.ndarray, "N 1 1"]:
+    """Computes a rule's ratio for each token x of the texts: P(x is drafted and accepted) / p(x), as of one child.
+
+    Raises:
+        ValueError: a rule whose ratio is not known; or one that at temperature 0 accepts draft tokens which differ
+            from the text, so that the next distribution is not known.
+    """
+    if rule.acceptance_ratio is None:
+        raise ValueError(f"the rule {rule.name} has no acceptance_ratio: expected one, or decode to measure it")
+    if trace.temperature == 0 and not matches_when_greedy(rule):
+        raise ValueError(
+            f"at temperature 0 {rule.name} accepts draft tokens that are not in the text: decode to measure it"
+        )
+    ratios, temperature = np.zeros(len(trace.tokens)), jnp.float32(trace.temperature)
+    for index in _chunks(len(trace.tokens)):
+        texts_and_logits = trace.tokens[index], trace.target[index], trace.draft[index]
+        ratios[index] = np.asarray(_chunk_ratios(rule.acceptance_ratio, temperature, *texts_and_logits))
+    return ratios[:, None, None]
+
+
+def acceptance_rate(trace: LogitTrace, rule: Rule) -> Ratio:
+    """Computes the probability that a round's first draft token is accepted, over all positions of the texts."""
+    ratios = chain_ratios(trace, rule)[:, 0, 0]
+    if rule.exact:
+        ratios = np.minimum(ratios, 1.0)
+    return mean_of_rows(trace, ratios)
+
+
+def mean_of_rows(trace: LogitTrace, values: Float[np.ndarray, " N"]) -> Ratio:
+    """Sums what is known of each position by text, over the number of positions."""
+    sums = np.add.reduceat(values, np.cumsum(trace.counts) - trace.counts)
+    return Ratio(sums, trace.counts, probability=True)
+
+
+def matches_when_greedy(rule: Rule) -> bool:
+    """Whether a rule accepts, at temperature 0, nothing but the target's own token: tried on a near tie.
+
+    >>> from jaxspec import rules
+    >>> [matches_when_greedy(rule) for rule in (rules.rejection(), rules.typical(), rules.lenient(0.5))]
+    [True, True, False]
+    """
+    keys, draft = noise.row_keys(jax.random.key(0), 1), Draft(jnp.array([[1]]), jnp.array([1]))
+    target = Distribution(tokens=jnp.array([[0, 0]]), logits=jnp.array([[[1.0, 0.999]] * 2]))
+    return int(rule.verify(keys, jnp.array([0]), draft, target).num_accepted[0]) == 0
+
+
+def tree_ratios(trace: LogitTrace, draw: DrawName, children: int) -> Float[np.ndarray, "N K K"]:
+    """Computes, at each token x of the texts, P(child r of k is x and is accepted) / p(x), for each k and rank r.
+
+    Their mean over the positions is the acceptance by rank. Exact for "top" (1 where x is the drafter's r-th token),
+    "mixed" (which accepts all that p has of its fixed children) and "replacement" (each sibling meets what the ones
+    before it leave of p); "without_replacement" is averaged over some draws of the siblings before. At temperature 0
+    children are the most probable tokens, whatever the draw.
+
+    Args:
+        trace: of `collect`.
+        children: K.
+
+    Raises:
+        ValueError: no such draw; more children than tokens.
+    """
+    check(draw)
+    vocab = trace.target.shape[1]
+    if not 1 <= children <= vocab:
+        raise ValueError(f"children is {children}: expected 1 to {vocab}, the vocabulary")
+    found, temperature = np.zeros((len(trace.tokens), children, children)), trace.temperature
+    for chunk, index in enumerate(_chunks(len(found))):
+        part = (jnp.asarray(x[index]) for x in (trace.tokens, trace.target, trace.draft))
+        key = jax.random.fold_in(jax.random.key(0), chunk)
+        here = _ratios("top" if temperature == 0 else draw, children, temperature or 1.0, key, *part)
+        found[index] = np.asarray(here)
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("draw", "children"))
+def _ratios(
+    draw: DrawName,
+    children: int,
+    temperature: Float[Array, ""],
+    key: Key[Array, ""],
+    tokens: Int[Array, " N"],
+    target: Float[Array, "N V"],
+    draft: Float[Array, "N V"],
+) -> Float[Array, "N K K"]:
+    p, q = (jax.nn.softmax(logits / temperature, axis=-1) for logits in (target, draft))
+    at, count = tokens[:, None], len(tokens)
+    counts, ranks = jnp.arange(1, children + 1)[None, :, None], jnp.arange(children)[None, None, :]
+    p_x, q_x, draft_x = (jnp.take_along_axis(values, at, axis=1) for values in (p, q, draft))
+    lower = jnp.arange(draft.shape[1])[None, :] < at
+    rank = jnp.sum(jnp.logical_or(draft > draft_x, jnp.logical_and(draft == draft_x, lower)), axis=1)[:, None, None]
+    if draw == "top":
+        return jnp.logical_and(rank == ranks, ranks < counts).astype(jnp.float32)
+    if draw == "mixed":
+        best = jnp.pad(jnp.cumsum(jax.lax.top_k(q, children)[0], axis=1), ((0, 0), (1, 0)))[:, None, :children]
+        rest = jnp.moveaxis(1 - best, 1, 2)  # what the first k - 1 leave
+        drawn = jnp.minimum(1.0, q_x[:, :, None] / jnp.maximum(rest * p_x[:, :, None], 1e-30))
+        drawn = jnp.where(jnp.logical_and(ranks == 0, rank >= counts - 1), drawn, 0.0)
+        fixed = jnp.logical_and(rank == ranks - 1, ranks < counts)
+        return jnp.where(fixed, 1.0, drawn)
+
+    def one(key: Key[Array, ""]) -> Float[Array, "N K"]:
+        gumbel = jax.random.gumbel(key, q.shape)
+        order = jax.lax.top_k(jnp.log(q) + gumbel, children)[1]
+        left, own, weight, found = p, q, jnp.ones((count, 1)), []
+        for child in range(children):
+            left_x, own_x = (jnp.take_along_axis(values, at, axis=1) for values in (left, own))
+            found.append(weight * jnp.minimum(left_x, own_x) / jnp.maximum(p_x, 1e-30))
+            if draw == "replacement":  # what is left does not depend on which token was drawn
+                weight = weight * (1 - jnp.sum(jnp.minimum(left, own), axis=1, keepdims=True))
+            else:
+                y = order[:, child : child + 1]
+                left_y, own_y = (jnp.take_along_axis(values, y, axis=1) for values in (left, own))
+                weight = weight * jnp.maximum(1 - left_y / jnp.maximum(own_y, 1e-30), 0.0)
+            after = jnp.maximum(left - own, 0.0)
+            mass = jnp.sum(after, axis=1, keepdims=True)
+            left = jnp.where(mass > 1e-6, after / jnp.maximum(mass, 1e-30), left)
+            if draw == "without_replacement":
+                own = jnp.where(jnp.arange(q.shape[1])[None, :] == y, 0.0, own)
+                own = own / jnp.maximum(jnp.sum(own, axis=1, keepdims=True), 1e-30)
+        return jnp.concatenate(found, axis=1)
+
+    samples = SAMPLES if draw == "without_replacement" else 1
+    by_rank = jnp.mean(jax.lax.map(one, jax.random.split(key, samples)), axis=0)
+    return jnp.where(ranks < counts, by_rank[:, None, :], 0.0)
+
+
+def tokens_per_round(
+    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+) -> Ratio:
+    """Computes the tokens per round of a tree along the texts, as `Stats.tokens_per_round` over all rows.
+
+    Args:
+        choices: the tree.
+        ratios: of `tree_ratios`, or of `chain_ratios` for a chain.
+        counts: how many tokens each text has.
+
+    >>> always = np.zeros((9, 2, 2))
+    >>> always[:, :, 0] = 1  # the first child is always right: 8 tokens in 3 rounds, then in 4
+    >>> [round(tokens_per_round(some, always, np.array([9])).value, 2) for some in (((0,), (0, 0)), ((0,), (1,)))]
+    [2.67, 2.0]
+    """
+    rounds = [expected_rounds.expected_rounds(survives) for survives, _ in _by_text(choices, ratios, counts)]
+    return Ratio(np.asarray(counts) - 1, np.array(rounds))
+
+
+def by_depth(
+    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+) -> Float[np.ndarray, "G K K"]:
+    """Computes acceptance by depth, number of children and rank, where rounds with a tree really come to judge them.
+
+    Rounds begin after a token that was not drafted, go on where those before were accepted, and are cut where the text
+    ends, so that the mean over all positions promises too much.
+
+    >>> always = np.zeros((9, 2, 2))
+    >>> always[1::2, :, 0] = 1  # every second token is right: a chain of 2 always begins with a right one
+    >>> by_depth(((0,), (0, 0)), always, np.array([9]))[:, 0, 0].tolist()
+    [1.0, 0.0]
+    """
+    depth = max(map(len, choices))
+    found, mass = np.zeros((depth, *ratios.shape[1:])), np.zeros((depth, 1, 1))
+    for survives, later in _by_text(choices, ratios, counts):
+        tokens = len(survives)
+        exactly = -np.diff(np.pad(survives, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
+        begins = np.zeros(tokens + depth + 1)
+        begins[:1] = 1
+        for t in range(tokens):
+            begins[t + 1 : t + depth + 2] += begins[t] * exactly[t]
+        for level in range(depth):
+            here = begins[:tokens] * (survives[:, level - 1] if level else 1.0)
+            found[level] += np.tensordot(here, later[level : level + tokens], 1)
+            mass[level] += here.sum()
+    return found / np.maximum(mass, 1e-12)
+
+
+def _by_text(
+    choices: Sequence[Sequence[int]], ratios: Float[np.ndarray, "N K K"], counts: Int[np.ndarray, " rows"]
+) -> Iterator[tuple[Float[np.ndarray, "T G"], Float[np.ndarray, "TG K K"]]]:
+    """Yields, for each text, how probably a round that begins at each token but the first accepts 1, 2, .. of them,
+    and the ratios there, with zeros after its end.
+    """
+    nodes = sorted((tuple(map(int, node)) for node in choices), key=len)
+    depth = len(nodes[-1])
+    children = {node: sum(other[:-1] == node for other in nodes) for node in ((), *nodes)}
+    for end, count in zip(np.cumsum(counts), counts, strict=True):
+        later = np.pad(ratios[end - count + 1 : end], ((0, depth), (0, 0), (0, 0)))
+        reached: dict[tuple[int, ...], np.ndarray] = {(): np.ones(count - 1)}
+        survives = np.zeros((count - 1, depth))
+        for node in nodes:
+            level = len(node) - 1
+            step = later[level : level + count - 1, children[node[:-1]] - 1, node[-1]]
+            reached[node] = reached[node[:-1]] * step
+            survives[:, level] += reached[node]
+        yield np.minimum(np.minimum.accumulate(survives, axis=1), 1.0), later
+
+
+def _temperature(prepared: Prepared) -> float:
+    """The one temperature of a generation that has no other sampling options."""
+    given = prepared.options.get("temperature")
+    found = np.unique(np.asarray(0.0 if given is None else given, np.float64))
+    other = [name for name, value in prepared.request.sampling_params._asdict().items() if value is not None]
+    if len(found) > 1 or other != ["temperature"] or prepared.request.draft_sampling_params is not None:
+        raise ValueError("replay is of a temperature alone: expected one for all rows, and no other sampling options")
+    return float(found[0])
+
+
+def _chunks(count: int) -> Iterator[Int[np.ndarray, " chunk"]]:
+    """Positions in chunks of one size; the last position fills the last chunk."""
+    for start in range(0, count, CHUNK):
+        yield np.minimum(np.arange(start, start + CHUNK), count - 1)
+
+
+@programs.jit(static_argnames=("acceptance_ratio",))
+def _chunk_ratios(
+    acceptance_ratio: AcceptanceRatio,
+    temperature: Float[Array, ""],
+    tokens: Int[Array, " N"],
+    target: Float[Array, "N V"],
+    draft: Float[Array, "N V"],
+) -> Float[Array, " N"]:
+    p, q = (distribution(logits, temperature) for logits in (target, draft))
+    return acceptance_ratio(p, q, tokens[:, None])[:, 0]
+
+
+def distribution(logits: Float[Array, "N V"], temperature: Float[Array, ""]) -> Float[Array, "N 1 V"]:
+    """Log probabilities of each position at a temperature."""
+    sampling_params = sampling.SamplingParams(jnp.full(len(logits), temperature))
+    log_probs = sampling.at_temperature()(sampling_params, logits[:, None]).log_probs
+    assert log_probs is not None
+    return log_probs
+
+
+@programs.jit(static_argnames=("lm", "vocab"))
+def _logits(
+    lm: LanguageModel, vocab: int, params: Params, prompt: Prompt, tokens: Int[Array, "B T"]
+) -> Float[Array, "B T V"]:
+    """Teacher-forced logits over the target's real ids."""
+    return sampling.match_vocab(acceptance.teacher_forced(lm, params, prompt, tokens), vocab)

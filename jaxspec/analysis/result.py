@@ -1,0 +1,220 @@
+"""What is measured of a setting: a `BenchResult`; numbers that were not asked for, or are not known, are None."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxspec.analysis.environment import Environment
+from jaxspec.analysis.memory import Memory
+from jaxspec.analysis.statistics import Rate, Spread
+
+
+class Costs(NamedTuple):
+    """What passes cost; c, v and search in one-token passes of the target.
+
+    Attributes:
+        c: a one-token pass of the model that drafts; 0 for a look-up.
+        v: the pass that judges gamma draft tokens.
+        search: what a look-up takes a round; 0 where a model drafts.
+        target_ms, verify_ms, draft_ms: the passes, in milliseconds.
+    """
+
+    c: Spread
+    v: Spread
+    search: float
+    target_ms: Spread
+    verify_ms: Spread
+    draft_ms: Spread | None
+
+
+class Predicted(NamedTuple):
+    """Speed over plain decoding that costs and draft tokens promise, after prefill.
+
+    Attributes:
+        theorem: Theorem 3.8 with c and v as measured: draft tokens are accepted independently of each other, in an
+            endless text. Of chains without a policy.
+        rounds: with the rounds that were run, each as long as its longest draft. Of chains.
+    """
+
+    theorem: float | None = None
+    rounds: float | None = None
+
+
+class SettingSummary(NamedTuple):
+    """A setting in words and numbers; of plain decoding the drafter, policy and rule are empty.
+
+    Attributes:
+        target, task, drafter, policy, rule, backend: names.
+        exact: whether the rule is.
+        gamma: draft tokens a round, at most; 0 where nothing is drafted.
+        planned, pays: whether gamma is the plan's choice, and whether its advice is to speculate; if not, gamma is the
+            best all the same.
+        temperature, sampling: the latter are the other options, in words.
+        dtype, mesh, batch, new_tokens: of the setting.
+    """
+
+    target: str
+    task: str
+    drafter: str = ""
+    policy: str = ""
+    rule: str = ""
+    exact: bool = True
+    gamma: int = 0
+    planned: bool = False
+    pays: bool = True
+    temperature: float = 0.0
+    sampling: str = ""
+    dtype: str = "float32"
+    mesh: str = ""
+    batch: int = 1
+    new_tokens: int = 0
+    backend: str = "jaxspec"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding."""
+        return not self.drafter
+
+
+class Drafts(NamedTuple):
+    """What became of the draft tokens of a run.
+
+    Attributes:
+        share_of_rounds: in which there was a draft.
+        tokens_per_round, longest_per_round: of each row; and of the batch, whose rounds are as long as that.
+        conditional: of draft tokens that were tested, those accepted; by their place in the round, too. Of chains.
+    """
+
+    share_of_rounds: Rate
+    tokens_per_round: float
+    longest_per_round: float
+    conditional: Rate | None = None
+    conditional_by_draft_token: tuple[Rate, ...] = ()
+
+
+class Latency(NamedTuple):
+    """Milliseconds to a reader of the stream: of the first token, and the percentiles over all others."""
+
+    first: Spread
+    p50: Spread | None
+    p95: Spread | None
+
+
+class Difference(NamedTuple):
+    """Where a text first differs from plain decoding's: its number, the token's, and the texts' tokens from there."""
+
+    text: int
+    position: int
+    own: tuple[int, ...]
+    plain: tuple[int, ...]
+
+
+class BenchResult(NamedTuple):
+    """A setting and what was measured.
+
+    Attributes:
+        setting: what was measured.
+        texts, tokens, passes: what a run decodes, and passes of the target, prefill's included.
+        tokens_per_round: of texts without their first tokens, which prefill yields.
+        drafts: what became of the draft tokens; None of plain decoding.
+        same_text: greedy texts that are plain decoding's; None for samples and inexact rules.
+        difference: where the first that is not differs.
+        seconds: of each timed run; none if nothing was timed.
+        prefill_seconds: of a run's prefills, the median; None where it is not known.
+        tokens_per_second: of the runs.
+        speed: over plain decoding by the same target and backend, repeat by repeat.
+        speed_after_prefill: the same without what prefill takes.
+        speed_over_first: over the group's first plain decoding, if that is of another dtype, mesh or backend.
+        first_call: seconds of the first one, which compiles the program.
+        latency, memory: of the timed run.
+        alpha: E[sum min(p, q)] over all positions of the target's own text, or with a lenient rule what it accepts.
+        costs, predicted: see these types.
+        group: the same for results that were interleaved.
+        environment: machine, versions, command.
+        error: why there are no numbers.
+    """
+
+    setting: SettingSummary
+    texts: int = 0
+    tokens: int = 0
+    passes: int = 0
+    tokens_per_round: Rate | None = None
+    drafts: Drafts | None = None
+    same_text: int | None = None
+    difference: Difference | None = None
+    seconds: tuple[float, ...] = ()
+    prefill_seconds: float | None = None
+    tokens_per_second: Spread | None = None
+    speed: Spread | None = None
+    speed_after_prefill: Spread | None = None
+    speed_over_first: Spread | None = None
+    first_call: float | None = None
+    latency: Latency | None = None
+    memory: Memory | None = None
+    alpha: Rate | None = None
+    costs: Costs | None = None
+    predicted: Predicted | None = None
+    group: str = ""
+    environment: Environment | None = None
+    error: str | None = None
+
+
+def ratio(plain: np.ndarray, ours: np.ndarray, tokens: float = 1.0) -> Spread | None:
+    """Divides plain decoding's time by another, repeat by repeat; None if noise leaves no time at all.
+
+    >>> ratio(np.array([2.0, 4.0]), np.array([1.0, 1.0]))
+    Spread(median=3.0, min=2.0, max=4.0)
+    """
+    return Spread.of(tokens * plain / ours) if (plain > 0).all() and (ours > 0).all() else None
+
+
+def over(result: BenchResult, other: BenchResult) -> Spread | None:
+    """Divides a result's speed by that of another which was interleaved with it, repeat by repeat."""
+    if result.group != other.group or not (result.seconds and other.seconds and other.tokens):
+        return None
+    return ratio(np.array(other.seconds), np.array(result.seconds), result.tokens / other.tokens)
+
+
+def to_json(value: Any) -> Any:
+    """Turns what is measured, or a part of it, into what JSON has; what is not finite into None.
+
+    >>> to_json({"speed": Spread(2.0, 1.0, math.inf), "c": np.ones(2), "file": Path("rows.jsonl")})
+    {'speed': {'median': 2.0, 'min': 1.0, 'max': None}, 'c': [1.0, 1.0], 'file': 'rows.jsonl'}
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): to_json(part) for name, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, tuple | list | np.ndarray):
+        return [to_json(part) for part in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_json(stored: dict[str, Any]) -> BenchResult:
+    """Makes a result of what `to_json` made of it."""
+    return _typed(BenchResult, stored)
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, types.UnionType):
+        return _typed(typing.get_args(kind)[0], value)
+    if typing.get_origin(kind) is tuple:
+        return tuple(_typed(typing.get_args(kind)[0], part) for part in value)
+    if hasattr(kind, "_fields"):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _typed(hints[name], part) for name, part in value.items()})
+    return value

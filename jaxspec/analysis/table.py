@@ -1,0 +1,308 @@
+"""Results for people and for other programs: tables for a screen or a document, CSV, sentences."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.analysis.result import BenchResult, Rate, Spread, to_json
+
+BUSY = 1.0  # load per CPU above which other programs slow down what is measured
+MISSING = "–"
+
+
+class Column(NamedTuple):
+    """A column of a table; where all of its cells are empty, it is left out.
+
+    Attributes:
+        head: above it.
+        of: where a result has its values, such as "costs.c"; or a function of results.
+        digits: after the point.
+        around: whether to show the least and the largest of a spread, and not its median.
+    """
+
+    head: str
+    of: str | Callable[[BenchResult], Any]
+    digits: int = 2
+    around: bool = False
+
+    def cell(self, result: BenchResult) -> str:
+        """Formats what it has for a result."""
+        value: Any = result
+        for name in self.of.split(".") if isinstance(self.of, str) else ():
+            value = None if value is None else getattr(value, name)
+        value = value if isinstance(self.of, str) else self.of(result)
+        return around(value, self.digits) if self.around else words(value, self.digits)
+
+
+def words(value: Any, digits: int = 2) -> str:
+    """Formats a value for people: a spread by its median, a rate with how far its 95% interval reaches, None as a dash.
+
+    >>> words(1.25, 1), words(None), words(Spread(2.0, 1.0, 3.0)), words(Rate(0.5, None, None, None, 2))
+    ('1.2', '–', '2.00', '0.50')
+    >>> words(Rate(0.98, 0.01, 0.94, 1.0, 9))  # that of a probability may be cut on one side
+    '0.98±0.04'
+    """
+    if isinstance(value, Spread):
+        value = value.median
+    if isinstance(value, Rate):
+        low, high, value = value.low, value.high, value.value
+        reach = "" if low is None or high is None or value is None else f"±{max(value - low, high - value):.{digits}f}"
+        return words(value, digits) + reach
+    if value is None:
+        return MISSING
+    return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def around(spread: Spread | None, digits: int = 2) -> str:
+    """Formats the least and the largest."""
+    return MISSING if spread is None else f"{spread.min:,.{digits}f}..{spread.max:,.{digits}f}"
+
+
+def _gamma(result: BenchResult) -> str:
+    setting = result.setting
+    return (
+        (str(setting.gamma) if setting.gamma else "plain") + ("*" if setting.planned else "") + "!" * (not setting.pays)
+    )
+
+
+def _mb(name: str) -> Callable[[BenchResult], float | None]:
+    def megabytes(result: BenchResult) -> float | None:
+        size = None if result.memory is None else getattr(result.memory, name)
+        return None if size is None else size / 1e6
+
+    return megabytes
+
+
+SETTINGS = {  # those that differ are columns, the others are in the title
+    "task": Column("task", "setting.task"),
+    "temperature": Column("T", lambda result: f"{result.setting.temperature:g}"),
+    "sampling": Column("sampling", "setting.sampling"),
+    "batch": Column("batch", "setting.batch"),
+    "dtype": Column("dtype", "setting.dtype"),
+    "mesh": Column("mesh", lambda result: result.setting.mesh or "one device"),
+    "backend": Column("library", "setting.backend"),
+    "drafter": Column("drafter", lambda result: result.setting.drafter or "plain"),
+    "policy": Column("policy", "setting.policy"),
+    "rule": Column("rule", lambda result: result.setting.rule + ("" if result.setting.exact else ", inexact")),
+}
+_GAMMA = Column("γ", _gamma)
+_SAME = Column(
+    "same\ntext", lambda result: None if result.same_text is None else f"{result.same_text} of {result.texts}"
+)
+SPEED = (
+    Column("tokens/s", "tokens_per_second", 1),
+    Column("× plain", "speed"),
+    Column("min..max", "speed", around=True),
+    Column("no\nprefill", "speed_after_prefill"),
+    Column("× first", "speed_over_first"),
+    _SAME,
+)
+PEERS = (
+    SPEED[0],
+    Column("min..max", "tokens_per_second", 1, around=True),
+    *SPEED[1:3],
+    Column("passes", "passes"),
+    _SAME,
+)
+THEORY = (
+    Column("α", "alpha"),
+    Column("accepted\nof tested", "drafts.conditional"),
+    Column("c", "costs.c", 3),
+    Column("v", "costs.v"),
+    Column("tokens\na round", "tokens_per_round"),
+    Column("Thm\n3.8", "predicted.theorem"),
+    Column("own\nrounds", "predicted.rounds"),
+)
+MEASURED = (Column("meas-\nured", "speed_after_prefill"), Column("min..max", "speed_after_prefill", around=True))
+DRAFTS = (
+    *THEORY[:2],
+    Column("rounds with\na draft", "drafts.share_of_rounds"),
+    Column("draft\ntokens", "drafts.tokens_per_round"),
+    Column("in the\nlongest", "drafts.longest_per_round"),
+    THEORY[4],
+)
+LATENCY = (
+    Column("first\ntoken, ms", "latency.first"),
+    Column("p50 a\ntoken, ms", "latency.p50"),
+    Column("p95 a\ntoken, ms", "latency.p95"),
+    Column("first\ncall, s", "first_call", 1),
+)
+MEMORY = (
+    Column("program,\nMB", _mb("program"), 1),
+    Column("of it\ntemporary", _mb("temporaries"), 1),
+    Column("weights", _mb("weights"), 1),
+    Column("what it\nneeds", _mb("needed"), 1),
+)
+Groups = Sequence[Sequence[Column]]
+BENCH: Groups = (SPEED, THEORY, LATENCY, MEMORY)
+
+
+def tables(results: Sequence[BenchResult], columns: Groups, width: int | None = None, title: str = "") -> list[Table]:
+    """Makes a table for each task, temperature and batch size; on a screen, some with a part of the columns each.
+
+    Args:
+        results: in their order.
+        columns: groups of them, after those of the settings that differ.
+        width: characters of a line, into which a table of each group is made to fit; None for a document, which has
+            all columns in one table.
+        title: before the settings that all results of a table share.
+    """
+    views, groups = [], [[column for group in columns for column in group]] if width is None else columns
+
+    def key(result: BenchResult) -> tuple[str, float, int]:
+        return result.setting.task, result.setting.temperature, result.setting.batch
+
+    for (task, heat, batch), grouped in _grouped(results, key):
+        words = [title, task, f"T = {heat:g}", f"batch {batch}" if batch > 1 else "", *_shared(grouped)]
+        beside = _settings_that_differ(grouped)
+        filled = [[c for c in group if any(c.cell(r) not in ("", MISSING) for r in grouped)] for group in groups]
+        parts = [view for group in filled if group for view in _fitting(grouped, beside, group, width)]
+        parts = parts or [_table(grouped, beside, [])]
+        parts[0].title = ", ".join(filter(None, words))
+        views += parts
+    return views
+
+
+def _settings_that_differ(results: Sequence[BenchResult]) -> list[Column]:
+    drafting = [result for result in results if not result.setting.is_plain] or list(results)
+    of = {"rule": drafting, "policy": drafting}  # plain decoding has none
+    differ = [name for name in SETTINGS if len({getattr(r.setting, name) for r in of.get(name, results)}) > 1]
+    return [*(SETTINGS[name] for name in differ), _GAMMA]
+
+
+def _fitting(
+    results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column], width: int | None
+) -> list[Table]:
+    """One table, or several with some of the columns each, none wider than `width` if that can be."""
+    views, unlimited = [], Console(width=1000)
+    while columns:
+        count = len(columns)
+        while width is not None and count > 1:
+            if unlimited.measure(_table(results, beside, columns[:count])).maximum <= width:
+                break
+            count -= 2 if count > 2 and columns[count - 1].around else 1  # a range stays beside what it is of
+        views.append(_table(results, beside, columns[:count]))
+        columns = columns[count:]
+    return views
+
+
+def _table(results: Sequence[BenchResult], beside: Sequence[Column], columns: Sequence[Column]) -> Table:
+    view = Table(title_justify="left", title_style="bold", box=box.ROUNDED)
+    for column in beside:
+        view.add_column(column.head, no_wrap=True, justify="right" if column is _GAMMA else "left", vertical="bottom")
+    for column in columns:
+        view.add_column(column.head, justify="right", no_wrap=True, vertical="bottom")
+    for result in results:
+        view.add_row(*(column.cell(result) for column in (*beside, *columns)))
+    return view
+
+
+def _shared(results: Sequence[BenchResult]) -> list[str]:
+    """Names settings that all results have, and that are not as usual, in words."""
+    settings = [result.setting for result in results]
+    drafting = [setting for setting in settings if not setting.is_plain] or settings
+    words = [settings[0].drafter] if len({setting.drafter for setting in settings}) == 1 else []
+    if len({setting.rule for setting in drafting}) == 1 and drafting[0].rule not in ("", "rejection"):
+        words.append(drafting[0].rule)
+    words += [settings[0].sampling] if len({setting.sampling for setting in settings}) == 1 else []
+    words += ["* the plan's γ"] if any(setting.planned for setting in settings) else []
+    return words + (["! its best, but it is not to speculate"] if not all(x.pays for x in settings) else [])
+
+
+Key = TypeVar("Key")
+
+
+def _grouped(results: Iterable[BenchResult], key: Callable[[BenchResult], Key]) -> list[tuple[Key, list[BenchResult]]]:
+    groups: dict[Key, list[BenchResult]] = {}
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
+    return list(groups.items())
+
+
+def of_policies(results: Sequence[BenchResult]) -> list[str]:
+    """Compares each policy with its drafter's best gamma without one, in the same group, in sentences."""
+    lines = []
+    for result in results:
+        setting = result.setting
+        same = (
+            r for r in results if (r.group, r.setting.drafter, r.setting.policy) == (result.group, setting.drafter, "")
+        )
+        best = max((r.speed.median for r in same if r.speed), default=None)
+        if setting.policy and result.speed and best:
+            lines.append(
+                f"{setting.task}, T = {setting.temperature:g}, {setting.drafter}: {setting.policy} has "
+                f"{result.speed.median / best:.2f} of the speed of the best γ."
+            )
+    return lines
+
+
+def notes(results: Sequence[BenchResult]) -> list[str]:
+    """Says what the numbers mean: promises kept or not, plans, texts that differ, a machine that was busy."""
+    lines = []
+    for name, what in {"theorem": "Theorem 3.8", "rounds": "what their own rounds promise"}.items():
+        pairs = ((r.speed_after_prefill or r.speed, r.predicted and getattr(r.predicted, name)) for r in results)
+        shares = [speed.median / promise for speed, promise in pairs if speed and promise]
+        if shares:
+            rows_of = f"{len(shares)} rows" if len(shares) > 1 else "1 row"
+            around_all = f"{min(shares):.2f} to {max(shares):.2f}"
+            lines.append(f"Measured over {what}: {np.median(shares):.2f} in the median of {rows_of}, {around_all}.")
+    for result in results:
+        setting = result.setting
+        if not setting.pays and result.speed:
+            lines.append(
+                f"{setting.task}, T = {setting.temperature:g}, {setting.drafter}: the plan is not to speculate; its "
+                f"best γ, {setting.gamma}, has {result.speed.median:.2f} times the speed of plain decoding."
+            )
+    for result in results:
+        if result.same_text is not None and result.same_text < result.texts:
+            setting = result.setting
+            lines.append(
+                f"{setting.task}, {setting.dtype}, {setting.drafter or 'plain'} ({setting.backend}), γ = "
+                f"{setting.gamma}: {result.same_text} of {result.texts} greedy texts are those of plain decoding. "
+                "Passes of other widths round otherwise: near ties?"
+            )
+    failed = [result for result in results if result.error]
+    lines += [f"FAILED: {x.setting.task}, {x.setting.drafter or 'plain'}: {x.error}" for x in failed]
+    machine = results[0].environment if results else None
+    if machine is not None and (machine.load or 0) > BUSY * (machine.cpus or 1):
+        lines.append(
+            f"The load was {machine.load} on {machine.cpus} CPUs when this began: other programs ran, and speeds are "
+            "rough."
+        )
+    return lines
+
+
+def as_csv(results: Sequence[BenchResult]) -> str:
+    """Writes all results as comma-separated values; a spread is three columns, and a list as many as it is long.
+
+    >>> from jaxspec.analysis.result import SettingSummary
+    >>> result = BenchResult(SettingSummary("big", "text"), speed=Spread(1.5, 1.0, 2.0), seconds=(3.0, 4.0))
+    >>> heads, cells = (line.split(",") for line in as_csv([result]).splitlines())
+    >>> values = dict(zip(heads, cells))
+    >>> values["setting_task"], values["speed_median"], values["seconds_2"]
+    ('text', '1.5', '4.0')
+    """
+    dicts = [to_json(result) for result in results]
+    lines = [{head: value for name, of in x.items() for head, value in _columns(name, of)} for x in dicts]
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Lists what is within a value, each by a name of its own; an empty list, or dict, has nothing."""
+    if not isinstance(value, dict | list):
+        return [(name, value)]
+    parts = value.items() if isinstance(value, dict) else enumerate(value, start=1)
+    return [column for part, inner in parts for column in _columns(f"{name}_{part}", inner)]

@@ -1,1 +1,0 @@
-"""The formulas: what speculative decoding yields and costs. NumPy only."""

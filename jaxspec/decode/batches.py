@@ -1,0 +1,102 @@
+"""Prepared generations in parts: some of their rows, their batches, and running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from jaxspec import sharding
+from jaxspec.core import Bound, token_rows
+from jaxspec.decode import loop
+from jaxspec.decode.request import Prepared
+from jaxspec.sampling.params import OPTIONS
+
+
+class Batch(NamedTuple):
+    """Some rows of a prepared generation, their numbers in the whole, and how many of them are not padding."""
+
+    prepared: Prepared
+    rows: Int[np.ndarray, " batch"]
+    real: int
+
+
+def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Prepared:
+    """Some rows of a generation, in the given order, with their own keys and options: a row's text is the same in any
+    batch.
+
+    Raises:
+        ValueError: a generation of several samples of each prompt.
+
+    >>> from jaxspec.testing import prepared_table
+    >>> prepared = prepared_table(max_new_tokens=[4, 7])
+    >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.limit.tolist()
+    ([1], [7])
+    """
+    if (samples := prepared.options["num_samples"]) > 1:
+        raise ValueError(
+            f"the generation has num_samples={samples}: measure one sample of each, prepared.replace(num_samples=1)"
+        )
+    index = jnp.asarray(np.asarray(rows, np.int32))
+    prompt, request = token_rows.take_rows((prepared.prompt, prepared.request), index)
+    if (mesh := sharding.mesh_of(prepared.weights)) is not None:
+        prompt, request = sharding.place((prompt, request), len(index), mesh)
+    options = {name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()}
+    if prepared.options["key"] is not None:
+        options["key"] = request.keys
+    if isinstance(policy := options["policy"], Bound):
+        options["policy"] = policy._replace(params=request.policy)
+    return prepared._replace(prompt=prompt, request=request, options=options)
+
+
+def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
+    """Takes some rows of an option that has one value for each; others stay as they are."""
+    per_row = name == "max_new_tokens" or (name in OPTIONS and name != "banned")
+    return np.asarray(value)[rows] if per_row and np.ndim(value) == 1 + (name == "logit_bias") else value
+
+
+def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
+    """All rows in batches of one shape, which share a program; a short last one is filled with copies of the last row.
+
+    Raises:
+        ValueError: batch < 1.
+
+    >>> from jaxspec.testing import prepared_table
+    >>> [part.rows.tolist() for part in in_batches(take(prepared_table(), [0, 0, 1, 0, 1]), 2)]
+    [[0, 1], [2, 3], [4, 4]]
+    """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}: expected at least 1")
+    total = len(prepared.prompt.length)
+    batch = min(batch, total)
+    for start in range(0, total, batch):
+        rows = np.minimum(np.arange(start, start + batch), total - 1)
+        yield Batch(take(prepared, rows), rows, min(batch, total - start))
+
+
+def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
+    """About `rows` rows in whole batches; where there are too few they begin again, with other keys."""
+    have = len(prepared.prompt.length)
+    found = []
+    for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
+        part, lap = take(prepared, numbers % have), jnp.asarray(numbers // have)
+        if prepared.options["key"] is not None and numbers[-1] >= have:
+            keys = part.request.keys
+            keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
+            part = part._replace(request=part.request._replace(keys=keys), options=dict(part.options) | {"key": keys})
+        found.append(part)
+    return found
+
+
+def run(prepared: Prepared) -> loop.Outcome:
+    """Runs one whole generation, and takes its outcome to the host."""
+    return jax.tree.map(np.asarray, loop.run(prepared))
+
+
+def texts(outcomes: Iterable[loop.Outcome]) -> list[list[int]]:
+    """The new tokens of every row of some generations, without their padding."""
+    return [row for outcome in outcomes for row in token_rows.to_lists(outcome.tokens, outcome.length)]

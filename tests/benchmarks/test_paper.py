@@ -1,0 +1,85 @@
+"""The paper's rows, at the paper's sizes: on a tiny shape here."""
+
+import jax
+import pytest
+
+from benchmarks import loading, paper
+from jaxspec.analysis import cost, formulas
+from jaxspec.analysis.bench import Config, run
+from jaxspec.analysis.random_model import random_model
+from jaxspec.analysis.result import BenchResult, Costs, SettingSummary, Spread
+from jaxspec.analysis.roofline import load_of
+from jaxspec.analysis.table import tables
+from jaxspec.families import t5
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights import huggingface
+
+TINY = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
+ONE = Spread(1.0, 1.0, 1.0)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(t5.SIZES, "tiny-t5", TINY)
+    monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+
+
+def test_settings_are_the_papers():
+    found = [(one.temperature, one.gamma, one.alpha, one.speed) for one in paper.TABLE_2]
+    assert sorted(found) == [(0, 5, 0.65, 3.1), (0, 7, 0.75, 3.4), (1, 5, 0.53, 2.3), (1, 7, 0.62, 2.6)]
+    printed = [round(float(formulas.improvement(one.alpha, one.gamma, 0.02)), 1) for one in paper.TABLE_2]
+    assert printed == [one.expected for one in paper.TABLE_2]
+
+
+@pytest.mark.slow
+def test_speed_ups_at_simulated_acceptance(tiny):
+    target, draft = (random_model("tiny-t5", "float32", seed) for seed in (0, 1))
+    settings = paper.table_2(target, draft, texts=4, new_tokens=16)
+    assert [one.sampling["temperature"] for one in settings] == [0, 0, 1, 1]
+    rows = list(run(target, settings[:2], config=Config(num_prompts=4, repeats=1, quantities=("speed", "costs"))))
+    assert [(row.setting.temperature, row.setting.gamma) for row in rows] == [(0, 0), (0, 7), (0, 5)]
+    assert all(row.tokens == 4 * 16 for row in rows)  # nothing ends a text
+    printed = [paper.printed(row) for row in rows]
+    assert printed == [None, *paper.TABLE_2[:2]]
+    for row, one in zip(rows, printed, strict=True):
+        assert one is None or abs(row.drafts.conditional.value - one.alpha) < 0.25
+    made = tables(rows, (paper.BESIDE_THE_PAPER,))
+    assert len(made) == 1 and next(iter(made[0].columns[-1].cells)) == "–"
+
+
+def test_theory_is_of_the_papers_alpha_and_the_costs_here():
+    costs = Costs(Spread(0.1, 0.1, 0.1), Spread(1.5, 1.5, 1.5), 0.0, ONE, ONE, ONE)
+    row = BenchResult(SettingSummary("big", "random", "small", gamma=7), costs=costs)
+    cells = {column.head: column.cell(row) for column in paper.BESIDE_THE_PAPER}
+    assert cells["Thm 3.8"] == f"{float(formulas.improvement(0.75, 7, 0.1, 1.5)):.2f}"
+    assert cells["v = 1"] == f"{float(formulas.improvement(0.75, 7, 0.1, 1.0)):.2f}" and cells["paper"] == "3.4"
+
+
+def test_the_floor_is_what_a_token_reads(tiny, monkeypatch):
+    target, draft = (random_model("tiny-t5", "float32", seed) for seed in (0, 1))
+    least = paper.floor(target, draft, new_tokens=16, size=1 << 16, repeats=2)
+    load = load_of(TINY, row=8, prompt=paper.SOURCE)
+    assert least.token_bytes == load.weight_bytes + load.cache_bytes and least.bytes_per_second.min > 0
+    least = paper.Floor(2e9, 1e6, Spread(1e12, 1e12, 1e12))
+    plain = BenchResult(SettingSummary("big", "a"), texts=1, tokens=11, seconds=(0.05, 0.05), prefill_seconds=0.01)
+    assert "the floor is 2.000 ms" in least.sentence(plain) and "50% of the floor" in least.sentence(plain)
+    monkeypatch.setattr(paper.profile, "passes", lambda prepared: "no")
+    costs = Costs(Spread(0.5, 0.5, 0.5), ONE, 0.0, ONE, ONE, ONE)
+    (text,) = paper.explained(
+        [BenchResult(SettingSummary("big", "a", "small", new_tokens=16), costs=costs)], draft, least
+    )
+    assert "No profile could be had (no)" in text and "500 µs" in text and "1 µs" in text
+
+
+def test_loading_gives_back_what_was_written(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 5_000)
+    monkeypatch.setattr(loading, "apart", lambda function, *arguments: function(*arguments))
+    with pytest.raises(FileNotFoundError, match="no folder at"):
+        loading.load("float32", tmp_path / "folder")
+    said = loading.in_fresh_processes("tiny-t5", "float32", tmp_path / "folder")
+    assert "the same parameters" in said and len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
+    monkeypatch.setattr(loading, "SPARE", 10**18)
+    with pytest.raises(OSError, match="give another folder"):
+        loading.write("tiny-t5", "float32", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

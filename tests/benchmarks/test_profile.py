@@ -1,0 +1,66 @@
+"""What a profile shows: kernels, gaps, weights; and that a refused one is no failure."""
+
+import jax
+import pytest
+
+from benchmarks import profile
+from jaxspec.core import Prompt
+from jaxspec.decode.request import prepare
+from jaxspec.testing import table_model
+
+# Of a GPU's profile: two streams, three passes of two kernels, a copy and a line that is no stream.
+GPU = """
+planes { name: "/host:CPU" }
+planes {
+  name: "/device:GPU:0"
+  lines { name: "Stream #13(Compute)" timestamp_ns: 100
+    events { metadata_id: 1 offset_ps: 0 duration_ps: 4000000 }
+    events { metadata_id: 2 offset_ps: 5000000 duration_ps: 2000000 } }
+  lines { name: "Stream #14(MemcpyD2D)" timestamp_ns: 100
+    events { metadata_id: 3 offset_ps: 6000000 duration_ps: 4000000 } }
+  lines { name: "XLA Modules" events { metadata_id: 1 offset_ps: 0 duration_ps: 99000000 } }
+  event_metadata { key: 1 value { id: 1 name: "gemm_fusion_dot_12" } }
+  event_metadata { key: 2 value { id: 2 name: "gemm_fusion_dot_3" } }
+  event_metadata { key: 3 value { id: 3 name: "MemcpyD2D" } }
+}
+"""
+
+
+def test_kernels_of_a_gpu():
+    data = jax.profiler.ProfileData
+    ran = profile.kernels(data.from_serialized_xspace(data.text_proto_to_serialized_xspace(GPU)))
+    assert [kernel.name for kernel in ran] == ["gemm_fusion_dot_12", "gemm_fusion_dot_3", "MemcpyD2D"]
+    found = profile.summary(ran, count=1)
+    assert (found.kernels_per_pass, found.pass_us, found.busy_us) == (3, 10.0, 9.0)
+    assert found.largest[0] == profile.KernelGroup("gemm_fusion_dot", 2.0, us_per_pass=6.0, us_each=3.0, share=0.6)
+
+
+@pytest.mark.parametrize(
+    ("busy", "floor_us", "said"),
+    [(0.4, 40.0, "waiting for launches"), (0.9, 40.0, "small kernels"), (0.9, 80.0, "That is what its weights take")],
+)
+def test_advice_tells_gaps_from_kernels_from_weights(busy, floor_us, said):
+    found = profile.Profile(kernels_per_pass=50.0, pass_us=100.0, busy_us=100 * busy, busy=busy)
+    assert said in profile.advice(found, floor_us, target_us=1000.0, c=0.1)
+
+
+def prepared():
+    model = table_model(jax.random.key(0), vocab=5)
+    return prepare(model, Prompt(jax.numpy.array([[3, 1]]), jax.numpy.array([2])), max_new_tokens=16)
+
+
+def test_a_profile_is_taken_and_read():
+    found = profile.passes(prepared())
+    if not isinstance(found, str):
+        assert found.kernels_per_pass > 0 and 0 < found.busy <= 1
+        assert sum(one.share for one in found.largest) <= 1 + 1e-9
+
+
+def test_a_refused_profile_is_no_failure(monkeypatch):
+    def refuse(folder):
+        raise RuntimeError("CUPTI is not to be had")
+
+    monkeypatch.setattr(jax.profiler, "trace", refuse)
+    found = profile.passes(prepared())
+    assert found == "RuntimeError: CUPTI is not to be had"
+    assert "No profile could be had" in profile.advice(found, 1.0, 10.0, 0.1)

@@ -1,0 +1,284 @@
+"""Every script runs once with tiny inputs, and prints what its header says."""
+
+import doctest
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from benchmarks import (
+    goodness_of_fit,
+    loading,
+    model_card,
+    options,
+    overlap,
+    paper,
+    peer,
+    profile,
+    results,
+    rule_acceptance,
+    rule_costs,
+    synthetic,
+)
+from jaxspec import model
+from jaxspec.analysis import bench, environment, random_model
+from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
+from jaxspec.nets import gpt
+from jaxspec.rules import catalogue
+from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.weights import orbax
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = ("--task", "translation", "--count", "2", "--rows", "2", "--max-new-tokens", "8", "--repeats", "1")
+FEW = ("--count", "2", "--max-new-tokens", "8")
+ONE = Spread(1.0, 1.0, 1.0)
+PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
+
+
+@pytest.fixture
+def few_rules(monkeypatch):
+    monkeypatch.setattr(catalogue, "RULES", {name: catalogue.RULES[name] for name in ("block", "typical")})
+
+
+def test_a_peer_that_disagrees_is_an_error(loading, monkeypatch, capsys):
+    """The other library is not run here: `test_peer.py` does so."""
+    asked = []
+
+    def decode(setting, parts, folder):
+        asked.append((setting.is_plain, setting.batch))
+        return [lambda: None for _ in parts], [[4]] * sum(len(p.prompt.length) for p in parts), 9
+
+    monkeypatch.setattr(peer, "TRANSFORMERS", peer.TRANSFORMERS._replace(decode=decode))
+    monkeypatch.setattr(peer, "check", lambda: None)
+    monkeypatch.setattr(peer.trim, "draft_tokens", lambda model: [1])
+    with pytest.raises(SystemExit) as end:
+        peer.main([*TASK, "--gamma", "2", "--batch", "1,2"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 1 and "0 of 2 greedy texts" in text and "times the speed of transformers" in text
+    assert "debian-t5-draft: transformers drafts with the whole head, jaxspec with the trimmed" in text
+    assert asked == [(True, 1), (False, 1), (True, 2)]  # it refuses to draft for batches
+
+
+@pytest.mark.parametrize(
+    ("table", "own"), [("2", ()), ("3", ()), ("3", ("--draft", "prompt_lookup")), ("5", ("-t", "1"))]
+)
+def test_presets_are_the_papers_tables(loading, monkeypatch, table, own):
+    asked = []
+    monkeypatch.setattr(
+        bench, "run_groups", lambda target, settings, store, config, **_: asked.append((settings, config)) or iter([])
+    )
+    with pytest.raises(SystemExit) as end:
+        paper.main([table, *TASK, *own])
+    ((settings, config),) = asked
+    assert not end.value.code and ("speed" in config.quantities) == (table != "3")
+    assert {x.sampling["temperature"] for x in settings} == ({1} if own[:1] == ("-t",) else {0, 1})
+    if table == "2":
+        assert {x.gamma for x in settings} == {"plan"}
+    if table == "3":
+        names = {own[1] if own else "debian-t5-draft", "bigram", "unigram"}
+        assert {x.drafter_name for x in settings} == names and {x.gamma for x in settings} == {3}
+    if table == "5":
+        names = ["rejection", "lenient(0.5)", "lenient(0.3)", "lenient(0.1)"]
+        assert [x.rule.name for x in settings][:4] == names
+
+
+def test_the_papers_rows_are_beside_ours(loading, monkeypatch, zoo, capsys):
+    setting = SettingSummary("big", "random", "small", gamma=7)
+    result = BenchResult(setting, speed=ONE, environment=environment.current())
+    asked = []
+    monkeypatch.setattr(random_model, "random_model", lambda *x: asked.append(x) or zoo["debian-gpt-base"])
+    monkeypatch.setattr(paper, "table_2", lambda *models, **options: asked.append(options) or [])
+    monkeypatch.setattr(paper, "floor", lambda *_: paper.Floor(1e9, 1e6, ONE))
+    monkeypatch.setattr(bench, "run_groups", lambda *_, **__: iter([[result]]))
+    paper.main(["sizes", "--rows", "8", "--max-new-tokens", "128", "--dtype", "bfloat16"])
+    assert asked == [("t5-v1_1-xxl", "bfloat16", 0), ("t5-v1_1-small", "bfloat16", 1), dict(texts=8, new_tokens=128)]
+    shown = capsys.readouterr().out
+    assert "translation" in shown and "3.4" in shown
+    with pytest.raises(SystemExit):
+        paper.main(["sizes", "--target", "debian-t5-base"])
+    assert "expected random:SHAPE" in capsys.readouterr().err
+
+
+def test_verdicts_of_every_rule_are_timed_beside_passes(few_rules, monkeypatch, capsys):
+    monkeypatch.setattr(rule_costs, "LARGE", 12)
+    monkeypatch.setattr(rule_costs, "random_model", lambda *_, **options: table_model(jax.random.key(0), 9))
+    rule_costs.main(["--batch", "2", "--gamma", "2", "--repeats", "2", "--markdown"])
+    shown = capsys.readouterr().out
+    assert shown.count("| block ") == 2 and "batch 2, V = 12" in shown
+    assert shown.count("%") == 3  # shares of passes only where the vocabulary is the model's
+
+
+def test_a_model_card_has_loss_quality_and_acceptance(loading, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(model_card, "heldout_loss", lambda model, folder, task: 2.5)
+    monkeypatch.setattr(model_card, "SCORES", {"translation": ("words", lambda ours, theirs: float(len(ours)))})
+    monkeypatch.setattr(model_card.quality, "check", lambda: None)
+    monkeypatch.setattr(model_card, "GAMMAS", (2,))
+    model_card.main([str(tmp_path), *PAIR, *FEW])
+    shown = capsys.readouterr().out
+    for part in ("translation, 2 prompts", "2.500", "words", "α, temperature 1", "γ = 2", "2 of 2"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_samples_are_tested(loading, monkeypatch, capsys, wrong, wrong_rule):
+    rules = {"rejection": catalogue.RULES["rejection"]}
+    rules |= {"liar": catalogue.Entry(wrong_rule._replace(name="liar"))} if wrong else {}
+    monkeypatch.setattr(catalogue, "RULES", rules)
+    asked = [*PAIR, "--prompts", "1", "--draws", "256", "--seed", "2"]
+    if wrong:
+        with pytest.raises(SystemExit) as end:
+            goodness_of_fit.main(asked)
+        assert end.value.code == 1
+    else:
+        goodness_of_fit.main(asked)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("WRONG" in shown) == wrong and "as stated" in shown and "1 prompts, 256 draws each" in shown
+
+
+def test_rules_are_replayed(loading, few_rules, capsys):
+    rule_acceptance.main([*PAIR, *FEW, "--gamma", "2", "--temperature", "0", "1"])
+    shown = capsys.readouterr().out
+    assert shown.count("block") == 2 and shown.count("one of 4") == 2 and "typical" not in shown
+
+
+def test_a_model_shares_all_of_its_distribution_with_itself(loading, capsys):
+    overlap.main(["debian-t5-large", "--dtype", "float32", "--others", "debian-t5-draft", *FEW])
+    itself, other = (line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert itself == ["float32", "1.0000±0.0000"] and float(other[1].partition("±")[0]) < 1
+
+
+@pytest.mark.slow
+def test_rounds_and_passes_are_profiled(loading, capsys):
+    profile.main([*PAIR, "--gamma", "2", "--rounds", "2", "--max-new-tokens", "24"])
+    shown = capsys.readouterr().out
+    assert all(f"{stage} " in shown for stage in (*profile.STAGES, "other"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A small GPT in int8, as a checkpoint."""
+    words = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
+    word_tokenizer(words, pad_token="<pad>").save_pretrained(tmp_path / "words")
+    config = gpt.GPTConfig(len(words), dim=4, ff_dim=4, layers=1, heads=1, max_positions=32)
+    options = dict(name="small", family="gpt", dtype="int8", about={})
+    orbax.save(tmp_path / "small", gpt.init(config, jax.random.key(0)), config, tmp_path / "words", **options)
+    return tmp_path / "small"
+
+
+def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
+    synthetic.main(["widen", str(checkpoint), "--units", "8", "--out", str(tmp_path / "new" / "wide")])
+    small, wide = model.load(checkpoint), model.load(tmp_path / "new" / "wide")
+    assert (wide.config.ff_dim, wide.name) == (8, "wide")
+    synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
+    drawn = model.load(tmp_path / "drawn")
+    matrices = [x.params["layers_0"]["ff"]["wi"]["weight"] for x in (small, drawn)]
+    assert not (matrices[0] == matrices[1]).all() and abs(matrices[0] - matrices[1]).max() < 0.05
+    with pytest.raises(SystemExit):
+        synthetic.main(["widen", str(checkpoint), "--out", str(tmp_path / "other")])
+
+
+def test_loading_has_its_options(monkeypatch, capsys):
+    monkeypatch.setattr(loading, "in_fresh_processes", lambda *arguments: str(arguments))
+    monkeypatch.setattr(sys, "argv", ["loading", "folder", "--shape", "tiny"])
+    loading.main()
+    assert capsys.readouterr().out == f"{('tiny', 'float32', Path('folder'))}\n"
+
+
+def test_options_are_those_of_bench():
+    arguments = ["--draft", "a,b", "--rows", "3", "--full-length", "--minutes", "2.5", "--csv", "x.csv", "--own", "1"]
+    parser = options.parser_of("A script.")
+    parser.add_argument("--own", type=int)
+    work, namespace = options.workload(parser, arguments, {"gamma": "7"})
+    assert (work.draft, work.rows, work.full_length, work.minutes, work.csv) == ("a,b", 3, True, 2.5, Path("x.csv"))
+    assert (work.gamma, work.mesh, namespace.own) == ("7", None, 1)
+
+
+PAGE = """How this page is made:
+
+```console
+$ python -m benchmarks.results page.md --resume rows.jsonl
+```
+
+Before.
+
+```console
+$ jaxspec bench --gamma 3
+$ python -m benchmarks.paper 5
+```
+
+<!-- measured -->
+old
+<!-- /measured -->
+
+After.
+"""
+
+
+def test_a_page_is_filled_by_its_own_commands(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(results, "printed", lambda command, store: asked.append(command) or f"table of {command}\n")
+    (tmp_path / "page.md").write_text(PAGE)
+    results.main([str(tmp_path / "page.md"), "--resume", str(tmp_path / "rows.jsonl")])
+    assert asked == ["jaxspec bench --gamma 3", "python -m benchmarks.paper 5"]
+    tables = "\n".join(f"table of {command}\n" for command in asked)
+    assert (tmp_path / "page.md").read_text() == PAGE.replace("old\n", f"\n{tables}\n")
+    (tmp_path / "other.md").write_text("nothing")
+    with pytest.raises(ValueError, match="no console block"):
+        results.fill(tmp_path / "other.md", tmp_path / "rows.jsonl")
+
+
+def test_a_command_that_fails_ends_the_filling(tmp_path, monkeypatch):
+    monkeypatch.setattr(results.sys, "executable", "false")
+    with pytest.raises(OSError, match="jaxspec bench --gamma x: ended with 1"):
+        results.printed("jaxspec bench --gamma x", tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_begins_with_its_command(script):
+    if script.stem in ("__init__", "options", "best_acceptance", "quality", "samples"):
+        pytest.skip("no script")
+    text = script.read_text(encoding="utf-8")
+    assert f"    python -m benchmarks.{script.stem}" in text.split('"""')[1]
+    assert '\nif __name__ == "__main__":\n' in text
+
+
+MODULES = [path for home in ("benchmarks", "data_prep") for path in sorted((ROOT / home).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_examples_hold(path):
+    if ">>>" not in path.read_text(encoding="utf-8"):
+        pytest.skip("no example")
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    failed, _ = doctest.testmod(module)
+    assert not failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "shown"),
+    [
+        ("beam_search", "--count 1 --beams 2 --new 4 --repeats 1", "beams 2: 3 steps"),
+        ("compare_commits", ". . --repeats 1 --only gpt", "same"),
+        ("greedy_equality", "debian-t5-base debian-t5-small --count 1 --only jacobi", "| jacobi | 1 of 1 |"),
+        ("head_costs", "--vocab 64 --few 16 --dim 32 --layers 3 --repeats 1 --only EAGLE-3", "| EAGLE-3 |"),
+        ("online", "--batches 2 --rows 2 --parts 1 --new 4 --temperature 0 --positions rejected --steps 1", "English"),
+        ("real_model_equality", "--only jacobi --count 1 --new 8", "jacobi | 1 of 1"),
+        ("read_bandwidth", "debian-t5-small", "a step"),
+        ("speculators_parity", "--only DSpark", "DSpark"),
+        ("tree_overhead", "--repeats 1 --rule rejection --shape gpt-6m", "rejection"),
+        ("tree_tokens", "debian-t5-base debian-t5-small --temperature 0 --count 2 --nodes 4", "|"),
+    ],
+)
+def test_a_script_runs(script, arguments, shown):
+    """As a process of its own, from the checkout's root; what it needs beyond the test extra may be absent."""
+    command = (sys.executable, "-m", f"benchmarks.{script}", *arguments.split())
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    if "pip install" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
