@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.analysis import figures
+from benchmarks import figures
 
 HERE = Path(__file__).parent
 WORDS = ("the", "a", "cat")
