@@ -138,10 +138,6 @@ def fit(context: Context, tokens: Int[np.ndarray, "N 2"]) -> Fit:
     generates is found for certain. With one cell only, as where the distribution is nearly certain, nothing is tested:
     p is 1.
 
-    Args:
-        context: the target's distributions.
-        tokens: draws after its first token.
-
     Example:
         >>> context = Context(0, np.array([0.5, 0.5]), {0: np.array([0.5, 0.5]), 1: np.array([1.0, 0.0])})
         >>> found = fit(context, np.repeat([[0, 0], [0, 1], [1, 0]], [30, 20, 50], axis=0))
@@ -202,11 +198,6 @@ def bound_test(context: Context, tokens: Int[np.ndarray, "N 2"], bound: Callable
     The first token of the pairs is tested, and the second one after each frequent first one. Which cells there are
     depends on the ceilings alone: tokens that may have five draws or more by themselves, the others together.
 
-    Args:
-        context: the target's distributions.
-        tokens: draws after its first token.
-        bound: log probabilities [V] -> the most that each token's probability may be (`rules.catalogue`).
-
     Example:
         >>> context = Context(0, np.array([0.9, 0.1]), {})
         >>> twice = lambda log_p: jnp.minimum(2 * jnp.exp(log_p), 1.0)
@@ -239,13 +230,7 @@ def _tails(
 
 
 def of_rules(prepared: Prepared, draws: Draws, doing: Callable[[str], object] = lambda what: None) -> RuleFits:
-    """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`.
-
-    Args:
-        prepared: of a pair in float32; the prompts that count are its shortest ones.
-        draws: how many.
-        doing: called with what comes next.
-    """
+    """Tests the samples of plain decoding, which shows what chance does, and of every rule of `rules.catalogue`."""
     shortest = batches.take(prepared, np.argsort(np.asarray(prepared.prompt.length), kind="stable")[: draws.prompts])
     key, found = jax.random.key(draws.seed), []
     plain = catalogue.Entry(rules.exact_match()._replace(name="plain decoding"))

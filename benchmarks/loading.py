@@ -91,11 +91,7 @@ class Peak:
 
 
 def in_fresh_processes(shape: str, dtype: str, folder: Path) -> str:
-    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory.
-
-    Raises:
-        OSError: the disk is too small.
-    """
+    """Writes random weights as a sharded folder, unless it is there; what loading it takes of the host's memory."""
     written, found = apart(write, shape, dtype, folder), apart(load, dtype, folder)
     size, extra, largest = map(filesize.decimal, (found.size, found.extra, found.largest))
     same = "the same parameters" if written == found.bits else "OTHER PARAMETERS THAN WRITTEN"
@@ -114,11 +110,7 @@ def apart(function: Any, *arguments: Any) -> Any:
 
 
 def write(shape: str, dtype: str, folder: Path) -> int:
-    """Saves a model of random weights, unless the folder is there; the sum of its bits.
-
-    Raises:
-        OSError: the disk is too small.
-    """
+    """Saves a model of random weights, unless the folder is there; the sum of its bits."""
     model = random_model(shape, dtype, seed=0)
     size = sum(x.nbytes for x in jax.tree.leaves(model.params))
     if not huggingface.is_folder(folder):
@@ -134,11 +126,7 @@ def write(shape: str, dtype: str, folder: Path) -> int:
 
 
 def load(dtype: str, folder: Path) -> Loaded:
-    """Loads such a folder, and measures. To be called in a process that has done nothing else.
-
-    Raises:
-        FileNotFoundError: there is no folder.
-    """
+    """Loads such a folder, and measures. To be called in a process that has done nothing else."""
     if not huggingface.is_folder(folder):
         raise FileNotFoundError(f"no folder at {folder}: write it first")
     bits(jax.random.normal(jax.random.key(0), (4,)), "float32")  # the device's libraries are not to be measured

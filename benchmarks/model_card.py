@@ -69,20 +69,7 @@ def card(
     new_tokens: int = 128,
     doing: Callable[[str], object] = lambda what: None,
 ) -> list[Card]:
-    """A pair's card, task by task.
-
-    Args:
-        target, draft: two T5s or two GPTs with one tokenizer.
-        folder: where `t5.heldout.jsonl`, `edit.heldout.jsonl` or `gpt.heldout.jsonl` is, as
-            `python -m data_prep.debian` makes them.
-        rows: held-out prompts per task, at most 300.
-        new_tokens: most tokens per prompt.
-        doing: called with what is being done.
-
-    Raises:
-        FileNotFoundError: the folder lacks the held-out data.
-        ImportError: the `train` extra is not installed.
-    """
+    """A pair's card, task by task."""
     tasks, pair = tasks_of(target), (target, draft)
     if set(tasks) & set(SCORES):
         quality.check()

@@ -22,13 +22,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 def workload(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, defaults: dict[str, Any]
 ) -> tuple[Workload, argparse.Namespace]:
-    """Parses options of `jaxspec bench` and those that a script has added.
-
-    Args:
-        parser: with the script's own options.
-        arguments: of the command line; None for this process's.
-        defaults: of options of `jaxspec bench`, where a script has others.
-    """
+    """Parses options of `jaxspec bench` and those that a script has added."""
     usual = Workload(**defaults)
     hints = typing.get_type_hints(Workload)
     for field, default in usual._asdict().items():

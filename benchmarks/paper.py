@@ -83,13 +83,7 @@ TABLE_2 = (
 
 
 def table_2(target: Model, draft: Model, *, texts: int = 8, new_tokens: int = 128) -> list[Setting]:
-    """The four speed-ups of T5-XXL, with any two models in their places.
-
-    Args:
-        target, draft: of random weights.
-        texts: of a timed run, each with verdicts of its own.
-        new_tokens: of each text.
-    """
+    """The four speed-ups of T5-XXL, with any two models in their places."""
     task = Task("random prompts", random_prompt(target, texts, SOURCE), new_tokens, ends=False)
     return [
         Setting(

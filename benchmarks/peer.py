@@ -54,18 +54,7 @@ def check() -> None:
 def decode(
     setting: Setting, parts: Sequence[Prepared], folder: Path
 ) -> tuple[list[Callable[[], object]], list[list[int]], int]:
-    """Decodes with transformers: see `analysis.setting.Backend`.
-
-    Args:
-        setting: plain, with a model of the target's kind as a drafter, or with `drafters.prompt_lookup`.
-        parts: its batches.
-        folder: where models are exported to, once for all settings.
-
-    Raises:
-        ImportError: PyTorch is not installed.
-        ValueError: JAX runs on an accelerator, a model that is none of ours in float32, or something that the other
-            library does not do: sampling as ours, another drafter, drafts for batches.
-    """
+    """Decodes with transformers: see `analysis.setting.Backend`."""
     check()
     import torch
 

@@ -78,15 +78,7 @@ class Profile(NamedTuple):
 
 
 def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
-    """What one-token passes of a generation's target are made of.
-
-    Args:
-        prepared: of one row; plain.
-        folder: where the profiler's files go, for a viewer; by default nowhere.
-
-    Returns:
-        The kernels that ran; or why there is no profile, where the profiler would not start, or saw nothing.
-    """
+    """What one-token passes of a generation's target are made of."""
     headroom = token_rows.headroom(prepared.max_new_tokens, 1)
     try:
         timed = cost.timed_loops(prepared.target, prepared.prompt, headroom, INNER, prepared.is_sampled)(1)
@@ -96,15 +88,7 @@ def passes(prepared: Prepared, folder: Path | None = None) -> Profile | str:
 
 
 def stages(prepared: Prepared, rounds: int = INNER) -> dict[str, float]:
-    """Milliseconds that a round of a generation takes on the device, by stage.
-
-    Returns:
-        "draft", "target" (its pass), "accept" (the rule) and "commit", by the scopes that the decoder names, and
-        "other": copies that the compiler adds, for example. Threads that work at once count separately.
-
-    Raises:
-        ValueError: the generation ends within so many rounds, or the profiler saw nothing.
-    """
+    """Milliseconds that a round of a generation takes on the device, by stage."""
     state = loop.start(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
     program = loop.advance.lower(prepared.decoder, prepared.weights, state).compile().as_text() or ""
     of_kernel = stage_of_each(program)
@@ -137,12 +121,7 @@ def stage_of_each(program: str) -> dict[str, str]:
 
 
 def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Kernel]:
-    """What ran on the device during a call.
-
-    Args:
-        call: waits for its result.
-        folder: where the profiler's files go, for a viewer; by default nowhere.
-    """
+    """What ran on the device during a call."""
     with tempfile.TemporaryDirectory() as scratch:
         where = Path(scratch) if folder is None else folder
         with jax.profiler.trace(str(where)):
@@ -154,9 +133,6 @@ def profiled(call: Callable[[], object], folder: Path | None = None) -> list[Ker
 def kernels(profile: Any) -> list[Kernel]:
     """What ran on the device: the streams of an accelerator; on a CPU, the operations of all threads (where
     XLA makes one function of a small loop, that is not among them).
-
-    Args:
-        profile: a `jax.profiler.ProfileData`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of types without a module, in jax 0.12
@@ -173,13 +149,6 @@ def kernels(profile: Any) -> list[Kernel]:
 
 def summary(ran: Iterable[Kernel], count: int) -> Profile:
     """Kernels by pass, the share of the time in which one ran, and the largest, alike ones of all layers together.
-
-    Args:
-        ran: all kernels of a profile.
-        count: passes that it is of.
-
-    Raises:
-        ValueError: there are none.
 
     >>> ran = [Kernel("fusion_1", 0, 2000), Kernel("fusion_2", 1000, 2000), Kernel("gemm", 6000, 4000)]
     >>> found = summary(ran, count=2)
@@ -210,12 +179,6 @@ def summary(ran: Iterable[Kernel], count: int) -> Profile:
 
 def advice(found: Profile | str, floor_us: float, target_us: float, c: float) -> str:
     """What a drafter's profile shows, and what would help.
-
-    Args:
-        found: of the drafter, as `passes` returns it.
-        floor_us: what reading its weights takes.
-        target_us: a one-token pass of the target.
-        c: as it was timed.
 
     >>> found = Profile(kernels_per_pass=200.0, pass_us=800.0, busy_us=320.0, busy=0.4)
     >>> text = advice(found, floor_us=40.0, target_us=3200.0, c=0.25)

@@ -18,13 +18,6 @@ def check() -> None:
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Corpus BLEU by sacreBLEU with its defaults (13a tokenisation, mixed case), from 0 to 100.
 
-    Args:
-        hypotheses, references: one text each per example.
-
-    Raises:
-        ValueError: not as many of one as of the other, or none.
-        ImportError: the `train` extra is not installed.
-
     >>> round(bleu(["Das ist ein kleiner Test."], ["Das ist ein kleiner Test."]), 1)
     100.0
 
@@ -36,13 +29,6 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 def rouge_l(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Mean F-measure of the longest common subsequence of words (rouge-score's rougeL, unstemmed), 0 to 100.
-
-    Args:
-        hypotheses, references: one text each per example.
-
-    Raises:
-        ValueError: not as many of one as of the other, or none.
-        ImportError: the `train` extra is not installed.
 
     Example, "fast editor" being 2 of 3 words of the one and 2 of 4 of the other:
         >>> round(rouge_l(["fast text editor"], ["a fast small editor"]), 1)

@@ -30,14 +30,6 @@ def fill(page: Path, store: Path) -> None:
     """Runs the commands of a page and puts their tables in the place of those that it has.
 
     A table is between `<!-- measured -->` and `<!-- /measured -->`, after a console block with its commands.
-
-    Args:
-        page: a markdown file.
-        store: of the rows: what it has is not measured again.
-
-    Raises:
-        ValueError: the page has no such block.
-        OSError: a command failed; what it has found is in the store.
     """
     text = read_text(page)
     if not BLOCK.search(text):

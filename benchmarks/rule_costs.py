@@ -73,13 +73,6 @@ class RuleCosts(NamedTuple):
 def costs(rules: Sequence[Rule], sizes: Sizes, *, repeats: int, alike: bool = False) -> dict[str, np.ndarray]:
     """Seconds of one verdict of each rule, compiled and called by itself, by name; "distributions": a softmax.
 
-    Args:
-        rules: interleaved.
-        sizes: of the draft.
-        repeats: of each.
-        alike: whether draft and target are one, so that the rule may accept all; otherwise their
-            logits differ by noise.
-
     Example:
         >>> from jaxspec import rules
         >>> taken = costs([rules.rejection()], Sizes(vocab=9, batch=2, gamma=3), repeats=4)
@@ -107,18 +100,7 @@ def beside_passes(
     repeats: int,
     doing: Callable[[str], object] = lambda what: None,
 ) -> list[RuleCosts]:
-    """Microseconds of every rule, and of a pass of a model with random weights at a published shape.
-
-    Args:
-        shape: of the model; rules are timed with its vocabulary, and with `LARGE` if that is larger.
-        batches: batch sizes.
-        gamma: draft tokens a round.
-        repeats: calls of each rule.
-        doing: called with what is being done.
-
-    Returns:
-        For each batch size and vocabulary what every rule takes.
-    """
+    """Microseconds of every rule, and of a pass of a model with random weights at a published shape."""
     doing(f"making {shape}")
     model, found = random_model(shape, "float32", seed=0), []
     every = [entry.rule for entry in catalogue.RULES.values()]

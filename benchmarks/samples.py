@@ -56,15 +56,7 @@ class Samples(NamedTuple):
 
 
 def context(prepared: Prepared, draws: int) -> Context:
-    """The target's distributions after a generation's prompt and its first token, by passes over one token.
-
-    Args:
-        prepared: with one prompt and a positive temperature; the rest of its sampling options is without effect.
-        draws: how many there will be: what follows a token is asked for if that many draws should have it five times.
-
-    Raises:
-        ValueError: more than one prompt, or a temperature that is not positive.
-    """
+    """The target's distributions after a generation's prompt and its first token, by passes over one token."""
     plain = _unlimited(prepared.plain())
     state, _ = next(loop.rounds(plain))
     first = int(state.tokens[0, state.start[0]])
@@ -86,15 +78,6 @@ def context(prepared: Prepared, draws: int) -> Context:
 
 def draw(prepared: Prepared, first: int, key: Key[Array, ""], draws: int) -> Samples:
     """Runs a generation's decoder from its prompt and a first token, many times.
-
-    Args:
-        first: the first token, that of a `Context`.
-        key: of all draws.
-        draws: how many, rounded up to whole batches of 256.
-
-    Raises:
-        ValueError: as `context`.
-        FloatingPointError: the target's logits are not finite.
 
     Example:
         >>> from jaxspec.decode import batches

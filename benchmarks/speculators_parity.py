@@ -89,14 +89,7 @@ def random_params(net, config, random):
 
 
 def ours(target, config, params, states, tokens):
-    """Logits of what follows some of the tokens, in the drafter's vocabulary: [draft tokens, vocabulary].
-
-    Args:
-        target: the model.
-        config, params: of the drafter.
-        states: what it reads, at each position.
-        tokens: that at each position.
-    """
+    """Logits of what follows some of the tokens, in the drafter's vocabulary: [draft tokens, vocabulary]."""
     shared, block = shared_with(target.lm, target.params), isinstance(config, BlockConfig)
     forward = Forward(jnp.zeros(0), jnp.asarray(states), jnp.asarray(states))
     after, place = jnp.asarray(tokens[:, 1:]), jnp.array([ANCHOR - 1]) if block else jnp.arange(POSITIONS - 1)

@@ -53,12 +53,6 @@ def random_verdicts_for_benchmarks(alpha: float) -> Rule:
     target's argmax, or drawn from its distribution. The rule is marked inexact, and no name in `jaxspec.rules` or on
     the command line leads to it.
 
-    Args:
-        alpha: probability of accepting a draft token.
-
-    Raises:
-        ValueError: alpha is not from 0 to 1.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jaxspec.core import noise
@@ -89,14 +83,6 @@ def widen(model: Model, ff_dim: int) -> Model:
 
     Each new unit is act(0) = 0 and its weights out are 0 as well, so logits are the same up to the order in
     which a matrix product sums, and the cost of a pass is that of the larger model.
-
-    Args:
-        model: a T5 or a GPT; its matrices may be int8.
-        ff_dim: hidden units of each feed-forward block, at least what they have.
-
-    Raises:
-        TypeError: the model is neither.
-        ValueError: ff_dim is smaller than the model's.
 
     Example:
         >>> config = GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=16)

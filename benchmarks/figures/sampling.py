@@ -25,11 +25,6 @@ def decomposition(p: ArrayLike, q: ArrayLike, names: Sequence[str], most: int = 
     Where the drafter proposes a token too often, what is rejected of q stands above, hatched; the same mass, in sum,
     comes back as residual elsewhere.
 
-    Args:
-        p, q: distributions of target and drafter at one position [vocabulary].
-        names: of the tokens.
-        most: how many tokens to show: of more, those with the largest of p and q, the target's likeliest first.
-
     Example:
         >>> figure = decomposition([0.5, 0.5, 0.0], [0.2, 0.5, 0.3], ["a", "b", "c"])
         >>> [round(float(bar.get_height()), 2) for bar in figure.axes[0].containers[0]]  # accepted, of a, b and c
@@ -63,11 +58,6 @@ def distribution_distance(
 ) -> Figure:
     """The L1 distance between the empirical distribution of what was emitted and the target's, as rounds add up.
 
-    Args:
-        counts: numbers of rounds.
-        distances: by name of a rule, one distance for each count; see `l1_distance`.
-        floor: what samples of the target's distribution itself have on average; see `noise_distance`.
-
     Example:
         >>> figure = distribution_distance([10, 1000], {"rejection": np.array([0.3, 0.03])}, np.array([0.25, 0.025]))
         >>> figure.axes[0].get_xscale(), figure.axes[0].get_yscale()
@@ -86,12 +76,6 @@ def distribution_distance(
 def first_tokens(rule: Rule, p: ArrayLike, q: ArrayLike, rounds: int, seed: int) -> Int[np.ndarray, " N"]:
     """The first token of many independent rounds of one draft token: that token, if accepted, or what replaces it.
 
-    Args:
-        rule: what judges the draft token.
-        p, q: distributions of target and drafter [V].
-        rounds: how many.
-        seed: of all that is drawn.
-
     Example, whose draft token is always wrong:
         >>> from jaxspec import rules
         >>> first_tokens(rules.rejection(), [0.0, 1.0], [1.0, 0.0], rounds=3, seed=0).tolist()
@@ -108,9 +92,6 @@ def first_tokens(rule: Rule, p: ArrayLike, q: ArrayLike, rounds: int, seed: int)
 
 def l1_distance(tokens: Int[np.ndarray, " N"], p: ArrayLike, counts: ArrayLike) -> Float[np.ndarray, " counts"]:
     """sum_x |share of x among the first n tokens - p(x)|, for each n of `counts`.
-
-    Raises:
-        ValueError: an n below 1 or beyond the tokens.
 
     >>> l1_distance(np.array([0, 1, 1, 1]), [0.5, 0.5], [1, 2, 4]).tolist()
     [1.0, 0.0, 0.5]

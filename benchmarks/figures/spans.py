@@ -27,14 +27,6 @@ def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
     Prefill and each round are timed (medians over the repeats of the same generation). Within a round nothing can be
     timed without stopping it: its time is divided in proportion to the measured costs of draft passes and verify pass.
 
-    Args:
-        prepared: of one prompt, with a model that drafts, or plain.
-        repeats: how often it is run.
-
-    Raises:
-        ValueError: more than one prompt, or repeats < 1.
-        TypeError: as `cost.measure`.
-
     Example:
         >>> from jaxspec.decode import batches
         >>> from jaxspec.testing import prepared_table

@@ -26,11 +26,7 @@ FORMATS = ("png", "svg")
 
 
 def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes; no global state, no window, whatever the backend.
-
-    Raises:
-        ImportError: matplotlib is absent; the message tells how to get it.
-    """
+    """An empty figure with one pair of axes; no global state, no window, whatever the backend."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -55,17 +51,7 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def save(figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Writes a figure as folder/name.png and .svg, each whole or not at all.
-
-    Args:
-        figure: what to write.
-        folder: where to; made if need be.
-        name: of the files, without their endings.
-        formats: "png", "svg", or both.
-
-    Raises:
-        ValueError: another format.
-    """
+    """Writes a figure as folder/name.png and .svg, each whole or not at all."""
     check_formats(formats)
     import matplotlib
 

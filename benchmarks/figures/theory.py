@@ -30,10 +30,6 @@ class Mark(NamedTuple):
 def expected_tokens(gammas: Sequence[float] = (1, 3, 5, 7, 10, np.inf), top: float = 12.0) -> Figure:
     """Figure 2: expected tokens per round as a function of alpha, Equation 1.
 
-    Args:
-        gammas: a curve each; infinity is the bound.
-        top: where the vertical axis ends.
-
     Example:
         >>> [line.get_label() for line in expected_tokens([1, np.inf]).axes[0].lines]
         ['γ = 1', 'γ = ∞']
@@ -50,10 +46,6 @@ def expected_tokens(gammas: Sequence[float] = (1, 3, 5, 7, 10, np.inf), top: flo
 
 def optimal_gamma(costs: Sequence[float] = (0.01, 0.02, 0.05, 0.1), top: int = 30) -> Figure:
     """Figure 3: the gamma that maximises Theorem 3.8 as a function of alpha, for several costs c of the drafter.
-
-    Args:
-        costs: a curve each.
-        top: the largest gamma shown.
 
     Example:
         >>> line = optimal_gamma([0.1]).axes[0].lines[0]
@@ -72,10 +64,6 @@ def optimal_gamma(costs: Sequence[float] = (0.01, 0.02, 0.05, 0.1), top: int = 3
 
 def trade_off(gammas: Sequence[int] = (2, 3, 5, 7, 10), top: float = 8.0) -> Figure:
     """Figure 4: speed-up and increase in operations as functions of alpha, where the drafter costs nothing.
-
-    Args:
-        gammas: two curves each.
-        top: where the vertical axis ends.
 
     Example:
         >>> len(trade_off([1, 3]).axes[0].lines)  # solid and dashed of each, and the line of plain decoding
@@ -103,12 +91,6 @@ def landscape(
     title: str = "",
 ) -> Figure:
     """Speed-up over plain decoding for every alpha and gamma at one c: levels, the best gamma, and measured pairs.
-
-    Args:
-        v: the verify pass as a function of gamma, or a number.
-        marks: pairs to show.
-        most: the largest gamma shown.
-        title: above it; by default c.
 
     Example:
         >>> figure = landscape(0.05, marks=[Mark("ours", 0.75, 5)], most=8)

@@ -17,9 +17,6 @@ COLOURS: dict[str, str] = dict(zip(KINDS, (YELLOW, ORANGE, BLUE, PURPLE), strict
 def trace_diagram(rows: Mapping[str, Sequence[Span]]) -> Figure:
     """Blocks of time, from left to right: prefills, passes of the drafter, passes of the target.
 
-    Args:
-        rows: by name of a decoder, from the top; see `spans.record`.
-
     Example:
         >>> spans = [Span("target prefill", 0.0, 2.0), Span("target", 2.0, 1.0)]
         >>> [text.get_text() for text in trace_diagram({"plain": spans}).axes[0].get_yticklabels()]

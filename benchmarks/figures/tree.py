@@ -20,10 +20,6 @@ def tree_diagram(
 ) -> Figure:
     """A static tree, from the last committed token down; a node's area is the probability that it is accepted.
 
-    Args:
-        acceptance: by number of children and rank [K, K] (`analysis.tree_plan`); without it all nodes are alike.
-        title: above it.
-
     Example:
         >>> len(tree_diagram([(0,), (1,), (0, 0)]).axes[0].collections[1].get_offsets())  # with the root
         4

@@ -22,19 +22,7 @@ def prepare(
     wider: bool = False,
     log: Callable[[str], object] = print,
 ) -> None:
-    """Makes the data files of the recipes, and their tokenizers if they are not there yet.
-
-    Args:
-        data: folder to write to.
-        lists: a folder that has the description indices; fetched with apt-get if None.
-        releases: other Debian releases to add texts of.
-        wider: whether to make `catalogues.build`'s pairs, too, of packages that are fetched with apt-get.
-        log: called with what has been done.
-
-    Raises:
-        OSError: no indices, or apt-get is absent or failed.
-        ImportError: the `train` extra is not installed.
-    """
+    """Makes the data files of the recipes, and their tokenizers if they are not there yet."""
     if lists is None:
         lists = data / "lists"
         index.fetch(lists)

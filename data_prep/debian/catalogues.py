@@ -78,20 +78,7 @@ Block = tuple[str, str]
 
 
 def fetch(packages_dir: str | Path, packages: Sequence[str] = PACKAGES, timeout: float = 1200) -> list[str]:
-    """Downloads packages of this machine's Debian release with ``apt-get download``; none is installed.
-
-    Args:
-        packages_dir: created if missing; packages that are there already are not downloaded again.
-        packages: names; what the release has not is passed over.
-        timeout: seconds for the whole download.
-
-    Returns:
-        The names of the packages that are not there afterwards.
-
-    Raises:
-        OSError: apt-get is not installed.
-        subprocess.TimeoutExpired: it took too long.
-    """
+    """Downloads packages of this machine's Debian release with ``apt-get download``; none is installed."""
     if shutil.which("apt-get") is None:
         raise OSError("apt-get was not found: run this on Debian, or copy .deb files into a directory and build that")
     folder = Path(packages_dir)
@@ -108,13 +95,6 @@ def build(packages_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
     """Writes ``t5-catalogues.train.jsonl``: the pairs of all packages, without those that `examples.build` held out.
 
     A source with several translations keeps the most frequent.
-
-    Args:
-        packages_dir: holds ``.deb`` files, as `fetch` leaves them.
-        out_dir: holds ``t5.heldout.jsonl``.
-
-    Returns:
-        The number of rows of the file, by its name.
     """
     held = {
         _letters(text.removeprefix(TRANSLATE).removeprefix(SUMMARIZE))

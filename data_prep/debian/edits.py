@@ -17,11 +17,7 @@ _WORD = re.compile(r"\b[a-z]{4,12}\b")
 
 
 def build(data_dir: str | Path) -> dict[str, int]:
-    """Writes ``edit.{train,heldout}.jsonl`` beside ``t5.{train,heldout}.jsonl``.
-
-    Returns:
-        The number of rows of each file, by file name.
-    """
+    """Writes ``edit.{train,heldout}.jsonl`` beside ``t5.{train,heldout}.jsonl``."""
     counts = {}
     for part in ("train", "heldout"):
         rows = list(edits(read_jsonl(Path(data_dir) / f"t5.{part}.jsonl")))

@@ -62,15 +62,7 @@ def stem(package: str) -> str:
 
 
 def heldout_stems(packages: Iterable[str], share: float = HELDOUT_SHARE) -> frozenset[str]:
-    """Chooses the held-out families by the hash of their name, the same on every machine.
-
-    Args:
-        packages: every package name of the corpus, once each.
-        share: the expected share of packages held out.
-
-    Returns:
-        Held-out stems; those with over `GIANT_STEM_SHARE` of all packages are never among them.
-    """
+    """Chooses the held-out families by the hash of their name, the same on every machine."""
     counts = Counter(stem(package) for package in packages)
     limit = max(1, GIANT_STEM_SHARE * counts.total())
     eligible = {name: count for name, count in counts.items() if count <= limit}
@@ -153,13 +145,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def split(examples: Iterable[Example], stems: frozenset[str], train_texts: set[str]) -> Split:
-    """Divides examples by family, and drops held-out ones with any text of a training package or example.
-
-    Args:
-        examples: of one kind or several.
-        stems: the held-out families.
-        train_texts: every synopsis and paragraph, in every language, of the training packages.
-    """
+    """Divides examples by family, and drops held-out ones with any text of a training package or example."""
     examples = list(examples)
     train = [example for example in examples if stem(example.package) not in stems]
     # Beyond the packages' texts: a cut description, or a translation voted in from a held-out package.
@@ -173,18 +159,7 @@ def split(examples: Iterable[Example], stems: frozenset[str], train_texts: set[s
 
 
 def build(lists_dir: str | Path, out_dir: str | Path) -> dict[str, int]:
-    """Turns description indices into ``{t5,gpt}.{train,heldout}.jsonl``.
-
-    Args:
-        lists_dir: holds the English and German indices, as `index.fetch` leaves them.
-        out_dir: created if missing.
-
-    Returns:
-        The number of rows of each file, by file name.
-
-    Raises:
-        FileNotFoundError: an index is missing.
-    """
+    """Turns description indices into ``{t5,gpt}.{train,heldout}.jsonl``."""
     with Progress() as progress:
         english, german = (_load(lists_dir, language, progress) for language in LANGUAGES)
         stems = heldout_stems({record.package for record in english})
@@ -212,14 +187,6 @@ def build_releases(lists_dir: str | Path, others_dir: str | Path, out_dir: str |
 
     What `build` held out stays held out: by the families of `lists_dir`, and by text, since another release may have
     the same text in another package.
-
-    Args:
-        lists_dir: the indices that `build` read.
-        others_dir: the indices of other Debian releases.
-        out_dir: holds what `build` wrote.
-
-    Returns:
-        The number of rows of the file, by its name.
     """
     with Progress() as progress:
         own, own_german = (_load(lists_dir, language, progress) for language in LANGUAGES)

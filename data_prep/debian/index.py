@@ -40,19 +40,7 @@ class Record(NamedTuple):
 
 
 def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases: Sequence[str] = ()) -> list[Path]:
-    """Downloads the description indices of this machine's Debian release, or of others, with ``apt-get update``.
-
-    Args:
-        lists_dir: directory of the caller's choice; created if missing. The system's lists stay as they are.
-        languages: two-letter codes of the indices to ask for.
-        releases: names of Debian releases, such as "trixie", instead of what this machine's sources list.
-
-    Returns:
-        The index files now in ``lists_dir``.
-
-    Raises:
-        OSError: apt-get is not installed, or failed; or the index of some language did not arrive.
-    """
+    """Downloads the description indices of this machine's Debian release, or of others, with ``apt-get update``."""
     if shutil.which("apt-get") is None:
         raise OSError(
             "apt-get was not found: the description indices come from a Debian mirror. Run this on Debian "
@@ -74,11 +62,7 @@ def fetch(lists_dir: str | Path, languages: Sequence[str] = LANGUAGES, releases:
 
 
 def index_files(lists_dir: str | Path, language: str) -> list[Path]:
-    """Lists the description indices of one language in a directory, by name.
-
-    Raises:
-        FileNotFoundError: there is none; the message says how to get them.
-    """
+    """Lists the description indices of one language in a directory, by name."""
     pattern = f"*i18n_Translation-{language}"
     found = sorted([*Path(lists_dir).glob(pattern), *Path(lists_dir).glob(pattern + ".lz4")])
     if not found:

@@ -24,16 +24,7 @@ Row = dict[str, str]
 
 
 def write_prompts(data_dir: str | Path, out_dir: str | Path, count: int = 300) -> dict[str, int]:
-    """Writes ``{translation,synopsis,edit,text}.jsonl`` with rows ``{"input", "reference", "package"}``.
-
-    Args:
-        data_dir: holds ``t5.heldout.jsonl``, ``edit.heldout.jsonl`` and ``gpt.heldout.jsonl``.
-        out_dir: created if missing.
-        count: rows per file.
-
-    Returns:
-        The number of rows of each file, by file name: fewer than ``count`` if the held-out set has no more.
-    """
+    """Writes ``{translation,synopsis,edit,text}.jsonl`` with rows ``{"input", "reference", "package"}``."""
     pairs = list(read_jsonl(Path(data_dir) / "t5.heldout.jsonl"))
     sources = {
         "translation": (_pair(row) for row in pairs if row["task"] == "translation" and _is_body_text(row)),
