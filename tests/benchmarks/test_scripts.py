@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -282,3 +284,21 @@ def test_a_script_runs(script, arguments, shown):
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+@pytest.mark.slow
+def test_ways_of_distilling_are_compared(tmp_path):
+    folder = tmp_path / "data" / "tokenizer-gpt"
+    folder.mkdir(parents=True)
+    for file in (ROOT / "checkpoints" / "debian-gpt-base").glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    for name, count in (("gpt.train", 64), ("gpt.heldout", 8)):
+        texts = [f"This package contains the documentation of the library number {i}." for i in range(count)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
+    few = ["--steps", "1", "--answers", "4", "--count", "1", "--max-new-tokens", "4"]
+    folders = ("--data", str(tmp_path / "data"), "--work", str(tmp_path / "runs"))
+    command = (sys.executable, "-m", "benchmarks.compare_distillation", "debian-gpt-small", *folders, *few)
+    done = subprocess.run((*command, "--only", "text kl"), cwd=ROOT, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "| text | kl | " in done.stdout
