@@ -19,10 +19,10 @@ import jax
 
 import jaxspec
 from benchmarks import model_card
-from jaxspec import corpus, recipes
 from jaxspec.analysis import acceptance
 from jaxspec.decode.request import prepare
-from jaxspec.training import run
+from jaxspec.files import corpus
+from jaxspec.training import recipes, run
 from jaxspec.training.divergences import DIVERGENCES
 
 GAMMA = 4

@@ -27,14 +27,14 @@ from jaxspec.analysis.table import words
 from jaxspec.cli import console, drafter_names, names, rows
 from jaxspec.cli.options import TARGET
 from jaxspec.core import Model
-from jaxspec.corpus import heldout, tasks_of
 from jaxspec.decode import batches
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import prepare
+from jaxspec.files.corpus import heldout, tasks_of
 from jaxspec.training import data
 from jaxspec.training.loop import evaluate
 from jaxspec.training.losses import cross_entropy
-from jaxspec.trim import untrimmed
+from jaxspec.vocab.trim import untrimmed
 
 SCORES = {"translation": ("sacreBLEU", quality.bleu), "synopsis": ("ROUGE-L", quality.rouge_l)}
 DATA = {"text": "gpt.heldout.jsonl", "edit": "edit.heldout.jsonl"}  # files of tasks; of all others t5.heldout.jsonl

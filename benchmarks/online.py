@@ -22,8 +22,8 @@ import numpy as np
 import optax
 
 import jaxspec
-from jaxspec import corpus
 from jaxspec.core import token_rows
+from jaxspec.files import corpus
 from jaxspec.training import online
 
 TASK = "translate English to German: "

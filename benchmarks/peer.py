@@ -24,7 +24,7 @@ import numpy as np
 
 import jaxspec
 from benchmarks.options import parser_of, run, workload
-from jaxspec import drafters, trim
+from jaxspec import drafters
 from jaxspec.analysis import environment, table
 from jaxspec.analysis.result import BenchResult, over
 from jaxspec.analysis.setting import Backend, Setting, dtype_of
@@ -36,6 +36,7 @@ from jaxspec.decode.request import Prepared
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.vocab import trim
 from jaxspec.weights import huggingface
 
 MATCH = 3  # the longest match that either library looks up

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec import extras
+from jaxspec import optional_imports
 
 
 def check() -> None:
@@ -55,4 +55,4 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")
-        raise ImportError(extras.missing(package, "train"), name=error.name) from error
+        raise ImportError(optional_imports.missing(package, "train"), name=error.name) from error

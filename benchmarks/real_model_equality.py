@@ -19,8 +19,9 @@ import torch
 import transformers
 
 import jaxspec
-from jaxspec import Bound, drafters, recipes
+from jaxspec import Bound, drafters
 from jaxspec.draft_heads import kind_of
+from jaxspec.training import recipes
 from jaxspec.weights import huggingface
 
 PROMPTS = [

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import programs
-from jaxspec.core import Cache, LanguageModel, Params, RoundInfo, Sampler, State, noise, token_rows
+from jaxspec.core import Cache, LanguageModel, Params, RoundInfo, Sampler, State, noise, programs, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling import SamplingParams

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
 import jaxspec
-from jaxspec import trim
 from jaxspec.cli.convert import write
 from jaxspec.core import Distribution, Draft, Keys, Model, Params, Rule, Verdict
 from jaxspec.nets import gpt, quantised, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.rules.common import chain_verdict, count_accepted, sample_residual, take_position, uniforms
+from jaxspec.vocab import trim
 
 # Which axes of the leaves of a feed-forward block run over its hidden units.
 _HIDDEN: dict[tuple[str, ...], int] = {

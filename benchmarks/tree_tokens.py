@@ -21,8 +21,8 @@ from jaxspec.analysis import replay
 from jaxspec.analysis.optimal_tree import best_of_size
 from jaxspec.cli.prompts import heldout_for
 from jaxspec.decode.request import prepare
-from jaxspec.drafters.shape import branching, by_rank
-from jaxspec.drafters.token_recycling import ACCEPTANCE
+from jaxspec.drafters.lookups.token_recycling import ACCEPTANCE
+from jaxspec.drafters.trees.shape import branching, by_rank
 
 NEW, CHILDREN, DEEPEST = 32, 8, 6
 UNIFORM = {4: (2, 1), 8: (4, 1), 16: (4, 1, 1, 1), 32: (8, 1, 1, 1)}

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxspec import corpus
+from jaxspec.files import corpus
 
 # As in quickstart: texts are compared token by token.
 jax.config.update("jax_default_matmul_precision", "highest")

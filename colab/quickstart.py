@@ -41,8 +41,8 @@ print(f"jaxspec {jaxspec.__version__}, jax {jax.__version__}, {jax.device_count(
 import numpy as np
 from IPython.display import HTML, display
 
-from jaxspec.model import shipped
 from jaxspec.weights import orbax
+from jaxspec.weights.loading import shipped
 
 # GPUs and TPUs multiply float32 matrices in fewer bits, unless told. Then two tokens that are nearly equally likely may
 # change places, and here texts are compared token by token.

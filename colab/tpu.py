@@ -81,8 +81,8 @@ from jax.sharding import AbstractMesh
 
 from jaxspec import sharding
 from jaxspec.analysis.memory import of_config
-from jaxspec.families import FAMILIES
 from jaxspec.nets import net_of
+from jaxspec.weights.hf_families import FAMILIES
 
 SHAPES = {name: config for family in FAMILIES for name, config in family.sizes.items()}
 GRIDS = {m: AbstractMesh((1, m), ("data", "model")) for m in (1, 4, 8, 16)}

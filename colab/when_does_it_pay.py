@@ -150,7 +150,7 @@ for name, (alpha, c, check) in cases.items():
 # arguments of `generate`.
 
 # %%
-from jaxspec import corpus
+from jaxspec.files import corpus
 
 target, draft = jaxspec.load("debian-t5-large"), jaxspec.load("debian-t5-draft")
 prompts = [row["input"] for row in corpus.heldout("translation")]

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         stream,
     )
     from jaxspec.draft_heads.load import load_drafter
-    from jaxspec.model import load, with_taps
-    from jaxspec.shared_vocabulary import share_vocabulary
     from jaxspec.speculative_execution import speculate
-    from jaxspec.trim import trim_vocabulary
-    from jaxspec.vocabulary_map import map_vocabulary
+    from jaxspec.vocab.cross_tokenizer import share_vocabulary
+    from jaxspec.vocab.remap import map_vocabulary
+    from jaxspec.vocab.trim import trim_vocabulary
+    from jaxspec.weights.loading import load, with_taps
     from jaxspec.weights.tensors import CheckpointError
 
 __version__ = "0.1.0"
@@ -78,20 +78,20 @@ _HOMES = {
     "beam_search": "jaxspec.decode",
     "drafters": "",
     "generate": "jaxspec.decode",
-    "load": "jaxspec.model",
+    "load": "jaxspec.weights.loading",
     "load_drafter": "jaxspec.draft_heads.load",
-    "map_vocabulary": "jaxspec.vocabulary_map",
+    "map_vocabulary": "jaxspec.vocab.remap",
     "policies": "",
     "prepare": "jaxspec.decode",
     "rollout": "jaxspec.decode",
     "rules": "",
-    "share_vocabulary": "jaxspec.shared_vocabulary",
+    "share_vocabulary": "jaxspec.vocab.cross_tokenizer",
     "sharding": "",
     "speculate": "jaxspec.speculative_execution",
     "speculative": "jaxspec.decode",
     "stream": "jaxspec.decode",
-    "trim_vocabulary": "jaxspec.trim",
-    "with_taps": "jaxspec.model",
+    "trim_vocabulary": "jaxspec.vocab.trim",
+    "with_taps": "jaxspec.weights.loading",
 }
 
 

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import model, rules
+from jaxspec import rules
 from jaxspec.analysis import cost
 from jaxspec.core import Rule, noise, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.testing import table_model
+from jaxspec.weights import loading as model_loading
 from jaxspec.weights.orbax import CheckpointError
 
 collect_ignore = ["scripts"]  # they are run by tests, in processes of their own, or by hand
@@ -178,8 +179,8 @@ def loading(zoo, monkeypatch):
             raise CheckpointError(f"no checkpoint at {name}")
         return zoo[name]
 
-    monkeypatch.setattr(model, "load", load)
+    monkeypatch.setattr(model_loading, "load", load)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # the zoo's programs are few, and serve other tests, too
     monkeypatch.setattr(cost, "MIN_SECONDS", 0.0)  # of what a table model's passes cost nothing is expected
-    monkeypatch.setattr(model, "shipped", lambda: {name: Path(name) for name in zoo})
+    monkeypatch.setattr(model_loading, "shipped", lambda: {name: Path(name) for name in zoo})
     monkeypatch.delenv("JAXSPEC_DEBUG", raising=False)

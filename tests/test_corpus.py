@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxspec.corpus import read_texts
+from jaxspec.files.corpus import read_texts
 
 LINES = [{"task": "a", "input": "x", "output": "one"}, {"task": "b", "input": "y", "output": "two\n\nparagraphs"}]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec import datastore
-from jaxspec.datastore import DatastoreError
+from jaxspec.drafters.lookups import datastore
+from jaxspec.drafters.lookups.datastore import DatastoreError
 from jaxspec.testing import word_tokenizer
 
 ROWS = [[5, 1, 300, 1], [1, 300], [2], [1, 300, 1, 300, 1]]

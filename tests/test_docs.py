@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 import jaxspec
 from jaxspec.cli.main import app
 from jaxspec.cli.main import command as command_of
-from jaxspec.model import shipped
 from jaxspec.nets import t5
 from jaxspec.weights import orbax
+from jaxspec.weights.loading import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"

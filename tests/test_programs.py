@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import drafters, programs, rules, sampling
+from jaxspec import drafters, rules, sampling
+from jaxspec.core import programs
 from jaxspec.decode import speculative
 from jaxspec.testing import table_model
 

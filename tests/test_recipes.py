@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec import recipes
+from jaxspec.training import recipes
 
 TABLE = {
     "name": "tiny",

@@ -18,11 +18,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 import jaxspec
 from jaxspec import sharding
 from jaxspec.decode import request
-from jaxspec.families.lamda import SIZES as LAMDA
-from jaxspec.model import shipped
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model
 from jaxspec.weights import parameters
+from jaxspec.weights.hf_families.lamda import SIZES as LAMDA
+from jaxspec.weights.loading import shipped
 
 KINDS = ["encoder", "llama", "gpt", "int8"]  # of scripts/placement.py; the last drafts by looking up
 SCRIPTS = Path(__file__).parent / "scripts"

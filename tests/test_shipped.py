@@ -19,13 +19,15 @@ import pytest
 import jaxspec
 from benchmarks import goodness_of_fit as fits
 from benchmarks import samples
-from jaxspec import corpus, recipes, rules
+from jaxspec import rules
 from jaxspec.analysis import numerics
 from jaxspec.cli.options import DRAFT, TARGET
 from jaxspec.core import Prompt, noise, token_rows
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import load
-from jaxspec.model import shipped
+from jaxspec.files import corpus
+from jaxspec.training import recipes
+from jaxspec.weights.loading import shipped
 
 PAIRS = {
     "t5": ("debian-t5-base", "debian-t5-small", "translation"),

@@ -5,10 +5,9 @@ import json
 import jax
 import pytest
 
-from jaxspec import families, vocabulary
 from jaxspec.nets import decoder, gpt
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import orbax
+from jaxspec.weights import hf_families, orbax, vocabulary
 from jaxspec.weights.orbax import CheckpointError
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog"]
@@ -20,7 +19,7 @@ def theirs(tmp_path):
     """A Hugging Face folder without weights."""
     folder = tmp_path / "llama"
     word_tokenizer(WORDS, pad_token="<pad>").save_pretrained(folder)
-    _, table = families.describe(LLAMA)
+    _, table = hf_families.describe(LLAMA)
     (folder / "config.json").write_text(json.dumps(table))
     return folder
 

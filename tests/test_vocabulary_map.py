@@ -12,10 +12,10 @@ from jaxspec import drafters
 from jaxspec.core import Model, Prompt
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
-from jaxspec.shared_vocabulary import share_vocabulary
 from jaxspec.testing import certify, table_model, word_tokenizer
-from jaxspec.trim import draft_tokens, trim_vocabulary
-from jaxspec.vocabulary_map import map_vocabulary
+from jaxspec.vocab.cross_tokenizer import share_vocabulary
+from jaxspec.vocab.remap import map_vocabulary
+from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
 from jaxspec.weights import int8
 
 EXACT = 1e-5

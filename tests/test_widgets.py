@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxspec.model import shipped
+from jaxspec.weights.loading import shipped
 
 COLAB = Path(__file__).resolve().parents[1] / "colab"
 ANSWER = 60_000  # milliseconds for a page, or a picture, to appear

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxspec import extras, files
+from jaxspec import files, optional_imports
 
 if TYPE_CHECKING:  # an extra, and a second to import
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def canvas(width: float = 6.0, height: float = 4.0) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(extras.missing("matplotlib", "figures"), name=error.name) from error
+        raise ImportError(optional_imports.missing("matplotlib", "figures"), name=error.name) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxspec import extras
+from jaxspec import optional_imports
 from jaxspec.files import write_text
 
 LANGUAGES = ("en", "de")
@@ -83,7 +83,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
     try:
         import lz4.frame  # here, so that plain indices need no lz4
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(extras.missing("lz4", "train"), name=error.name) from error
+        raise ModuleNotFoundError(optional_imports.missing("lz4", "train"), name=error.name) from error
 
     with lz4.frame.open(path, "rt", encoding="utf-8") as lines:
         yield from parse_records(lines)

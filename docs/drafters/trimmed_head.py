@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import Model, Prompt, trim_vocabulary
-from jaxspec.families import gemma
 from jaxspec.nets import decoder
+from jaxspec.weights.hf_families import gemma
 
 SIZES, REPEATS, CAPACITY = (None, 65536, 32768, 8192), 15, 256
 

@@ -16,9 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import drafters, programs, sampling
+from jaxspec import drafters, sampling
 from jaxspec.analysis.statistics import Ratio
-from jaxspec.core import Bound, LanguageModel, Model, Params, Prefix, Prompt, Request, Sampler, Weights, token_rows
+from jaxspec.core import (
+    Bound,
+    LanguageModel,
+    Model,
+    Params,
+    Prefix,
+    Prompt,
+    Request,
+    Sampler,
+    Weights,
+    programs,
+    token_rows,
+)
 from jaxspec.decode import batches, loop
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Prepared

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import programs
 from jaxspec.analysis import acceptance
 from jaxspec.analysis.timing import interleave
 from jaxspec.core import (
@@ -32,6 +31,7 @@ from jaxspec.core import (
     Verdict,
     Weights,
     noise,
+    programs,
     token_rows,
 )
 from jaxspec.core.round import bucket_widths

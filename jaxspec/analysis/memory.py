@@ -13,11 +13,11 @@ import numpy as np
 from jaxspec.core import token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, drafter_lms
-from jaxspec.drafters import ngram_model
-from jaxspec.model import DTYPES
+from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.int8 import is_matrix
+from jaxspec.weights.loading import DTYPES
 
 
 class Memory(NamedTuple):

@@ -18,12 +18,12 @@ from jaxspec.analysis.statistics import Rate, Spread
 from jaxspec.core import Model
 from jaxspec.decode import batches as batching
 from jaxspec.decode.request import Prepared
-from jaxspec.drafters.ngram_model import NGramConfig
-from jaxspec.families import FAMILIES
+from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
+from jaxspec.weights.hf_families import FAMILIES
 
 # Gammas whose verify pass is timed: those over 2, 3, 4, 5, 6, 8, 12, 16, ... tokens, where v has its steps, and over 9
 # and 17, after two of them. It is taken to be linear between them.

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from jaxspec.core import Model, Params, Prompt, token_rows
-from jaxspec.families import FAMILIES
-from jaxspec.model import DTYPES
 from jaxspec.nets import net_of
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8, orbax
+from jaxspec.weights.hf_families import FAMILIES
+from jaxspec.weights.loading import DTYPES
 
 
 def config_of(shape: str) -> Any:

@@ -33,13 +33,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import programs, sampling
+from jaxspec import sampling
 from jaxspec.analysis import acceptance, expected_rounds
 from jaxspec.analysis.statistics import Ratio
-from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise
+from jaxspec.core import AcceptanceRatio, Distribution, Draft, LanguageModel, Params, Prompt, Rule, noise, programs
 from jaxspec.decode.request import Prepared
-from jaxspec.drafters.children import DrawName, check
-from jaxspec.drafters.shape import Choices
+from jaxspec.drafters.trees.children import DrawName, check
+from jaxspec.drafters.trees.shape import Choices
 
 CHUNK = 256  # positions at a time
 SAMPLES = 4  # draws of siblings at each position, where their acceptance is averaged over those before them

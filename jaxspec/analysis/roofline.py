@@ -161,7 +161,7 @@ def load_of_size(size: str, dtype: str, row_tokens: int = 0) -> Load:
     >>> load_of_size("1.5B", "bfloat16").parameters
     1500000000.0
     """
-    from jaxspec.families import FAMILIES
+    from jaxspec.weights.hf_families import FAMILIES
 
     if dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype is {dtype!r}: expected one of bfloat16, float32")

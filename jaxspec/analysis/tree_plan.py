@@ -19,8 +19,8 @@ from jaxspec.analysis.optimal_tree import DEEPEST, best_of_size
 from jaxspec.analysis.setting import Setting, setting_of
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared, prepare
-from jaxspec.drafters.children import DrawName
-from jaxspec.drafters.shape import Choices, shape_of
+from jaxspec.drafters.trees.children import DrawName
+from jaxspec.drafters.trees.shape import Choices, shape_of
 
 PASSES = 2  # of the program
 TOLERANCE = 0.03  # a simpler one is preferred if it is slower by no more than this part

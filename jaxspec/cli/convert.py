@@ -40,10 +40,12 @@ def convert(
         jaxspec convert debian-t5-large debian-t5-large-hf
         jaxspec convert meta-llama/Llama-3.2-1B llama-3.2-1b --dtype int8
     """
-    from jaxspec import files, folders, trim
-    from jaxspec import model as front
-    from jaxspec.model import HUGGING_FACE, OURS
+    from jaxspec import files
+    from jaxspec.files import folders
+    from jaxspec.vocab import trim
     from jaxspec.weights import huggingface, int8, orbax
+    from jaxspec.weights import loading as front
+    from jaxspec.weights.loading import HUGGING_FACE, OURS
 
     if form not in ("", HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
@@ -83,8 +85,8 @@ class Stored(NamedTuple):
 
 def stored(folder: Path) -> Stored:
     """What a folder has."""
-    from jaxspec import model as front
     from jaxspec.weights import gguf, huggingface, orbax, t5x
+    from jaxspec.weights import loading as front
 
     form = front.format_of(folder)
     if form == front.T5X:
@@ -107,9 +109,9 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
     Raises:
         ValueError: the model has no tokenizer, or one with ids that the model lacks.
     """
-    from jaxspec import token_ids, vocabulary
+    from jaxspec.core import token_ids
     from jaxspec.nets import family_of
-    from jaxspec.weights import orbax
+    from jaxspec.weights import orbax, vocabulary
 
     if model.tokenizer is None:
         raise ValueError(

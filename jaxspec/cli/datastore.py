@@ -31,8 +31,10 @@ def datastore(
         jaxspec datastore texts.txt --tokenizer debian-t5-large --out store
         jaxspec generate --draft retrieval:store
     """
-    from jaxspec import corpus, files, folders, vocabulary
-    from jaxspec import datastore as stores
+    from jaxspec import files
+    from jaxspec.drafters.lookups import datastore as stores
+    from jaxspec.files import corpus, folders
+    from jaxspec.weights import vocabulary
 
     if complaint := folders.occupied(out.resolve(), "datastore", overwrite):
         raise ValueError(complaint)

@@ -43,12 +43,12 @@ def default_model(target: str) -> str:
 
 def _sibling(target: str) -> str | None:
     """The shipped model that drafts for a target."""
-    from jaxspec import model
+    from jaxspec.weights import loading
 
     if target == TARGET:
         return DRAFT
     name = Path(target).name.removesuffix("-base") + "-small"
-    return name if target.endswith("-base") and name in model.shipped() else None
+    return name if target.endswith("-base") and name in loading.shipped() else None
 
 
 def check(name: str, dtype: str = "float32") -> None:
@@ -57,8 +57,9 @@ def check(name: str, dtype: str = "float32") -> None:
     Raises:
         ValueError: no such drafter, or one of its models or folders is not there.
     """
-    from jaxspec import datastore, model
     from jaxspec.draft_heads import load
+    from jaxspec.drafters.lookups import datastore
+    from jaxspec.weights import loading
 
     for part in parts(name):
         if part in (*COUNTED, "retrieval"):
@@ -69,7 +70,7 @@ def check(name: str, dtype: str = "float32") -> None:
         elif written.kind == "retrieval":
             datastore.read_manifest(Path(written.inner[0]))
         elif written.kind == "head":
-            if not model.is_hub_id(written.inner[0]):
+            if not loading.is_hub_id(written.inner[0]):
                 load.find(written.inner[0])
         else:
             for inner in written.inner:
@@ -94,9 +95,10 @@ def drafter(
     Raises:
         ValueError: no such drafter, a datastore that was built with another vocabulary, or no texts to count.
     """
-    from jaxspec import drafters, shared_vocabulary, trim
+    from jaxspec import drafters
     from jaxspec.core import Model
     from jaxspec.drafters.share_encoder import with_shared_encoder
+    from jaxspec.vocab import cross_tokenizer, trim
 
     def model(name: str) -> Model:
         return load(name) if target is None else with_shared_encoder(load(name), target)
@@ -136,14 +138,15 @@ def drafter(
         except ValueError as error:
             raise ValueError(f"the drafter is {name!r}: {error}") from None
     if kind == "share":
-        return small if target is None else shared_vocabulary.share_vocabulary(small, target)
+        return small if target is None else cross_tokenizer.share_vocabulary(small, target)
     return drafters.without_backoff(small, *numbers)
 
 
 def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:
     """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
-    from jaxspec import drafters, trim
+    from jaxspec import drafters
     from jaxspec.draft_heads.load import load_drafter
+    from jaxspec.vocab import trim
 
     if written.kind == "head":
         if target is None:
@@ -160,7 +163,9 @@ def _of_target(name: str, written: Written, target: Model | None, head_size: int
 
 def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> Bound | Model:
     """N-gram tables, or a datastore, of texts."""
-    from jaxspec import corpus, datastore, drafters
+    from jaxspec import drafters
+    from jaxspec.drafters.lookups import datastore
+    from jaxspec.files import corpus
 
     if references is None:
         if name in COUNTED:

@@ -26,7 +26,7 @@ def models(as_json: Json = False) -> None:
     """
     from jaxspec.analysis import memory
     from jaxspec.draft_heads import load as draft_heads
-    from jaxspec.families import FAMILIES
+    from jaxspec.weights.hf_families import FAMILIES
 
     with Console(stderr=True).status("counting"):
         families = {
@@ -82,12 +82,11 @@ class Shipped(NamedTuple):
 
 def shipped() -> list[Shipped]:
     """The shipped checkpoints, from their manifests; no weights are read."""
-    from jaxspec import model
     from jaxspec.analysis import memory
-    from jaxspec.weights import orbax
+    from jaxspec.weights import loading, orbax
 
     found = []
-    for name, folder in model.shipped().items():
+    for name, folder in loading.shipped().items():
         manifest = orbax.read_manifest(folder)
         size, stored = memory.of_config(name, manifest.model), sum(entry[0] for entry in manifest.files.values())
         found.append(Shipped(size, manifest.dtype, stored, manifest.about, folder))

@@ -26,12 +26,12 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0)
         name, dtype, mesh: as `jaxspec.load` takes them.
         seed: of random weights.
     """
-    from jaxspec import model
     from jaxspec.analysis.random_model import random_model
+    from jaxspec.weights import loading
 
     if name.startswith(RANDOM):
         return random_model(name.removeprefix(RANDOM), dtype, seed)
-    return model.load(name, dtype=dtype, mesh=mesh)
+    return loading.load(name, dtype=dtype, mesh=mesh)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
@@ -40,14 +40,14 @@ def check_model(name: str, dtype: str = "float32") -> None:
     Raises:
         ValueError: there is no such model, shape or dtype.
     """
-    from jaxspec import model
     from jaxspec.analysis import random_model
+    from jaxspec.weights import loading
 
-    model.dtype_name(dtype)
+    loading.dtype_name(dtype)
     if name.startswith(RANDOM):
         random_model.config_of(name.removeprefix(RANDOM))
-    elif not model.is_hub_id(name):
-        model.find(name)
+    elif not loading.is_hub_id(name):
+        loading.find(name)
 
 
 def check_options(drafter: bool, **options: Any) -> None:

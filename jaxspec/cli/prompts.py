@@ -81,14 +81,14 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
 
 def heldout_for(target: Model, count: int) -> list[str]:
     """Held-out prompts of the kind that a model takes."""
-    from jaxspec.corpus import tasks_of
+    from jaxspec.files.corpus import tasks_of
 
     return heldout(tasks_of(target)[0], count)
 
 
 def heldout(task: str, count: int) -> list[str]:
     """The first prompts of those that come with jaxspec, for a task."""
-    from jaxspec import corpus
+    from jaxspec.files import corpus
 
     if count < 1:
         raise ValueError(f"count is {count}: expected at least 1")
@@ -97,6 +97,6 @@ def heldout(task: str, count: int) -> list[str]:
 
 def references(target: Model, skip: int) -> list[str]:
     """The references of the held-out prompts for a model, without the first of each task."""
-    from jaxspec import corpus
+    from jaxspec.files import corpus
 
     return [row["reference"] for task in corpus.tasks_of(target) for row in corpus.heldout(task)[skip:]]

@@ -21,8 +21,9 @@ def headline(session: Session) -> Text:
     """Models, draft and device; and what a mesh cannot split as it should."""
     import jax
 
-    from jaxspec import sharding, trim
+    from jaxspec import sharding
     from jaxspec.core import Bound, Model
+    from jaxspec.vocab import trim
     from jaxspec.weights import int8
 
     def name(model: Model) -> str:

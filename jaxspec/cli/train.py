@@ -34,7 +34,7 @@ def train(
         jaxspec train debian-t5-small --data data --out my-t5-small
         jaxspec train my-recipe.toml --data my-data
     """
-    from jaxspec import recipes
+    from jaxspec.training import recipes
 
     if not recipe:
         names = ", ".join(recipes.shipped()) or "a .toml file"

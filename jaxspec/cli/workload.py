@@ -182,9 +182,9 @@ def given_tasks(work: Workload) -> list[Task]:
 
 def tasks_for(target: Model, work: Workload) -> list[Task]:
     """Prompts where none are given: held out, or, for a published shape, random."""
-    from jaxspec import corpus
     from jaxspec.analysis.bench import Task
     from jaxspec.analysis.random_model import random_prompt
+    from jaxspec.files import corpus
 
     if work.target.startswith(names.RANDOM):
         prompt = random_prompt(target, max(work.count, work.rows), RANDOM_PROMPT)

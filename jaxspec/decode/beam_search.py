@@ -31,8 +31,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import programs, sampling, sharding
-from jaxspec.core import Bound, Cache, Caches, Drafter, Forward, LanguageModel, Model, Prompt, Weights, token_rows
+from jaxspec import sampling, sharding
+from jaxspec.core import (
+    Bound,
+    Cache,
+    Caches,
+    Drafter,
+    Forward,
+    LanguageModel,
+    Model,
+    Prompt,
+    Weights,
+    programs,
+    token_rows,
+)
 from jaxspec.core.checks import integer
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, stopping

@@ -15,8 +15,7 @@ import psutil
 from jax.core import Tracer
 from rich import filesize
 
-from jaxspec import option_names
-from jaxspec.core import Prompt, token_rows
+from jaxspec.core import Prompt, option_names, token_rows
 from jaxspec.sampling.params import as_list
 
 THEIR_NAMES = {  # of other libraries: ours

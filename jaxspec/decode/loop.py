@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec import programs
-from jaxspec.core import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights, token_rows
+from jaxspec.core import Decoder, Prompt, Request, RoundInfo, State, Stats, Weights, programs, token_rows
 from jaxspec.decode.request import Prepared
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import drafters, rules, sharding, token_ids
+from jaxspec import drafters, rules, sharding
 from jaxspec.core import (
     Bound,
     Decoder,
@@ -25,6 +25,7 @@ from jaxspec.core import (
     Weights,
     noise,
     round,
+    token_ids,
     token_rows,
 )
 from jaxspec.core.checks import integer

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Cache, Caches, Commit, Draft, DraftContext, DraftInit, Weights
 from jaxspec.drafters.sequential import sequential
-from jaxspec.drafters.tree_cache import NodeReader
+from jaxspec.drafters.trees.tree_cache import NodeReader
 
 
 def draw_in_a_row(

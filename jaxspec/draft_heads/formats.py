@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxspec.core import Model
-from jaxspec.families import decoders, describe
-from jaxspec.families.common import FamilyError, need, only
 from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.weights.hf_families import decoders, describe
+from jaxspec.weights.hf_families.common import FamilyError, need, only
 
 Shapes = Mapping[str, tuple[int, ...]]
 IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # derived from others, or the target's

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxspec import folders, sharding
-from jaxspec import model as models
+from jaxspec import sharding
 from jaxspec.core import Bound, Drafter, Model, Params, Prompt, token_rows
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
@@ -23,9 +22,11 @@ from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, layers_of, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.families import common
+from jaxspec.files import folders
 from jaxspec.nets import stack
 from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
+from jaxspec.weights import loading as models
+from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import trim
 from jaxspec.core import (
     Bound,
     Cache,
@@ -40,6 +39,7 @@ from jaxspec.draft_heads.target import SharedWithTarget, shared_with
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target
+from jaxspec.vocab import trim
 
 
 @dataclasses.dataclass(frozen=True)

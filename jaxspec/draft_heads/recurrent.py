@@ -47,7 +47,7 @@ from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
-from jaxspec.drafters.tree_cache import NodeReader
+from jaxspec.drafters.trees.tree_cache import NodeReader
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, rotation_of
 from jaxspec.rules.common import take_position

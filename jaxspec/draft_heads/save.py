@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import folders, sharding
+from jaxspec import sharding
 from jaxspec.core import Model, Params
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.formats import FamilyError, Format, target_shape
 from jaxspec.draft_heads.kind import shape_of
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.families import describe
+from jaxspec.files import folders
 from jaxspec.weights import huggingface, parameters
+from jaxspec.weights.hf_families import describe
 from jaxspec.weights.huggingface import CONFIG
 from jaxspec.weights.orbax import CheckpointError
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import trim
 from jaxspec.core import Forward, Model, Params
 from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.vocab import trim
 
 VOCABULARY = "vocabulary"  # the parameter with the target's ids of a drafter's own tokens, which is not trained
 Frequencies = Int[np.ndarray, " V"]

@@ -9,27 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.drafters.cascade import cascade
-from jaxspec.drafters.dynamic_tree import dynamic_tree
 from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
-from jaxspec.drafters.jacobi import jacobi
-from jaxspec.drafters.lookahead import lookahead
+from jaxspec.drafters.lookups.jacobi import jacobi
+from jaxspec.drafters.lookups.lookahead import lookahead
+from jaxspec.drafters.lookups.ngram import bigram, ngram, unigram
+from jaxspec.drafters.lookups.online_ngram import online_ngram
+from jaxspec.drafters.lookups.prompt_lookup import prompt_lookup
+from jaxspec.drafters.lookups.retrieval import retrieval
+from jaxspec.drafters.lookups.suffix import suffix
+from jaxspec.drafters.lookups.token_recycling import token_recycling
+from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
-from jaxspec.drafters.ngram import bigram, ngram, unigram
-from jaxspec.drafters.online_ngram import online_ngram
-from jaxspec.drafters.prompt_lookup import prompt_lookup
-from jaxspec.drafters.retrieval import retrieval
-from jaxspec.drafters.sequences import sequences
 from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.share_encoder import share_encoder
 from jaxspec.drafters.skip_layers import skip_layers
-from jaxspec.drafters.suffix import suffix
-from jaxspec.drafters.token_recycling import token_recycling
-from jaxspec.drafters.tree import tree
+from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
+from jaxspec.drafters.trees.sequences import sequences
+from jaxspec.drafters.trees.tree import tree
 from jaxspec.drafters.uniform import uniform
-from jaxspec.drafters.without_backoff import without_backoff
 
 if TYPE_CHECKING:
     from jaxspec.draft_heads.block import block

@@ -41,7 +41,7 @@ from jaxspec.core import (
 from jaxspec.drafters.common import check_model
 from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
-from jaxspec.drafters.tree_cache import NodeReader
+from jaxspec.drafters.trees.tree_cache import NodeReader
 
 
 class ExitAdapter(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.drafters import ngram_model
-from jaxspec.drafters.ngram_model import NGramConfig
+from jaxspec.drafters.lookups import ngram_model
+from jaxspec.drafters.lookups.ngram_model import NGramConfig
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig

@@ -1,8 +1,8 @@
 """The decoder-only network of today's model families: RMS norms, gated feed-forward, rotary or relative positions.
 
 One frozen configuration says which of their options a model has. Llama, Mistral, Qwen, Gemma and LaMDA are values of
-it: see `jaxspec.families`. Local layers attend to a window only, but their caches hold every position, since a cache
-that has dropped its oldest entries cannot be rewound.
+it: see `jaxspec.weights.hf_families`. Local layers attend to a window only, but their caches hold every position, since
+a cache that has dropped its oldest entries cannot be rewound.
 
 Shapes: B batch, T step, S cache capacity, H heads, D head dimension, M model dimension.
 """

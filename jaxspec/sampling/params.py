@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import token_ids
-from jaxspec.core import LogitsProcessor, Model, Sampler
+from jaxspec.core import LogitsProcessor, Model, Sampler, token_ids
 from jaxspec.core.checks import integer
 from jaxspec.sampling import penalties
 from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, greedy, mask_padding_ids

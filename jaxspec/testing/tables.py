@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec import programs
-from jaxspec.core import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler, token_rows
+from jaxspec.core import Distribution, Forward, LanguageModel, Model, Prefix, Prompt, Sampler, programs, token_rows
 
 if TYPE_CHECKING:
     from jaxspec.decode.request import Prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxspec import quiet
+from jaxspec import optional_imports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -35,7 +35,7 @@ def word_tokenizer(
         >>> jaxspec.generate(model, "the old", max_new_tokens=4).texts
         ['dog the dog old']
     """
-    quiet.import_transformers()  # late: it takes a second
+    optional_imports.import_transformers()  # late: it takes a second
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -28,10 +28,10 @@ from jaxspec.core import Forward, LanguageModel, Params, Prompt
 from jaxspec.draft_heads import kind_of
 from jaxspec.draft_heads.target import shared_with
 from jaxspec.draft_heads.training import VOCABULARY, DraftStarts, Training
-from jaxspec.recipes import Learn
 from jaxspec.training.data import Batch, Batches
 from jaxspec.training.divergences import DIVERGENCES, Divergence
 from jaxspec.training.losses import LossFunction
+from jaxspec.training.recipes import Learn
 
 
 class Lesson(NamedTuple):

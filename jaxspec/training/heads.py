@@ -18,13 +18,13 @@ from jaxspec.draft_heads.kind import in_dtype
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.draft_heads.training import VOCABULARY
-from jaxspec.model import load, with_taps
-from jaxspec.recipes import HeadRecipe
 from jaxspec.training.distil import own_texts
 from jaxspec.training.head_loss import HeldOutAcceptance, Lessons, Task, held_out_acceptance, losses
 from jaxspec.training.loop import Objective, fit
+from jaxspec.training.recipes import HeadRecipe
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.weights import huggingface
+from jaxspec.weights.loading import load, with_taps
 
 HELDOUT_TEXTS = 32  # per task and temperature
 DTYPES = ("float32", "bfloat16")

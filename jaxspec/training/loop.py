@@ -15,12 +15,12 @@ import optax
 import orbax.checkpoint as ocp
 from jaxtyping import Array, Float
 
-from jaxspec import folders
 from jaxspec import progress as bars
-from jaxspec.recipes import Train
+from jaxspec.files import folders
 from jaxspec.training import optimizer
 from jaxspec.training.data import Batch
 from jaxspec.training.losses import LossFunction
+from jaxspec.training.recipes import Train
 
 
 class TrainState(NamedTuple):

@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec import progress as bars
-from jaxspec import vocabulary
-from jaxspec.corpus import read_texts, token_rows
-from jaxspec.drafters.ngram import count
-from jaxspec.drafters.ngram_model import NGramConfig, Tables, first_draft_tokens
-from jaxspec.recipes import TableRecipe
-from jaxspec.vocabulary import Vocabulary
+from jaxspec.drafters.lookups.ngram import count
+from jaxspec.drafters.lookups.ngram_model import NGramConfig, Tables, first_draft_tokens
+from jaxspec.files.corpus import read_texts, token_rows
+from jaxspec.training.recipes import TableRecipe
+from jaxspec.weights import vocabulary
+from jaxspec.weights.vocabulary import Vocabulary
 
 ROWS, WIDTH = 16, 128  # held-out tokens that are predicted at once
 HELDOUT_TEXTS = 512  # enough for two digits

@@ -19,8 +19,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import programs, sharding
-from jaxspec.core import Bound, Drafter, LanguageModel, Model, Params, Prompt, token_rows
+from jaxspec import sharding
+from jaxspec.core import Bound, Drafter, LanguageModel, Model, Params, Prompt, programs, token_rows
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
 from jaxspec.training.divergences import DIVERGENCES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import optax
 
-from jaxspec.recipes import Train
+from jaxspec.training.recipes import Train
 
 SMALLEST_SCALE = 0.02  # root mean square of a parameter; below it (biases begin at 0) steps are no smaller
 

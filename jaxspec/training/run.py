@@ -12,20 +12,22 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec import files, folders, token_ids, trim, vocabulary
-from jaxspec.core import Params
-from jaxspec.model import load, tokenizer_of
+from jaxspec import files
+from jaxspec.core import Params, token_ids
+from jaxspec.files import folders
 from jaxspec.nets import net_of
 from jaxspec.nets.resize import resize
-from jaxspec.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
 from jaxspec.training import early_exit, heads, ngrams
 from jaxspec.training.distil import distillation, own_texts
 from jaxspec.training.divergences import DIVERGENCES
 from jaxspec.training.loop import Objective, fit
 from jaxspec.training.losses import LossFunction, cross_entropy, with_fixed
 from jaxspec.training.on_policy import on_policy
+from jaxspec.training.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, RecipeError, TableRecipe
 from jaxspec.training.tasks import Tasks, batches, examples
-from jaxspec.weights import orbax
+from jaxspec.vocab import trim
+from jaxspec.weights import orbax, vocabulary
+from jaxspec.weights.loading import load, tokenizer_of
 
 RECORD = "recipe.json"  # beside a run's state: whose it is
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits

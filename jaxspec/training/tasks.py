@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.recipes import Data, HeadRecipe, Recipe, check_data
 from jaxspec.training import data
+from jaxspec.training.recipes import Data, HeadRecipe, Recipe, check_data
 
 Tasks = dict[str, list[data.Example]]
 

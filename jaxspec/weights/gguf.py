@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import extras, families
+from jaxspec import optional_imports
 from jaxspec.core import Params
-from jaxspec.families import Family, FamilyError, llama_cpp
 from jaxspec.nets import rotary
-from jaxspec.weights import gguf_tokenizer, huggingface
+from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
 from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
+from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.tensors import Shard, Stored
 
@@ -64,7 +64,7 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
         if table["model_type"] == "t5" and HEAD in header.tensors:
             # Tied, so that `huggingface.assemble` leaves out an exact copy; one quantised otherwise it keeps as a head.
             table["tie_word_embeddings"] = table["scale_decoder_outputs"] = _repeats_embedding(header)
-        family = families.of(table)
+        family = hf_families.of(table)
         config = family.read(table)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise CheckpointError(f"{path} holds no model that can be loaded: {error}") from error
@@ -208,4 +208,4 @@ def package() -> Any:
         import gguf
 
         return gguf
-    raise CheckpointError(extras.missing("gguf, which reads GGUF files,", "gguf"))
+    raise CheckpointError(optional_imports.missing("gguf, which reads GGUF files,", "gguf"))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxspec import quiet
-from jaxspec.families.common import need
+from jaxspec import optional_imports
+from jaxspec.weights.hf_families.common import need
 from jaxspec.weights.orbax import CheckpointError
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
@@ -96,7 +96,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
             "which may be wrong. Convert the model again with a newer llama.cpp",
             path,
         )
-    quiet.import_transformers()
+    optional_imports.import_transformers()
     try:
         return _tokenizer(kind, metadata)
     except CheckpointError as error:

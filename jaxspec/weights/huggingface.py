@@ -1,8 +1,8 @@
 """Hugging Face folders and hub ids: config.json, weights by name, tokenizer; in and out.
 
 Parameters go to the device tensor by tensor, so the host holds about one tensor (one file, of formats that cannot be
-read in parts) besides the model. `jaxspec.families` says which network a config.json describes and what its tensors
-are called; `jaxspec.weights.tensors` reads the files.
+read in parts) besides the model. `jaxspec.weights.hf_families` says which network a config.json describes and what its
+tensors are called; `jaxspec.weights.tensors` reads the files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import families, folders, quiet, sharding
+from jaxspec import optional_imports, sharding
 from jaxspec.core import Model, Params
-from jaxspec.families import Family, FamilyError, Tensor
-from jaxspec.families.common import EMBEDDING, HEAD, LARGEST
-from jaxspec.weights import int8, parameters, tensors
+from jaxspec.files import folders
+from jaxspec.weights import hf_families, int8, parameters, tensors
+from jaxspec.weights.hf_families import Family, FamilyError, Tensor
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
 from jaxspec.weights.tensors import Stored
@@ -177,7 +178,7 @@ def read_config(folder: Path) -> tuple[Family, Any]:
     path = folder / CONFIG
     try:
         table = read_object(path)
-        family = families.of(table)
+        family = hf_families.of(table)
         start, ends = _generation(folder, table)
         config = family.read(table | start)
     except CheckpointError:
@@ -257,7 +258,7 @@ def tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    quiet.import_transformers()
+    optional_imports.import_transformers()
     from transformers import AutoTokenizer
 
     return read_tokenizer(AutoTokenizer, folder, trust_remote_code=False)
@@ -310,7 +311,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
     if complaint := complaint or folders.no_room(folder, needed):
         raise CheckpointError(complaint)
     try:
-        family, table = families.describe(model.config)
+        family, table = hf_families.describe(model.config)
     except FamilyError as error:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

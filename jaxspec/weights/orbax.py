@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import folders, sharding
+from jaxspec import sharding
 from jaxspec.core import Params
-from jaxspec.folders import MANIFEST, some
+from jaxspec.files import folders
+from jaxspec.files.folders import MANIFEST, some
+from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import CONFIGS, NETS
-from jaxspec.strict_tables import RecipeError, build
 from jaxspec.weights import int8, orbax_arrays, parameters
 from jaxspec.weights.tensors import CheckpointError
 

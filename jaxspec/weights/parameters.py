@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import folders, sharding
+from jaxspec import sharding
 from jaxspec.core import Params
-from jaxspec.folders import some
+from jaxspec.files import folders
+from jaxspec.files.folders import some
 from jaxspec.nets import net_of
 from jaxspec.weights import int8
 from jaxspec.weights.tensors import Stored, chunks

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxspec.folders import some
+from jaxspec.files.folders import some
 from jaxspec.weights import tensors
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxspec.folders import some
+from jaxspec.files.folders import some
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import Shape

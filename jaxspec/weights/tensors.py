@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
-from jaxspec.folders import some
+from jaxspec.files.folders import some
 
 SAFE_TORCH = "2.6"
 CHUNK_BYTES = 2**22  # of a tensor that are in memory twice; they fit a cache

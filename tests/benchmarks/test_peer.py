@@ -8,13 +8,14 @@ import pytest
 
 import jaxspec
 from benchmarks import peer
-from jaxspec import drafters, rules, trim
+from jaxspec import drafters, rules
 from jaxspec.analysis.bench import Config, Setting, Task, product, run
 from jaxspec.decode.request import prepare
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
+from jaxspec.vocab import trim
 
 PROMPT = jaxspec.Prompt(jnp.array([[5, 17, 33, 2], [9, 5, 0, 0]]), jnp.array([4, 2]))
 TASK = Task("ids", PROMPT, new_tokens=9, ends=False)

@@ -26,12 +26,12 @@ from benchmarks import (
     rule_costs,
     synthetic,
 )
-from jaxspec import model
 from jaxspec.analysis import bench, environment, random_model
 from jaxspec.analysis.result import BenchResult, SettingSummary, Spread
 from jaxspec.nets import gpt
 from jaxspec.rules import catalogue
 from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.weights import loading as model_loading
 from jaxspec.weights import orbax
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,10 +173,10 @@ def checkpoint(tmp_path):
 
 def test_wider_and_unrounded_models_are_written(checkpoint, tmp_path):
     synthetic.main(["widen", str(checkpoint), "--units", "8", "--out", str(tmp_path / "new" / "wide")])
-    small, wide = model.load(checkpoint), model.load(tmp_path / "new" / "wide")
+    small, wide = model_loading.load(checkpoint), model_loading.load(tmp_path / "new" / "wide")
     assert (wide.config.ff_dim, wide.name) == (8, "wide")
     synthetic.main(["unrounded", str(checkpoint), "--out", str(tmp_path / "drawn")])
-    drawn = model.load(tmp_path / "drawn")
+    drawn = model_loading.load(tmp_path / "drawn")
     matrices = [x.params["layers_0"]["ff"]["wi"]["weight"] for x in (small, drawn)]
     assert not (matrices[0] == matrices[1]).all() and abs(matrices[0] - matrices[1]).max() < 0.05
     with pytest.raises(SystemExit):

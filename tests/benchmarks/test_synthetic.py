@@ -14,12 +14,12 @@ from benchmarks.synthetic import random_verdicts_for_benchmarks, widen
 from jaxspec.analysis import formulas
 from jaxspec.analysis import random_model as random_models
 from jaxspec.core import Distribution, Draft, Model, Prompt, noise
-from jaxspec.families import t5 as t5_family
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.testing import table_model
 from jaxspec.weights import int8
+from jaxspec.weights.hf_families import t5 as t5_family
 
 ROWS, GAMMA = 20_000, 4
 

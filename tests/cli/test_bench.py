@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from jaxspec.analysis import bench
 from jaxspec.analysis.result import from_json
 from jaxspec.cli.main import app
-from jaxspec.families import t5
 from jaxspec.nets.t5 import T5Config
+from jaxspec.weights.hf_families import t5
 
 SMALL = ("--rows", "2", "--count", "2", "--max-new-tokens", "8", "--repeats", "1", "--task", "translation")
 

@@ -111,8 +111,10 @@ def test_a_model_without_a_tokenizer(tmp_path):
 
 def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
     """Tensor by tensor: no float32 model is held."""
-    asked, load = [], jaxspec.model.load
-    monkeypatch.setattr(jaxspec.model, "load", lambda source, dtype: asked.append(dtype) or load(source, dtype=dtype))
+    asked, load = [], jaxspec.weights.loading.load
+    monkeypatch.setattr(
+        jaxspec.weights.loading, "load", lambda source, dtype: asked.append(dtype) or load(source, dtype=dtype)
+    )
     assert run(theirs, tmp_path / "small", "--dtype", "int8").exit_code == 0
     assert asked == ["int8"]
     expected = orbax.cast(load(theirs).params, "int8")

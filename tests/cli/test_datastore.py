@@ -11,11 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import datastore, drafters, folders, model
+from jaxspec import drafters
 from jaxspec.cli.main import app
+from jaxspec.drafters.lookups import datastore
+from jaxspec.files import folders
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import huggingface, orbax
+from jaxspec.weights import huggingface, loading, orbax
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 
@@ -43,7 +45,7 @@ def test_texts_become_a_datastore_that_is_drafted_from(project):
     result = call("texts.txt", "--tokenizer", "target", "--out", "store")
     assert result.exit_code == 0, result.output
     assert "store: 12 tokens of 2 texts, " in result.stdout
-    target = model.load("target")
+    target = loading.load("target")
     drafter = drafters.retrieval("store", target)
     out = jaxspec.generate(target, "the old", drafter=drafter, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(target, "the old", max_new_tokens=6).tokens).all()
@@ -66,7 +68,7 @@ def test_a_terminated_build_leaves_nothing(project):
     """By SIGTERM, as a scheduler ends what it started: the process clears away what it has written."""
     before = set(project.iterdir())
     code = (
-        "import os, signal; from jaxspec import folders; from jaxspec.cli.main import app\n"
+        "import os, signal; from jaxspec.files import folders; from jaxspec.cli.main import app\n"
         "folders.put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "app(['datastore', 'texts.txt', '--tokenizer', 'target', '--out', 'store'])"
     )
@@ -87,7 +89,7 @@ def test_a_field_of_one_task(project):
 
 
 def test_the_target_may_be_a_hugging_face_folder(project):
-    huggingface.save(model.load("target"), "theirs")
+    huggingface.save(loading.load("target"), "theirs")
     for tokenizer in ("target", "theirs"):
         assert call("texts.txt", "--tokenizer", tokenizer, "--out", f"for-{tokenizer}").exit_code == 0
     ours, theirs = datastore.load("for-target"), datastore.load("for-theirs")

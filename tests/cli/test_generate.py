@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import datastore, model
 from jaxspec.cli import convert
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout
 from jaxspec.cli.session import Session, Settings
+from jaxspec.drafters.lookups import datastore
+from jaxspec.weights import loading as model_loading
 
 SMALL = ("-n", "12", "-g", "3")
 PROMPT = heldout("translation", 1)[0]
@@ -219,9 +220,9 @@ def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
 def test_what_can_be_known_is_refused_before_any_model_is_loaded(arguments, said, loading, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("no measurement\n\n")
-    monkeypatch.setattr(model, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(model_loading, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     if arguments[0] == "convert":
-        monkeypatch.setattr(convert, "stored", lambda folder: convert.Stored(model.OURS, "float32", {}))
+        monkeypatch.setattr(convert, "stored", lambda folder: convert.Stored(model_loading.OURS, "float32", {}))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())
 

@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import families, model
 from jaxspec.analysis import memory
 from jaxspec.cli.main import app
 from jaxspec.core import Prompt
-from jaxspec.drafters import ngram_model
+from jaxspec.drafters.lookups import ngram_model
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights import orbax
+from jaxspec.weights import hf_families, loading, orbax
 
 runner = CliRunner()
 T5 = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=2)
@@ -109,7 +108,7 @@ PUBLISHED = {  # those of transformers' models of the published configurations; 
 
 @pytest.mark.slow
 def test_published_parameter_counts():
-    sizes = {name: config for family in families.FAMILIES for name, config in family.sizes.items()}
+    sizes = {name: config for family in hf_families.FAMILIES for name, config in family.sizes.items()}
     assert {name: memory.of_config(name, sizes[name]).parameters for name in PUBLISHED} == PUBLISHED
 
 
@@ -123,7 +122,7 @@ LAMDA = {  # without the embedding; 2B is 10 x (4 x 2560 x 40 x 128 + 3 x 2560 x
 
 @pytest.mark.parametrize("name", LAMDA)
 def test_lamdas_sizes_are_nearly_those_of_their_names(name):
-    config = families.lamda.SIZES[name]
+    config = hf_families.lamda.SIZES[name]
     count, published = LAMDA[name]
     assert memory.of_config(name, config).parameters - config.vocab_size * config.dim == count
     assert count == pytest.approx(published, rel=0.08)
@@ -131,7 +130,7 @@ def test_lamdas_sizes_are_nearly_those_of_their_names(name):
 
 def test_the_cache_of_an_8b_llama_in_bfloat16():
     """32 layers x (key, value) x 8 heads x 128 x 2 bytes."""
-    row = memory.of_config("llama", families.llama.SIZES["llama-3.1-8b"])
+    row = memory.of_config("llama", hf_families.llama.SIZES["llama-3.1-8b"])
     assert row.cache_bytes_per_token["bfloat16"] == 131_072
     assert row.memory_bytes["bfloat16"] == pytest.approx(2 * 8_030_261_248, rel=1e-4)
 
@@ -139,8 +138,11 @@ def test_the_cache_of_an_8b_llama_in_bfloat16():
 @pytest.fixture
 def few(monkeypatch, tmp_path):
     """One size of two families, and one shipped checkpoint."""
-    made = [families.t5.T5._replace(sizes={"t5-tiny": T5}), families.llama.LLAMA._replace(sizes={"llama-tiny": LLAMA})]
-    monkeypatch.setattr(families, "FAMILIES", tuple(made))
+    made = [
+        hf_families.t5.T5._replace(sizes={"t5-tiny": T5}),
+        hf_families.llama.LLAMA._replace(sizes={"llama-tiny": LLAMA}),
+    ]
+    monkeypatch.setattr(hf_families, "FAMILIES", tuple(made))
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     for file in orbax.TOKENIZER:
@@ -148,7 +150,7 @@ def few(monkeypatch, tmp_path):
     params = gpt.init(GPT, jax.random.key(0))
     given = dict(name="ours", family="gpt", dtype="bfloat16", about={"heldout_loss": 1.5})
     orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **given)
-    monkeypatch.setattr(model, "SHIPPED", (tmp_path / "shipped",))
+    monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))
 
 
 def test_shipped_checkpoints_and_sizes_are_in_tables(few):

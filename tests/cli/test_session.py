@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import model
 from jaxspec.analysis import cost
 from jaxspec.cli import decoding, session
+from jaxspec.weights import loading
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
@@ -89,7 +89,7 @@ def test_costs_are_measured_for_adaptive(report, monkeypatch):
 )
 def test_the_drafter_is_of_the_targets_dtype_or_of_its_own(options, target, draft, run, zoo, monkeypatch):
     asked, passes, costs = [], [], cost.PolicyCosts(0.05, np.ones(4))
-    monkeypatch.setattr(model, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
+    monkeypatch.setattr(loading, "load", lambda name, dtype, mesh: asked.append((name, dtype)) or zoo[name])
     monkeypatch.setattr(cost, "policy_costs", lambda prepared, repeats: passes.append(prepared) or costs)
     shown = run("--policy", "adaptive", *options)
     assert asked == [("debian-t5-large", target), ("debian-t5-draft", draft)]

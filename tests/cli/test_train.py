@@ -13,12 +13,12 @@ from absl import logging as absl
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import model, recipes, trim
 from jaxspec.cli.main import app
 from jaxspec.nets import gpt
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import run
-from jaxspec.weights import huggingface, orbax
+from jaxspec.training import recipes, run
+from jaxspec.vocab import trim
+from jaxspec.weights import huggingface, loading, orbax
 
 runner = CliRunner()
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat", "again", "today"]
@@ -85,7 +85,7 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
     result = call("tiny.toml", "--dtype", "bfloat16")
     assert result.exit_code == 0, result.output
     assert "resumed at step 2" in result.stdout
-    loaded = model.load(project / "trained" / "tiny")
+    loaded = loading.load(project / "trained" / "tiny")
     assert (loaded.name, loaded.config.vocab_size) == ("tiny", 12)
     manifest = orbax.read_manifest(project / "trained" / "tiny")
     assert (manifest.dtype, manifest.about["steps"]) == ("bfloat16", 4)
@@ -184,7 +184,7 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
         "trained/pairs: " in result.stdout
         and "contexts: 9 of 1 tokens; the first draft token is right for 90.0%" in (result.stdout.replace("\n", " "))
     )
-    loaded, base = model.load("trained/pairs"), model.load("trained/target")
+    loaded, base = loading.load("trained/pairs"), loading.load("trained/target")
     out = jaxspec.generate(base, "the old", drafter=loaded, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
     draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
@@ -201,10 +201,10 @@ def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
     (project / "tiny.toml").write_text(RECIPE + distil)
     result = call("tiny.toml", "--steps", "2")
     assert result.exit_code == 0, result.output
-    base = model.load("trained/target")
+    base = loading.load("trained/target")
     text = [base.tokenizer.eos_token_id, *base.tokenizer("the old dog")["input_ids"]]  # texts begin with the end token
     answer = jaxspec.generate(base, [text], max_new_tokens=13)
-    kept = trim.draft_tokens(model.load("trained/tiny"))
+    kept = trim.draft_tokens(loading.load("trained/tiny"))
     assert len(kept) == 4 and base.tokenizer.eos_token_id in kept
     count = np.bincount([*text, *answer.tokens[0, : answer.lengths[0]]], minlength=12)
     count[base.tokenizer.eos_token_id] = 100
@@ -213,13 +213,13 @@ def test_a_drafters_head_is_trimmed_to_the_most_frequent_tokens_of_the_answers(
 
 def test_tables_may_be_counted_for_a_hugging_face_folder(target, project):
     """Nothing but its config.json and its tokenizer is read; the tables are those of the same target of ours."""
-    huggingface.save(model.load("trained/target"), project / "trained" / "theirs")
+    huggingface.save(loading.load("trained/target"), project / "trained" / "theirs")
     (project / "trained" / "theirs" / "model.safetensors").unlink()
     (project / "other.toml").write_text(COUNTED.replace("trained/target", "trained/theirs").replace("pairs", "other"))
     assert call("pairs.toml").exit_code == 0
     result = call("other.toml")
     assert result.exit_code == 0, result.output
-    ours, other = model.load("trained/pairs"), model.load("trained/other")
+    ours, other = loading.load("trained/pairs"), loading.load("trained/other")
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), ours.params, other.params))
     assert ours.config == other.config and ours.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import model, rules
+from jaxspec import rules
 from jaxspec.analysis import exactness, numerics
 from jaxspec.cli.main import app
 from jaxspec.rules import catalogue
 from jaxspec.rules.catalogue import Entry
+from jaxspec.weights import loading
 
 SMALL = ("verify", "-g", "1", "--steps", "2")
 PAIR = ("--target", "debian-t5-large", "--draft", "debian-t5-draft")
@@ -24,7 +25,7 @@ def verify(*options):
 @pytest.fixture
 def pair(zoo, monkeypatch):
     """Table models instead of checkpoints, in any precision."""
-    monkeypatch.setattr(model, "load", lambda name, dtype, mesh=None: zoo[name])
+    monkeypatch.setattr(loading, "load", lambda name, dtype, mesh=None: zoo[name])
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from jaxspec import datastore, drafters, rules
+from jaxspec import drafters, rules
 from jaxspec.analysis import random_model
 from jaxspec.analysis.bench import Task, product
 from jaxspec.analysis.result import BenchResult, SettingSummary
@@ -11,6 +11,7 @@ from jaxspec.analysis.table import Column
 from jaxspec.cli import drafter_names, drafter_syntax, names, prompts, rows
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
+from jaxspec.drafters.lookups import datastore
 from jaxspec.rules import catalogue
 
 pytestmark = pytest.mark.usefixtures("loading")

@@ -13,8 +13,8 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters
-from jaxspec.model import shipped
 from jaxspec.testing import table_model, table_model_from
+from jaxspec.weights.loading import shipped
 
 VOCAB = BEAMS = 5
 NEW = 14

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters, policies
+from jaxspec import drafters, policies
 from jaxspec.core import Bound, Caches, Drafter, Policy, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
+from jaxspec.drafters.lookups import datastore
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model

@@ -19,11 +19,11 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
 from jaxspec.nets import decoder, gpt, t5
-from jaxspec.recipes import Learn
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
 from jaxspec.training.data import Batch
+from jaxspec.training.recipes import Learn
 
 V, D = 3, 8
 LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Model, trim
+from jaxspec import Model
 from jaxspec.draft_heads import kangaroo, lookahead_embeddings
 from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.save import save
 from jaxspec.nets import decoder, gpt
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.testing import table_model, word_tokenizer
+from jaxspec.vocab import trim
 from jaxspec.weights.orbax import CheckpointError
 
 torch = pytest.importorskip("torch")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters, policies, rules
+from jaxspec import drafters, policies, rules
 from jaxspec.core import Prompt
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import as_drafter
+from jaxspec.drafters.lookups import datastore
 from jaxspec.rules import catalogue
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (
@@ -24,7 +25,7 @@ from jaxspec.testing import (
     total_variation,
     with_sampler,
 )
-from jaxspec.vocabulary_map import map_vocabulary
+from jaxspec.vocab.remap import map_vocabulary
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)

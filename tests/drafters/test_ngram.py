@@ -11,8 +11,8 @@ import pytest
 import jaxspec
 from jaxspec import drafters
 from jaxspec.core import Prompt
-from jaxspec.drafters.ngram import count
-from jaxspec.drafters.ngram_model import language_model
+from jaxspec.drafters.lookups.ngram import count
+from jaxspec.drafters.lookups.ngram_model import language_model
 from jaxspec.testing import table_model
 
 RANDOM = np.random.default_rng(0)

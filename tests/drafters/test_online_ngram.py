@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec import drafters
 from jaxspec.core import Caches, DraftContext, Forward, Prompt, Verdict
-from jaxspec.drafters.online_ngram import _slot
+from jaxspec.drafters.lookups.online_ngram import _slot
 
 VOCAB, WIDTH, GAMMA = 12, 20, 4
 FOUR = drafters.online_ngram(4, top=2, slots=1000).functions

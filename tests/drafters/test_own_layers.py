@@ -190,7 +190,7 @@ FIRST, ADAPTER = (Bound(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), 
         (lambda: drafters.early_exit(table_model(jax.random.key(0), 3), layers=1), "cannot be run in part"),
         (
             lambda: drafters.early_exit(target_of("gpt"), 1, head=table_model(jax.random.key(0), 4)),
-            "expected jaxspec.trim",
+            "expected jaxspec.trim_vocabulary",
         ),
         (lambda: drafters.early_exit(target_of("gpt"), 1, adapter=ADAPTER), "made for an exit after 2: expected that"),
         (

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters
+from jaxspec import drafters
 from jaxspec.core import Caches, DraftContext, Prompt, Weights
+from jaxspec.drafters.lookups import datastore
 from jaxspec.testing import table_model
 
 RANDOM = np.random.default_rng(0)

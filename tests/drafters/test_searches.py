@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec import datastore, drafters, policies
+from jaxspec import drafters, policies
 from jaxspec.core import Bound, Draft, Drafter, Policy, Prompt
+from jaxspec.drafters.lookups import datastore
 from jaxspec.testing import table_model
 
 TARGET = table_model(jax.random.key(3), 6)  # greedy text of a small table soon runs in circles

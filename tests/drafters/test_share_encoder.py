@@ -14,7 +14,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import t5
 from jaxspec.testing import certify, table_model
-from jaxspec.vocabulary_map import MappedParams
+from jaxspec.vocab.remap import MappedParams
 from jaxspec.weights import int8
 
 V = 12
@@ -56,7 +56,7 @@ MAKE = {
     "cascade": lambda draft: drafters.cascade(draft, drafters.prompt_lookup(2, 1), gamma=2),
     "inner level of a cascade": lambda draft: drafters.cascade(draft, draft, gamma=2),
     "horizontal cascade": lambda draft: drafters.horizontal_cascade(draft, drafters.prompt_lookup(2, 1), tokens=1),
-    "trimmed": lambda draft: drafters.model(jaxspec.vocabulary_map.with_head(draft, *half_head(draft))),
+    "trimmed": lambda draft: drafters.model(jaxspec.vocab.remap.with_head(draft, *half_head(draft))),
 }
 
 

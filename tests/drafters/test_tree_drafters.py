@@ -13,8 +13,8 @@ import jaxspec
 from jaxspec import drafters, policies, rules, trace
 from jaxspec.core import Caches, Distribution, DraftContext, Draw, Forward, Prompt, Verdict, Weights, token_rows, tree
 from jaxspec.core.noise import row_keys
-from jaxspec.drafters import shape as shapes
-from jaxspec.drafters.best_first import candidates, grow
+from jaxspec.drafters.trees import shape as shapes
+from jaxspec.drafters.trees.best_first import candidates, grow
 from jaxspec.testing import table_model, table_model_from
 
 VOCAB, NEW = 7, 20

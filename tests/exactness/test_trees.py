@@ -17,7 +17,7 @@ import pytest
 from jaxspec import drafters, rules
 from jaxspec.core import Bound, Drafter, Model, Prompt, Rule
 from jaxspec.decode.request import prepare
-from jaxspec.drafters.tree import DrawName
+from jaxspec.drafters.trees.tree import DrawName
 from jaxspec.rules import catalogue
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import families, rules
-from jaxspec.families import FAMILIES, FamilyError, lamda
+from jaxspec import rules
 from jaxspec.nets import decoder
+from jaxspec.weights import hf_families
+from jaxspec.weights.hf_families import FAMILIES, FamilyError, lamda
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu", "vocab_size": 128256}
 LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -111,7 +112,7 @@ SIZES = {name: (family, config) for family in FAMILIES for name, config in famil
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_are_the_published_sizes(name):
     family, config = SIZES[name]
-    assert families.of(PUBLISHED[name]) is family
+    assert hf_families.of(PUBLISHED[name]) is family
     assert family.read(PUBLISHED[name]) == config
 
 
@@ -174,12 +175,12 @@ def test_every_parameter_has_one_place():
 def test_what_would_compute_something_else_is_refused(name, changes, message):
     table = PUBLISHED[name] | changes
     with pytest.raises(FamilyError, match=message):
-        families.of(table).read(table)
+        hf_families.of(table).read(table)
 
 
 def test_local_rotary_positions_that_are_null_are_the_published_ones():
     table = PUBLISHED["gemma-3-1b"] | {"rope_parameters": {"full_attention": None, "sliding_attention": None}}
-    assert families.of(table).read(table) == SIZES["gemma-3-1b"][1]
+    assert hf_families.of(table).read(table) == SIZES["gemma-3-1b"][1]
 
 
 @pytest.mark.slow

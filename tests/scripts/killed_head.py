@@ -16,10 +16,9 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec import recipes
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import heads
+from jaxspec.training import heads, recipes
 from jaxspec.weights.parameters import flat
 
 WORDS = ["</s>", "<unk>", *"abcdef"]

@@ -19,9 +19,9 @@ import jaxspec
 from jaxspec import drafters, rules, sharding, training
 from jaxspec.core import Model, Prompt, noise
 from jaxspec.decode import loop, request
-from jaxspec.model import find
 from jaxspec.nets import decoder, gpt, quantised, t5
 from jaxspec.weights import huggingface, orbax
+from jaxspec.weights.loading import find
 
 ROWS, GAMMA, NEW = 4, 2, 32
 TEMPERATURE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)  # greedy and sampled rows in one program

@@ -34,9 +34,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxspec import drafters, rules, sampling, sharding
 from jaxspec.core import Bound, Model, Prompt, Request, Weights, token_rows
 from jaxspec.decode import loop, speculative
-from jaxspec.families import FAMILIES
 from jaxspec.nets import decoder, net_of, t5
 from jaxspec.weights import int8
+from jaxspec.weights.hf_families import FAMILIES
 
 SCOPES = {  # of a round (decode.speculative), and how the names of its operations begin
     "draft step": "draft/while/body/",

@@ -7,9 +7,9 @@ import sys
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "torch" else find_spec(name, *more)
 
-from jaxspec import quiet  # noqa: E402
+from jaxspec import optional_imports  # noqa: E402
 
-quiet.import_transformers()
+optional_imports.import_transformers()
 logging.getLogger("transformers").warning("another line")
 assert not logging.getLogger("transformers").filters
 print("imported" if "transformers" in sys.modules else "missing")

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import nets, recipes
+from jaxspec import nets
 from jaxspec.nets import decoder, gpt, t5
-from jaxspec.recipes import EarlyExit, Train
-from jaxspec.training import data, early_exit, loop, losses
+from jaxspec.training import data, early_exit, loop, losses, recipes
+from jaxspec.training.recipes import EarlyExit, Train
 
 V = 9
 CONFIG = gpt.GPTConfig(V, dim=16, ff_dim=16, layers=3, heads=2, max_positions=16)

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import drafters, nets, recipes
+from jaxspec import drafters, nets
 from jaxspec.draft_heads import kangaroo, kind_of
 from jaxspec.draft_heads.load import TOO_LOW, check_acceptance
 from jaxspec.draft_heads.save import save
-from jaxspec.families import gemma
 from jaxspec.nets import decoder
 from jaxspec.testing import word_tokenizer
-from jaxspec.training import data, head_loss, heads, run
+from jaxspec.training import data, head_loss, heads, recipes, run
+from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.orbax import CheckpointError
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxspec.core import Prompt
-from jaxspec.drafters.ngram import count
-from jaxspec.drafters.ngram_model import language_model
+from jaxspec.drafters.lookups.ngram import count
+from jaxspec.drafters.lookups.ngram_model import language_model
 from jaxspec.training import ngrams
 
 RANDOM = np.random.default_rng(0)

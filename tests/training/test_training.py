@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import recipes
 from jaxspec.core import Model
 from jaxspec.nets import gpt, t5
-from jaxspec.recipes import Data, RecipeError, Train
-from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, tasks
+from jaxspec.training import data, distil, loop, losses, on_policy, optimizer, recipes, tasks
 from jaxspec.training import run as run_recipe
 from jaxspec.training.divergences import DIVERGENCES
+from jaxspec.training.recipes import Data, RecipeError, Train
 
 CONFIG = gpt.GPTConfig(17, dim=8, ff_dim=16, layers=1, heads=2, max_positions=16)
 ENCDEC = t5.T5Config(17, dim=8, ff_dim=16, heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)

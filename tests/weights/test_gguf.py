@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import families, model
-from jaxspec.families import llama_cpp
 from jaxspec.nets import rotary
 from jaxspec.weights import gguf as reader
-from jaxspec.weights import gguf_tokenizer, huggingface, parameters
+from jaxspec.weights import gguf_tokenizer, hf_families, huggingface, loading, parameters
+from jaxspec.weights.hf_families import llama_cpp
 from jaxspec.weights.orbax import CheckpointError
 
 gguf = pytest.importorskip("gguf")
@@ -53,7 +52,7 @@ def write(
     shapes |= {"blk.0.attn_q.bias": ()} if biases else {}
     shapes |= {"enc.blk.0.ffn_gate.weight": ()} if case == "t5" else {}
     table = llama_cpp.config_json(metadata, shapes)
-    family = families.of(table)
+    family = hf_families.of(table)
     config = family.read(table)
     named, sizes = family.names(config), parameters.shapes(config)
     layers = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), 2)
@@ -103,7 +102,7 @@ def write(
 
 def ours(model: jaxspec.Model) -> dict[str, np.ndarray]:
     """A model's parameters as transformers has them."""
-    return dict(huggingface._theirs(model, families.describe(model.config)[0]))
+    return dict(huggingface._theirs(model, hf_families.describe(model.config)[0]))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,7 +213,7 @@ def test_rows_of_a_t5_begin_as_in_llama_cpp(keys, start):
     table = llama_cpp.config_json(
         {"general.architecture": architecture, **metadata, **keys}, {"token_embd.weight": (64, 64)}
     )
-    assert families.of(table).read(table).start_token == start
+    assert hf_families.of(table).read(table).start_token == start
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
@@ -277,7 +276,7 @@ def described(case: str, changes: dict) -> dict:
 def test_keys_are_obeyed_as_by_llama_cpp(case, changes, expected):
     """The logits of such files were compared with llama.cpp's: equal to 2e-6, of Gemma to 2e-4 of the largest."""
     table = described(case, changes)
-    config = families.of(table).read(table)
+    config = hf_families.of(table).read(table)
     assert {key: pytest.approx(getattr(config, key), abs=1e-4) for key in expected} == expected
 
 
@@ -310,7 +309,7 @@ ODD = {  # a key that llama.cpp obeys, in these architectures or others, and a v
 
 @pytest.mark.parametrize("key", ODD)
 def test_keys_that_would_change_the_result_are_refused_by_name(key):
-    with pytest.raises(families.FamilyError, match=re.escape(key)):
+    with pytest.raises(hf_families.FamilyError, match=re.escape(key)):
         described("llama", {key: ODD[key]})
 
 
@@ -330,7 +329,7 @@ def test_every_key_of_the_format_is_obeyed_or_refused():
         for key in sorted(set(keys) - llama_cpp.UNREAD - without_effect.get(case, set())):
             try:
                 assert described(case, {key: 3}) != plain, (case, key)
-            except families.FamilyError as error:
+            except hf_families.FamilyError as error:
                 assert key in str(error) or key in sizes, (case, key)
 
 
@@ -459,7 +458,7 @@ def test_dtypes_that_are_slower_on_a_cpu_are_told_from_a_size_on(tmp_path, monke
     write(tmp_path / "model.gguf", "qwen2")
     jaxspec.load(tmp_path / "model.gguf", dtype="bfloat16")
     assert not caplog.records
-    monkeypatch.setattr(model, "SLOW_FROM", 1000)
+    monkeypatch.setattr(loading, "SLOW_FROM", 1000)
     jaxspec.load(tmp_path / "model.gguf")
     assert not caplog.records
     jaxspec.load(tmp_path / "model.gguf", dtype="int8")

@@ -14,13 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec import Prompt
-from jaxspec.families import gemma
-from jaxspec.families.common import HEAD
 from jaxspec.nets import net_of, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface
+from jaxspec.weights.hf_families import gemma
+from jaxspec.weights.hf_families.common import HEAD
 from jaxspec.weights.orbax import CheckpointError
 
 T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)

@@ -27,13 +27,14 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import jaxspec
-from jaxspec import Model, sharding, token_ids
-from jaxspec.families import gemma, lamda
+from jaxspec import Model, sharding
+from jaxspec.core import token_ids
 from jaxspec.nets import gpt, net_of, t5
 from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, int8, tensors
+from jaxspec.weights.hf_families import gemma, lamda
 from jaxspec.weights.orbax import CheckpointError
 
 LLAMA = DecoderConfig(24, dim=16, ff_dim=24, layers=2, heads=4, kv_heads=2, head_dim=4, epsilon=1e-5, max_positions=32)

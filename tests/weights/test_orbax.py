@@ -13,9 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxspec import folders
-from jaxspec.drafters import ngram_model
-from jaxspec.drafters.ngram import count
+from jaxspec.drafters.lookups import ngram_model
+from jaxspec.drafters.lookups.ngram import count
+from jaxspec.files import folders
 from jaxspec.nets import gpt, t5
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config

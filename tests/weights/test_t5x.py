@@ -22,12 +22,12 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec import sharding, vocabulary
+from jaxspec import sharding
 from jaxspec.cli.main import app
-from jaxspec.families import t5 as family
 from jaxspec.nets.t5 import T5, T5Config
 from jaxspec.testing import word_tokenizer
-from jaxspec.weights import orbax, t5x, t5x_arrays, t5x_names
+from jaxspec.weights import orbax, t5x, t5x_arrays, t5x_names, vocabulary
+from jaxspec.weights.hf_families import t5 as family
 from jaxspec.weights.orbax import CheckpointError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

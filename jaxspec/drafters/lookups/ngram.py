@@ -1,0 +1,185 @@
+"""Counting n-grams: the tables of `drafters.ngram_model`, from texts; sorts of integers, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.core import Model
+from jaxspec.drafters.lookups.ngram_model import Level, NGramConfig, Tables, language_model
+from jaxspec.files.corpus import token_rows
+
+Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
+
+
+def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
+    """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
+
+    It is a language model: sampled from at a temperature, with its true distribution, as a smaller network is. With
+    `drafters.greedy` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
+    checkpoint of one.
+
+    Args:
+        texts: such as the target writes: strings, or token ids (with the end-of-sequence token, if texts end).
+        target: the model to draft for.
+        order, options: see `count`.
+
+    Returns:
+        The tables as a model, for `jaxspec.generate` or another drafter; its config holds the numbers of contexts.
+
+    Raises:
+        TypeError: one string instead of several.
+        ValueError: strings, and the target has no tokenizer; and see `count`.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=3)
+        >>> trigram = ngram([[0, 1, 2, 1, 2, 0]], target, order=3)
+        >>> prompt = jaxspec.Prompt(jnp.array([[1]]), jnp.array([1]))
+        >>> jaxspec.generate(target, prompt, drafter=trigram, gamma=2, max_new_tokens=5).lengths.tolist()
+        [5]
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is one string, {texts[:20]!r}: expected a list of strings, or of rows of token ids")
+    strings = [text for text in texts if isinstance(text, str)]
+    rows = [text for text in texts if not isinstance(text, str)]
+    if strings and target.tokenizer is None:
+        raise ValueError("got texts, and the target has no tokenizer: give rows of token ids")
+    if strings:
+        rows += token_rows(strings, target.tokenizer)
+    vocab, start = target.lm.vocab_size, target.lm.start_token
+    config, tables = count(rows, vocab_size=vocab, order=order, start_token=start, **options)
+    return Model(language_model(config), tables, target.tokenizer, config, f"{order}-gram")
+
+
+def unigram(texts: Texts, target: Model, **options: Any) -> Model:
+    """The most frequent tokens, wherever they stand.
+
+    Args:
+        texts, target, options: as in `ngram`, whose `order` is 1.
+
+    Returns:
+        As `ngram`.
+
+    Raises:
+        TypeError, ValueError: as `ngram`.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import table_model
+        >>> tables = unigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
+        >>> tables.levels[0].follower[0, :3].tolist(), tables.levels[0].times[0, :3].tolist()
+        ([2, 0, 1], [3, 2, 1])
+    """
+    return ngram(texts, target, order=1, **options)
+
+
+def bigram(texts: Texts, target: Model, **options: Any) -> Model:
+    """What followed the last token most often.
+
+    Args:
+        texts, target, options: as in `ngram`, whose `order` is 2.
+
+    Returns:
+        As `ngram`.
+
+    Raises:
+        TypeError, ValueError: as `ngram`.
+
+    Example:
+        >>> import jax
+        >>> from jaxspec.testing import table_model
+        >>> tables = bigram([[2, 0, 2, 1, 2, 0]], table_model(jax.random.key(1), vocab=3)).params
+        >>> tables.levels[1].token.tolist(), tables.levels[1].follower[:, 0].tolist()  # after 0, 1 and 2
+        ([0, 1, 2], [2, 2, 0])
+    """
+    return ngram(texts, target, order=2, **options)
+
+
+def count(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    *,
+    vocab_size: int,
+    order: int,
+    followers: int = 8,
+    least: int = 1,
+    start_token: int | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> tuple[NGramConfig, Tables]:
+    """The tables of some rows of token ids; no n-gram crosses from one row into the next.
+
+    Args:
+        rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
+        vocab_size: number of token ids.
+        order: 1 for unigrams, 2 for bigrams, ...: contexts have up to order - 1 tokens.
+        followers: most frequent tokens stored for each context.
+        least: contexts seen less often than this are left out.
+        start_token: what the decoder's row begins with where its prompt is elsewhere.
+        advance: called when the contexts of another length have been counted, `order` times at most.
+
+    Raises:
+        ValueError: order, followers or least < 1, no rows, or an id outside of the vocabulary.
+
+    >>> config, tables = count([[0, 1, 0, 1, 0, 2]], vocab_size=3, order=2)
+    >>> config.contexts, tables.levels[1].follower[:, 0].tolist()
+    ((2,), [1, 0])
+    """
+    if min(order, followers, least) < 1:
+        raise ValueError(f"order is {order}, followers {followers}, least {least}: expected at least 1 of each")
+    if not rows:
+        raise ValueError("got no rows: expected at least one")
+    begin = np.array([] if start_token is None else [start_token], np.int64)
+    parts = [np.concatenate([begin, np.asarray(row, np.int64)]) for row in rows]
+    tokens = np.concatenate(parts)  # 64 bits, because keys are a context's number, below 2^31, times vocab_size
+    if len(tokens) == len(begin) * len(parts):
+        raise ValueError(f"got {len(rows)} rows and no tokens: expected at least one token")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"the ids range from {tokens.min()} to {tokens.max()}: expected 0 to {vocab_size - 1}")
+    length_of = np.array([len(part) for part in parts])
+    place = np.arange(len(tokens)) - np.repeat(np.cumsum(length_of) - length_of, length_of)  # of a token in its row
+
+    context, parents = np.zeros(len(tokens), np.int64), 1  # the context before each token; -1 where there is none
+    if start_token is not None:
+        context[place == 0] = -1  # a start token follows nothing
+    root = _followers(context, tokens, 1, vocab_size, followers)
+    levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
+    advance()
+    for length in range(1, order):
+        before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
+        here = np.flatnonzero((place >= length) & (context >= 0))
+        found, node, seen = np.unique(
+            context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
+        )
+        frequent = seen >= least
+        rank = np.where(frequent, np.cumsum(frequent) - 1, -1)
+        context = np.full(len(tokens), -1)
+        context[here] = rank[node]
+        found = found[frequent]
+        if not len(found):
+            break
+        first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
+        parents = len(found)
+        after = _followers(context, tokens, parents, vocab_size, followers)
+        levels.append(((found % vocab_size).astype(np.int32), first, *after))
+        advance()
+    config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
+    return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
+
+
+def _followers(
+    context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most frequent tokens after each context [contexts, keep], and how often each was seen there."""
+    here = context >= 0
+    pairs, seen = np.unique(context[here] * vocab + tokens[here], return_counts=True)
+    order = np.lexsort((pairs % vocab, -seen, pairs // vocab))
+    owner, token, seen = (pairs // vocab)[order], (pairs % vocab)[order], seen[order]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    top = rank < keep
+    ids, times = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep), np.int32)
+    ids[owner[top], rank[top]], times[owner[top], rank[top]] = token[top], seen[top]
+    return ids, times

@@ -1,0 +1,229 @@
+"""N-gram tables as a language model: drafts whose cost is a few searches (section 3.6 of arXiv 2211.17192).
+
+A context is looked up from its last token backwards, in a tree: the children of "c" are the contexts "b c", theirs
+are "a b c". The deepest one found is used (back-off to the longest context that was seen), and gives its
+most frequent followers. As a `LanguageModel` it drafts through `drafters.model`, so it is sampled from, warped and
+coupled as any model is, and through `drafters.greedy`; its cache is the row itself. `drafters.ngram` counts texts.
+
+Shapes: B batch, T step, S capacity, V vocabulary, N contexts of one length, F followers stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.core import Forward, LanguageModel, Prompt, token_rows, tree
+
+NO_TOKEN = -1  # stands before a row's first token
+
+
+@dataclasses.dataclass(frozen=True)
+class NGramConfig:
+    """The shape of the tables.
+
+    Attributes:
+        vocab_size: number of token ids.
+        contexts: how many contexts of one token, of two tokens, ... there are: () for unigrams, one number for bigrams.
+        followers: most frequent tokens stored for each context.
+        start_token: what a row begins with where the prompt is no part of it (the drafter of an encoder-decoder).
+        dtype: of a model's computation, for `jaxspec.load`; tables are integers, and their logits float32 always.
+    """
+
+    vocab_size: int
+    contexts: tuple[int, ...]
+    followers: int
+    start_token: int | None = None
+    dtype: str = "float32"
+
+
+class Level(NamedTuple):
+    """All contexts of one length, sorted by (parent, token).
+
+    Attributes:
+        token: the context's first token; its other tokens are its parent's, one level up.
+        first: where the children of each parent begin, and their end.
+        follower: the most frequent tokens after each context, the most frequent first; ties to the lowest id.
+        times: how often each was seen there; 0 where there are fewer. Their distribution is normalised over those
+            stored.
+    """
+
+    token: Int[Array, " N"]
+    first: Int[Array, " parents"]
+    follower: Int[Array, "N F"]
+    times: Int[Array, "N F"]
+
+
+class Tables(NamedTuple):
+    """Levels by length of context, the empty context first."""
+
+    levels: tuple[Level, ...]
+
+
+class Rows(NamedTuple):
+    """The cache.
+
+    Attributes:
+        tokens, length: what was fed, and how much of it.
+        context: tokens of the longest counted context that the last pass found at its last position, 0 where it found
+            none; a rewind leaves it as it is.
+    """
+
+    tokens: Int[Array, "B S"]
+    length: Int[Array, " B"]
+    context: Int[Array, " B"]
+
+
+def language_model(config: NGramConfig) -> LanguageModel:
+    """The tables as a language model of their followers; every other token has probability 0.
+
+    It has no features; how long a context the logits are from is in its cache (`Rows.context`).
+
+    >>> from jaxspec.drafters.lookups.ngram import count
+    >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3, followers=2)
+    >>> forward, _ = language_model(config).prefill(tables, Prompt(jnp.array([[1, 2]]), jnp.array([2])), 4)
+    >>> (3 * jnp.exp(forward.logits[0, 0])).round().tolist()
+    [0.0, 0.0, 0.0, 2.0, 1.0]
+    """
+    return _language_model(config)
+
+
+@functools.lru_cache
+def _language_model(config: NGramConfig) -> LanguageModel:
+    def read(
+        params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]
+    ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
+        """What follows each of T tokens, and the length of the last one's context; `at`: where the last tokens of its
+        context are, oldest first."""
+        follower, times, depth = _followers(params, config.vocab_size, _contexts(rows, at), at.shape[:2])
+        return _log_probs(follower, times, config.vocab_size), depth[:, -1]
+
+    def prefill(params: Tables, prompt: Prompt, capacity: int) -> tuple[Forward, Rows]:
+        if config.start_token is not None:
+            batch, zero = prompt.tokens.shape[0], jnp.zeros_like(prompt.length)
+            empty = Rows(jnp.zeros((batch, capacity), jnp.int32), zero, zero)
+            return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
+        width = prompt.tokens.shape[1]
+        rows = jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width)))
+        logits, context = read(params, rows, _before(prompt.length[:, None] - 1, longest))
+        return Forward(logits, jnp.zeros((*prompt.tokens.shape, 0))), Rows(rows, prompt.length, context)
+
+    def extend(
+        params: Tables, cache: Rows, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
+    ) -> tuple[Forward, Rows]:
+        step = tokens.shape[1]
+        rows = token_rows.append(cache.tokens, cache.length, tokens)
+        if parent is None:
+            at = _before(cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :], longest)
+        else:
+            start = cache.length - jnp.asarray(parent.shape[1] - step, cache.length.dtype)
+            at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
+        logits, context = read(params, rows, at)
+        length = cache.length + jnp.asarray(step, cache.length.dtype)
+        return Forward(logits, logits[..., :0]), Rows(rows, length, context)
+
+    def rewind(cache: Rows, length: Int[Array, " B"]) -> Rows:
+        return cache._replace(length=length)
+
+    def select(cache: Rows, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Rows:
+        accepted = jnp.take_along_axis(cache.tokens, start[:, None] + path, axis=1)
+        return cache._replace(tokens=token_rows.append(cache.tokens, start, accepted))
+
+    longest = len(config.contexts)
+    return LanguageModel(prefill, extend, rewind, config.vocab_size, config.start_token, select=select)
+
+
+def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
+    """Tables of a configuration's shape in which nothing was counted: what a checkpoint's are compared with."""
+    parents, levels = 1, []
+    for contexts in (1, *config.contexts):
+        children = parents + 1 if levels else 2
+        sizes = (contexts,), (children,), (contexts, config.followers), (contexts, config.followers)
+        levels.append(Level(*(jnp.zeros(size, jnp.int32) for size in sizes)))
+        parents = contexts
+    return Tables(tuple(levels))
+
+
+def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The most probable token after each token of some rows: the argmax of the logits, without making any.
+
+    Args:
+        config, tables: of `drafters.ngram.count`.
+        rows: token ids; -1 is no token, and known to no table.
+
+    >>> from jaxspec.drafters.lookups.ngram import count
+    >>> config, tables = count([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5, order=3)
+    >>> first_draft_tokens(config, tables, jnp.array([[1, 2, 0]])).tolist()
+    [[2, 3, 1]]
+    """
+    at = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :], rows.shape)
+    context = _contexts(rows, _before(at, len(config.contexts)))
+    follower, _, _ = _followers(tables, config.vocab_size, context, rows.shape)
+    return follower[..., 0]
+
+
+def _before(at: Int[Array, "B T"], count: int) -> Int[Array, "B T count"]:
+    """The last `count` positions up to each, oldest first."""
+    return at[..., None] + jnp.arange(1 - count, 1, dtype=at.dtype)[None, None, :]
+
+
+def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T longest"]) -> list[Int[Array, "B T"]]:
+    """The tokens at the given positions, the last one first; NO_TOKEN before the row's beginning."""
+    found = []
+    for back in range(at.shape[2]):
+        index = at[:, :, at.shape[2] - 1 - back]
+        token = jnp.take_along_axis(rows, jnp.maximum(index, 0), axis=1)
+        found.append(jnp.where(index >= 0, token, NO_TOKEN))
+    return found
+
+
+def _followers(
+    tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
+) -> tuple[Int[Array, "B T F"], Int[Array, "B T F"], Int[Array, "B T"]]:
+    """What followed the longest context that the tables hold, how often, and how many tokens that context has."""
+    empty, *levels = tables.levels
+    node, known, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
+    follower, times = (jnp.broadcast_to(x[0], (*shape, x.shape[1])) for x in (empty.follower, empty.times))
+    for level, token in zip(levels, context, strict=True):
+        node, found = _child(level, node, token, vocab)
+        known = jnp.logical_and(known, found)
+        depth = depth + known.astype(jnp.int32)
+        follower = jnp.where(known[..., None], level.follower[node], follower)
+        times = jnp.where(known[..., None], level.times[node], times)
+    return follower, times, depth
+
+
+def _log_probs(follower: Int[Array, "B T F"], times: Int[Array, "B T F"], vocab: int) -> Float[Array, "B T V"]:
+    """The distribution of the followers; every other token has probability 0."""
+    batch, steps, _ = follower.shape
+    weight = times.astype(jnp.float32)
+    log_probs = jnp.log(weight) - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
+    nothing = jnp.full((batch * steps, vocab), -jnp.inf)
+    flat = [x.reshape(-1, x.shape[-1]) for x in (follower, log_probs)]
+    rows = jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat)
+    return rows.reshape(batch, steps, vocab)
+
+
+def _child(
+    level: Level, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
+) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
+    """The context that puts a token before its parent's, by bisection, and whether there is one (else it is any)."""
+    end = level.first[parent + 1]
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        right = level.token[middle] < token
+        return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
+
+    def halve_or_stay(i, bounds):
+        return jax.tree.map(functools.partial(jnp.where, bounds[0] < bounds[1]), halve(i, bounds), bounds)
+
+    low, _ = jax.lax.fori_loop(0, vocab.bit_length(), halve_or_stay, (level.first[parent], end))
+    node = jnp.minimum(low, level.token.shape[0] - 1)
+    return node, jnp.logical_and(low < end, level.token[node] == token)

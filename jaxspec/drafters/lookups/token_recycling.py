@@ -1,0 +1,135 @@
+"""Token recycling: what the target last predicted after each token, as a tree (Luo et al., arXiv 2408.08696)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jaxspec.core import (
+    Bound,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    Forward,
+    Prompt,
+    TreeSize,
+    Verdict,
+    Weights,
+    noise,
+    token_rows,
+)
+from jaxspec.drafters.common import same_state
+from jaxspec.drafters.trees.shape import Shape, by_rank, shape_of
+
+NO_TOKEN = -1
+ACCEPTANCE = (0.4, 0.15, 0.09, 0.06, 0.05, 0.04, 0.03, 0.03)  # of the ranks, which the default tree is made for
+NODES, DEPTH = 32, 6
+
+
+class RecyclingState(NamedTuple):
+    """What each row remembers.
+
+    Attributes:
+        table: after each token the likeliest ones, the likeliest first; NO_TOKEN where nothing is known.
+        fed: the tokens that the target reads in this round, the last committed one first; NO_TOKEN where a node is
+            none.
+    """
+
+    table: Int[Array, "B V K"]
+    fed: Int[Array, "B N+1"]
+
+
+def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Drafter]:
+    """Proposes, as point masses, a tree of what the target found most probable after each token when it last read it.
+
+    Every pass of the target yields its logits after each token that it reads, accepted or not. The most probable tokens
+    are remembered for that token, in place of what was, and the next tree is read off this table: the children of a
+    node are the tokens remembered for it. Nothing is trained and no model runs; unlike `online_ngram` it looks at one
+    token of context, but learns from rejected drafts, too. The prompt's own pairs of tokens are entered first. Of a
+    token that is read twice in a pass the last one counts.
+
+    State: a table of 4 K V bytes a row, K being the most children of a node (1 MB with 8 and 32,000 tokens). A round
+    in which no row knows what follows its last token feeds the target one token.
+
+    Args:
+        shape: a static tree, as the ranks on the way to each node (see `drafters.tree`); by default 32 nodes, 4
+            deep, 8 children at most.
+
+    Raises:
+        ValueError: a shape that has a node without its parent or its elder sibling.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=9, sharpness=9.0)  # soon repeats itself
+        >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7, 8, 5, 6]]), jnp.array([6]))
+        >>> out = jaxspec.generate(target, prompt, drafter=token_recycling(), max_new_tokens=40)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=40).tokens).all())
+        True
+
+    Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
+    """
+    choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
+    return Bound(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
+
+
+@functools.lru_cache
+def _token_recycling(shape: Shape) -> Drafter:
+    nodes, depth, width = len(shape.parents), len(shape.levels), max(max(level.counts) for level in shape.levels)
+    parents = jnp.asarray(shape.parents, jnp.int32)
+
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> RecyclingState:
+        batch, last = prompt.tokens.shape[0], prompt.tokens.shape[1] - 1
+        table = jnp.full((batch, prefilled.logits.shape[-1], width), NO_TOKEN, jnp.int32)
+        inside = jnp.arange(last, dtype=prompt.length.dtype)[None, :] < prompt.length[:, None] - 1
+        followers = jnp.pad(prompt.tokens[:, 1:, None], ((0, 0), (0, 0), (0, width - 1)), constant_values=NO_TOKEN)
+        table = enter(table, jnp.where(inside, prompt.tokens[:, :-1], NO_TOKEN), followers)
+        return RecyclingState(table, jnp.full((batch, nodes + 1), NO_TOKEN, jnp.int32))
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        table, row, limit = caches.draft.table, context.row, context.limit
+        tokens = token_rows.window(row.tokens, row.length - 1, 1)  # of the fed nodes, the last committed one first
+        made = []
+        for level in shape.levels:
+            above = tokens[:, -len(level.parents) :]
+            found = jnp.take_along_axis(table, jnp.maximum(above, 0)[:, :, None], axis=1)[:, :, : max(level.counts)]
+            found = jnp.where(above[:, :, None] >= 0, found, NO_TOKEN).reshape(len(limit), -1)
+            made.append(found)
+            tokens = jnp.concatenate([tokens[:, :1], found[:, np.array(level.deeper, np.int32)]], axis=1)
+        found = jnp.concatenate(made, axis=1)[:, np.array(shape.order)]
+        live = jnp.logical_and(found >= 0, jnp.asarray(shape.depths)[None, :] <= limit[:, None])
+        parent = jnp.where(live, parents[None], -1)
+        draft = Draft(jnp.maximum(found, 0), jnp.full_like(row.length, nodes), parent)
+        fed = jnp.concatenate([tokens[:, :1], jnp.where(live, found, NO_TOKEN)], axis=1)
+        return draft, caches._replace(draft=RecyclingState(table, fed))
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        table, fed = caches.draft
+        known = min(width, forward.logits.shape[-1])
+        best = jnp.pad(
+            noise.largest(forward.logits, known), ((0, 0), (0, 0), (0, width - known)), constant_values=NO_TOKEN
+        )
+        return caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
+
+    return Drafter(init, propose, commit, may_be_empty=True, tree=TreeSize(nodes, depth), rollback=same_state)
+
+
+def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]) -> Int[Array, "B V K"]:
+    """Puts what follows each token into the table, of a token that comes twice what follows the last; none for -1.
+
+    >>> table = jnp.full((1, 3, 1), -1)
+    >>> enter(table, jnp.array([[2, 0, 2, -1]]), jnp.array([[[5], [6], [7], [8]]]))[0, :, 0].tolist()
+    [6, -1, 7]
+    """
+    batch, vocab, _ = table.shape
+    row, place = jnp.arange(batch)[:, None], jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    entry = jnp.where(tokens >= 0, tokens, vocab)  # out of the table: dropped
+    last = jnp.full((batch, vocab), -1, jnp.int32).at[row, entry].max(place, mode="drop")
+    wins: Bool[Array, "B T"] = jnp.take_along_axis(last, jnp.minimum(entry, vocab - 1), axis=1) == place
+    return table.at[row, jnp.where(wins, entry, vocab)].set(followers, mode="drop")

@@ -1,0 +1,65 @@
+"""N-gram tables that draft nothing where they would have to back off, and leave the row to the next drafter."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from jaxtyping import Array, Bool
+
+from jaxspec.core import Bound, Drafter, Model
+from jaxspec.drafters.lookups.ngram_model import NGramConfig, Rows
+from jaxspec.drafters.model import model
+
+
+def without_backoff(tables: Model, min_context: int | None = None) -> Bound[Drafter]:
+    """Draft tokens from n-gram tables, but only after contexts of at least `min_context` tokens that were counted.
+
+    Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so have a draft token
+    everywhere. These propose nothing where the row's last tokens were never seen, and end a draft after the first
+    draft token that leads out of what was seen: `fallback(prompt_lookup(), without_backoff(trigram), small_model)`.
+
+    Exact: whether a draft token is made depends on the tokens before it, never on the draft token, which is drawn from
+    the same distribution as ever. A draft token that was made is always judged.
+
+    Args:
+        tables: of `drafters.ngram`, or a checkpoint of such tables. `greedy(without_backoff(tables))` proposes their
+            most frequent continuation, as a point mass.
+        min_context: 1 or more tokens; by default the longest context that the tables hold, 2 for trigrams.
+
+    Raises:
+        ValueError: a model that is no n-gram tables; a context that is longer than all that were counted.
+
+    Example:
+        >>> import jax, jaxspec, jax.numpy as jnp
+        >>> from jaxspec.drafters import ngram
+        >>> from jaxspec.testing import table_model
+        >>> target = table_model(jax.random.key(1), vocab=9)
+        >>> drafter = without_backoff(ngram([[1, 2, 3, 4], [2, 3, 4]], target, order=3))
+        >>> prompt = jaxspec.Prompt(jnp.array([[1, 2], [4, 2]]), jnp.array([2, 2]))
+        >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
+        True
+    """
+    config = tables.config
+    if not isinstance(config, NGramConfig):
+        raise ValueError(
+            f"{tables.name or 'the model'} is no n-gram tables: only what counts contexts can tell which it has seen; "
+            "expected a model of drafters.ngram, or a checkpoint of one"
+        )
+    longest = len(config.contexts)
+    least = longest if min_context is None else min_context
+    if not 1 <= least <= longest:
+        raise ValueError(
+            f"min_context is {least} and the longest context counted has {longest} tokens: expected 1 <= "
+            "min_context <= that; count tables of a higher order"
+        )
+    return model(tables, can_continue=_deep_enough(least))
+
+
+@functools.lru_cache
+def _deep_enough(least: int) -> Callable[[Rows], Bool[Array, " B"]]:
+    def can_continue(cache: Rows) -> Bool[Array, " B"]:
+        return cache.context >= least
+
+    return can_continue

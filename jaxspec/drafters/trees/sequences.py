@@ -1,0 +1,51 @@
+"""Several independent drafts of one model (SpecTr, Sun et al., arXiv 2310.15141)."""
+
+from __future__ import annotations
+
+from jaxspec.core import Bound, Drafter, Model
+from jaxspec.core.checks import integers
+from jaxspec.drafters.common import name_of
+from jaxspec.drafters.trees.shape import branching
+from jaxspec.drafters.trees.tree import tree
+
+LENGTH = 5
+
+
+def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int | None = None) -> Bound[Drafter]:
+    """Drafts k continuations of `length` tokens, drawn independently of each other: a tree of k chains.
+
+    Where two of them begin alike, what follows the second follows the first, too, so that nothing is lost: with x y and
+    x z the draft is x, then y or z. Each token costs one pass of the model, over k tokens. At temperature 0 they are
+    the k most probable first tokens, each with what is most probable after it.
+
+    Args:
+        draft: the model.
+        k: how many.
+        length: tokens of each; gamma is not read. By default 5, or as many as the drafter drafts ahead, if these are
+            fewer (heads).
+
+    Raises:
+        ValueError: k or length below 1, k above the vocabulary, a length that the drafter does not reach, or a model
+            without trees.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompt, key = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2])), jax.random.key(0)
+        >>> options = dict(max_new_tokens=9, temperature=1.0, key=key)
+        >>> jaxspec.generate(target, prompt, drafter=sequences(draft, k=3, length=2), **options).lengths.tolist()
+        [9]
+    """
+    reader = None if isinstance(draft, Model) else getattr(draft.functions, "reader", None)
+    most = None if reader is None else reader.depth
+    k, length = integers(k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
+    if k < 1 or length < 1:
+        raise ValueError(f"k is {k} and length {length}: expected at least 1 of each")
+    if most is not None and length > most:
+        raise ValueError(
+            f"length is {length}, the tokens of a sequence, and the drafter drafts {most} tokens ahead: expected at "
+            f"most {most}"
+        )
+    drafter = tree(draft, shape=branching((k,) + (1,) * (length - 1)), draw="replacement")
+    return drafter._replace(name=f"sequences({k} of {length} tokens, {name_of(draft)})")

@@ -1,0 +1,152 @@
+"""Trees drafted level by level: one pass of a smaller model for all nodes of a level (SpecInfer, Sequoia)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights, noise
+from jaxspec.core.checks import integer
+from jaxspec.drafters.trees import children, tree_cache
+from jaxspec.drafters.trees.children import DrawName
+from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of
+from jaxspec.drafters.trees.shape import branching as branching_choices
+from jaxspec.drafters.trees.tree_cache import NodeReader
+
+
+def tree(
+    draft: Model | Bound[Drafter],
+    branching: Sequence[int] | None = None,
+    *,
+    shape: Sequence[Sequence[int]] | None = None,
+    draw: DrawName = "without_replacement",
+) -> Bound[Drafter]:
+    """Drafts a tree, whose nodes have children that are chosen from the model's distribution there.
+
+    Each level costs one pass, over those of its nodes that have children. The model's cache holds these as the target's
+    does, and follows the accepted path. At temperature 0 children are the model's most probable tokens, whatever
+    `draw`.
+
+    Args:
+        draft: the model; or a drafter that reads the target's hidden states (`eagle`, `mtp`, `heads`, `block`) or runs
+            its layers (`early_exit`, `skip_layers`, `lookahead_embeddings`).
+        branching: children of each node, level by level: (4, 2) has 4 + 8 nodes; (1, 1, 1) is a chain of 3. By default
+            (4, 2, 1, 1).
+        shape: instead, any static tree, as the ranks on the way to each node: (1, 0) is the first child of the root's
+            second child. Medusa publishes its trees so, and `analysis.optimal_tree` finds the one that suits a machine.
+        draw: "without_replacement": distinct samples (Gumbel-top-k). "replacement": independent samples, which may
+            repeat; what follows a repeated one then follows its twin. "top": the most probable tokens, as point masses.
+            "mixed": the most probable tokens but for one, which is sampled from the rest and judged first (the best
+            acceptance for what it drafts).
+
+    Raises:
+        ValueError: no nodes, a node with more children than the vocabulary has tokens, a shape that has a node without
+            its parent or its elder sibling, both a branching and a shape, an unknown draw, or a model without trees.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model
+        >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> plain = jaxspec.generate(target, prompt, max_new_tokens=9)
+        >>> for drafter in (tree(draft, (2, 2)), tree(draft, shape=[(0,), (1,), (0, 0), (0, 0, 0)])):
+        ...     out = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=9)
+        ...     print((out.tokens == plain.tokens).all())
+        True
+        True
+
+    Reference: Miao et al., SpecInfer, arXiv 2305.09781; Chen et al., Sequoia, arXiv 2402.12374.
+    """
+    if shape is not None and branching is not None:
+        raise ValueError("got both a branching and a shape: give one of them")
+    if shape is None:
+        expected = "the children of a node for each level, such as (4, 2)"
+        if branching is not None and (isinstance(branching, str) or not isinstance(branching, Iterable)):
+            raise ValueError(f"branching is {branching!r}: expected {expected}")
+        counts = (4, 2, 1, 1) if branching is None else tuple(integer(n, "branching", expected) for n in branching)
+        if not counts or min(counts) < 1:
+            raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
+        shape = branching_choices(counts)
+    children.check(draw)
+    made = shape_of(shape)
+    reader = tree_cache.reader_of(draft, len(made.levels))
+    widest, vocab = max(max(level.counts) for level in made.levels), reader.vocab_size
+    if widest > vocab:
+        raise ValueError(
+            f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
+        )
+    lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
+    return tree_cache.with_trees(draft, _tree(reader, lm, made, draw), "tree")
+
+
+@functools.lru_cache
+def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
+    nodes, before = len(shape.parents), seen(shape)
+    fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1
+    slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        state, batch = caches.draft, context.limit.shape[0]
+        keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
+
+        def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any):
+            if not depth:
+                return reader.first(weights, state, carry, context, nodes + 1)
+            first, last = level.parents[0] - 1, level.parents[-1]
+            parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
+            return reader.following(weights, tokens[:, first:last], parent, carry)
+
+        tokens = jnp.zeros((batch, nodes), jnp.int32)  # those that were fed
+        origin = jnp.zeros((batch, 1), jnp.int32)  # of each parent in the level, as a fed token: itself, or its twin
+        carry = reader.start(weights, caches, context, shape.fed)
+        found, chosen, parents, done = [], [], [], 0
+        for depth, level in enumerate(shape.levels):
+            count, first = len(level.parents), level.parents[0]
+            read_level = functools.partial(read, level, depth, tokens)
+            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry)
+            distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
+            made = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)
+            found.append(made.log_probs)
+            chosen.append(made)
+            parents.append(jnp.broadcast_to(origin[:, :, None], made.tokens.shape).astype(jnp.int32))
+            if level.deeper:
+                deeper = np.array(level.deeper)
+                fed, followed = (x.reshape(batch, -1)[:, deeper] for x in (made.tokens, parents[-1]))
+                tokens = jax.lax.dynamic_update_slice_in_dim(tokens, fed, done, axis=1)
+                origin = done + 1 + (_twins(fed, followed) if draw == "replacement" else jnp.arange(len(deeper))[None])
+                done += len(deeper)
+
+        def in_order(parts: list[Array]) -> Array:
+            return jnp.concatenate([part.reshape(batch, -1) for part in parts], axis=1)[:, np.array(shape.order)]
+
+        live = in_order([made.live for made in chosen])
+        length = jnp.full_like(context.row.length, nodes)
+        parent = jnp.where(live, in_order(parents), -1)
+        made = Draft(in_order([made.tokens for made in chosen]), length, parent)
+        if found[0] is not None:
+            draws = in_order([made.draws for made in chosen])
+            made = made._replace(log_probs=jnp.concatenate(found, axis=1), draws=draws)
+        return made, reader.after(caches, carry, context, jnp.asarray(slots, jnp.int32))
+
+    size = TreeSize(nodes, len(shape.levels))
+    functions = reader.init(nodes), propose, reader.commit(size.depth - 1)
+    return Drafter(*functions, lm, tree=size, finish=reader.finish, rollback=reader.rollback)
+
+
+def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
+    """Of each node the first that follows the same parent with the same token: itself, if it is none's twin.
+
+    What was drawn after a twin was drawn from the same distribution, so it may follow the first as well, and there it
+    can be reached: the second is not accepted where the first was rejected.
+
+    >>> _twins(jnp.array([[5, 7, 5, 5]]), jnp.array([[1, 1, 1, 2]])).tolist()
+    [[0, 1, 0, 3]]
+    """
+    same = jnp.logical_and(tokens[:, :, None] == tokens[:, None, :], parents[:, :, None] == parents[:, None, :])
+    return jnp.argmax(same, axis=-1).astype(jnp.int32)

@@ -1,0 +1,155 @@
+"""Text files: read as people's editors save them, written whole or not at all."""
+
+import codecs
+import contextlib
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.files import folders
+
+ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put first, is no part of the text
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: it is not UTF-8.
+
+    >>> path = Path(tempfile.mkdtemp()) / "text"
+    >>> _ = path.write_bytes(codecs.BOM_UTF8 + b"text")
+    >>> read_text(path)
+    'text'
+    """
+    try:
+        return Path(path).read_text(encoding=ENCODING)
+    except UnicodeDecodeError as error:
+        raise no_utf8(path, error) from error
+
+
+def no_utf8(where: str | Path, error: UnicodeDecodeError) -> ValueError:
+    """The error to raise where a text is in another encoding."""
+    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return ValueError(f"{where} is not UTF-8 text but UTF-16: save it as UTF-8")
+    return ValueError(f"{where} is not UTF-8 text ({error}): save it as UTF-8")
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file that are not blank, each after the place where it stands, for messages.
+
+    Raises:
+        ValueError: it is not UTF-8.
+
+    >>> path = Path(tempfile.mkdtemp()) / "text"
+    >>> _ = path.write_text("one\\n\\ntwo\\n")
+    >>> [(where.removeprefix(str(path)), line) for where, line in read_lines(path)]
+    [(': line 1', 'one'), (': line 3', 'two')]
+    """
+    with Path(path).open(encoding=ENCODING) as file:
+        yield from numbered(file, path)
+
+
+def numbered(lines: Iterable[str], name: str | Path) -> Iterator[tuple[str, str]]:
+    """What `read_lines` yields, of lines that come from elsewhere."""
+    try:
+        for number, line in enumerate(lines, 1):
+            if line.strip(" \t\r\n"):  # not `strip()`: a no-break space is a character of a prompt
+                yield f"{name}: line {number}", line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise no_utf8(name, error) from error
+
+
+def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
+    """Reads one JSON object per line.
+
+    Args:
+        path: of the file.
+        fields: what each object must have as text.
+
+    Raises:
+        ValueError: a line holds something else; the message has the file and the line.
+    """
+    for where, line in read_lines(path):
+        if line.strip():
+            yield json_object(line, where, fields)
+
+
+def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Iterable[str] = ()) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Args:
+        line, where: as `read_lines` yields them.
+        fields: what it must have as text.
+        optional: what must be text if it has it.
+
+    >>> json_object('{"text": 3}', "texts.jsonl: line 2", ["text"])
+    Traceback (most recent call last):
+    ValueError: texts.jsonl: line 2 has 'text': 3: expected {"text": "..."}
+    """
+    expected = "expected {" + ", ".join(f'"{name}": "..."' for name in fields) + "}"
+    expected += "".join(f', and perhaps a "{name}": "..."' for name in optional)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is no JSON ({error}): {expected}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is {line.strip()[:60]}: {expected}")
+    for name in (*fields, *(name for name in optional if name in row)):
+        if not isinstance(row.get(name), str):
+            got = f"{name!r}: {json.dumps(row[name])[:60]}" if name in row else f"no {name!r}, but {sorted(row)}"
+            raise ValueError(f"{where} has {got}: {expected}")
+    return row
+
+
+def write_text(path: str | Path, chunks: Iterable[str]) -> None:
+    """Writes text through a temporary file beside it, so that no reader ever sees half of it.
+
+    Args:
+        path: the file; its folder is created if missing.
+        chunks: the text, in pieces. If producing them fails, an older file stays as it was.
+    """
+    with whole(Path(path)) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(chunks)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A new file to write, which becomes `path` when the block ends; a failure leaves what was there.
+
+    As with `folders.whole`, the next process that writes the same file deletes what a killed one left unfinished.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folders.sweep(path, "tmp")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        beside.touch()
+        with folders.in_use(beside):
+            yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes one JSON object per line, as `write_text` does."""
+    write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuses a file or folder that could not be written, before the work that it is to hold.
+
+    Raises:
+        OSError: as the operating system says it: the disk is read-only, a folder in the path is a file, ...
+    """
+    path = Path(path).expanduser().absolute()
+    there = next(parent for parent in path.parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,0 +1,99 @@
+"""Texts, and the token rows that a model would write them as, for tables and datastores; the held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxspec.files import read_jsonl, read_text
+
+if TYPE_CHECKING:
+    from jaxspec.core import Model
+
+CHUNK = 2048  # texts that are tokenised between two reports of progress
+HELDOUT = Path(__file__).resolve().parents[1] / "data" / "heldout"
+TASKS = ("translation", "synopsis", "edit", "text")
+
+
+def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ()) -> list[str]:
+    """The texts of a file.
+
+    Args:
+        path: JSON lines (`.jsonl`), of which one field is read; any other file is plain text, in which blank lines
+            part one text from the next.
+        field: of JSON lines.
+        tasks: only lines whose `task` is one of these; all if there are none.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no JSON object with that field, or there is no text at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "texts.txt"
+        >>> _ = path.write_text("one text\\nof two lines\\n\\n\\nanother\\n")
+        >>> read_texts(path)
+        ['one text\\nof two lines', 'another']
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no text at {path}: expected a .jsonl file or a text file")
+    if path.suffix == ".jsonl":
+        texts = [row[field] for row in read_jsonl(path, field) if not tasks or row.get("task") in tasks]
+    else:
+        texts = [text.strip("\n") for text in read_text(path).split("\n\n")]
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError(f"{path} has no text" + (f" of the tasks {list(tasks)}" if tasks else ""))
+    return texts
+
+
+def token_rows(
+    texts: Sequence[str], tokenizer: Any, advance: Callable[[int], object] = lambda count: None
+) -> list[Int[np.ndarray, " tokens"]]:
+    """Each text as a model that reads it with `tokenizer` would write it: its tokens, and the end-of-sequence token.
+
+    Args:
+        texts: what to tokenise.
+        tokenizer: a Hugging Face tokenizer.
+        advance: called from time to time with how many more texts have been tokenised.
+    """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = []
+    for first in range(0, len(texts), CHUNK):
+        chunk = list(texts[first : first + CHUNK])
+        ids = tokenizer(chunk, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        rows += [np.array([*row, *end], np.int32) for row in ids]
+        advance(len(chunk))
+    return rows
+
+
+def tasks_of(target: Model) -> tuple[str, ...]:
+    """The tasks of the held-out prompts that a model is for: by its name, else by its kind.
+
+    >>> from jaxspec.testing import table_model
+    >>> import jax
+    >>> tasks_of(table_model(jax.random.key(0), vocab=3))
+    ('text',)
+    """
+    if target.name.endswith("-edit"):
+        return ("edit",)
+    return ("text",) if target.lm.start_token is None else ("translation", "synopsis")
+
+
+def heldout(task: str) -> list[dict[str, str]]:
+    """The held-out examples of a task: "input", and "reference".
+
+    Raises:
+        ValueError: there is no such task.
+
+    >>> len(heldout("text")), sorted(heldout("text")[0])[:1]
+    (300, ['input'])
+    """
+    if task not in TASKS:
+        raise ValueError(f"no held-out prompts for {task!r}: expected one of {', '.join(TASKS)}")
+    return list(read_jsonl(HELDOUT / f"{task}.jsonl"))

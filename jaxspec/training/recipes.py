@@ -1,0 +1,388 @@
+"""models/*.toml into frozen dataclasses. Strict: an unknown key, a missing one or a wrong type is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from jaxspec.draft_heads import KINDS
+from jaxspec.files import read_text
+from jaxspec.files.strict_tables import RecipeError, build
+from jaxspec.nets import CONFIGS
+
+HEADS = {kind.name: kind.sizes for kind in KINDS}
+DIVERGENCES = ("kl", "reverse_kl", "jensen_shannon", "total_variation", "minus_log_alpha", "blend")
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What to train on.
+
+    Attributes:
+        train, heldout: JSON-lines files, relative to the data folder.
+        tokenizer: a tokenizer folder, relative to the data folder; of a head's recipe empty: the target's.
+        shapes: batch shapes [source, target] in tokens ([0, target] for a language model).
+        tasks: which of the file's tasks to use (empty for a language model).
+        repeat: how often each of the tasks counts in an epoch (empty: once each).
+        also: more files to train on; one that is named n times counts n times.
+    """
+
+    train: str
+    heldout: str
+    shapes: tuple[tuple[int, int], ...]
+    tokenizer: str = ""
+    tasks: tuple[str, ...] = ()
+    repeat: tuple[int, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+def check_data(data: Data, encoder: bool) -> None:
+    """Refuses data that are not those of the model's kind, with an encoder or without.
+
+    Raises:
+        RecipeError: a key that the kind has no use for, or lacks.
+    """
+    if encoder and not data.tasks:
+        raise RecipeError("data.tasks is empty: an encoder-decoder learns tasks; expected some of the file's")
+    if not encoder and data.tasks:
+        raise RecipeError(
+            f"data.tasks is {list(data.tasks)}: a decoder-only model learns texts, which have no tasks; leave it out"
+        )
+    if data.repeat and len(data.repeat) != max(1, len(data.tasks)):
+        raise RecipeError(f"data.repeat is {list(data.repeat)}: expected a number for each of {list(data.tasks)}")
+    if odd := [shape for shape in data.shapes if (shape[0] > 0) != encoder]:
+        expected = "[source, target] with a source" if encoder else "[0, target]: a decoder-only model reads no source"
+        raise RecipeError(f"data.shapes has {list(odd[0])}: expected {expected}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """How to train.
+
+    Attributes:
+        steps, batch_tokens: length of the run; source plus target tokens of a batch, padding included.
+        learning_rate: peak rate, relative to the root mean square of each parameter.
+        warmup, decay: steps of linear warm-up; share of the run that decays linearly to 0.
+        clip: global norm to clip gradients to.
+        seed: of initialisation and data order.
+        evaluate_every, save_every: steps between held-out losses, and between checkpoints.
+        start: a checkpoint to begin from instead of random parameters, brought to the recipe's shape (`nets.resize`).
+        dtype: of the computation in training, "float32" or "bfloat16"; parameters and optimizer are float32 always.
+        average: decay per step of the exponential moving average of the parameters that is evaluated and returned,
+            such as 0.999; 0 for none.
+    """
+
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    warmup: int = 100
+    decay: float = 0.3
+    clip: float = 1.0
+    seed: int = 0
+    evaluate_every: int = 250
+    save_every: int = 250
+    start: str = ""
+    dtype: str = "float32"
+    average: float = 0.0
+
+    def __post_init__(self):
+        if self.dtype not in ("float32", "bfloat16"):
+            raise RecipeError(f"train.dtype is {self.dtype!r}: expected 'float32' or 'bfloat16'")
+        if not 0 <= self.average < 1:
+            raise RecipeError(f"train.average is {self.average}: expected a number from 0 to below 1")
+        if self.steps < 1 or self.batch_tokens < 1:
+            got = f"{self.steps}, {self.batch_tokens}"
+            raise RecipeError(f"train.steps and train.batch_tokens must be positive, got {got}")
+        if not 0 <= self.seed < 2**32:
+            raise RecipeError(f"train.seed is {self.seed}: expected 0 to {2**32 - 1}, the seeds that a key tells apart")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distil:
+    """Whom to learn from; see `training.distil`.
+
+    Attributes:
+        teacher: a checkpoint: the target that the model will draft for.
+        weight: of the divergence from the teacher's distribution; the rest is the likelihood of the data. 0 spares the
+            teacher's passes, most of the cost of a step: what a small budget wants, with answers.
+        divergence: which: a name of `training.divergences.DIVERGENCES`.
+        answers: how many training inputs of each task the teacher answers; the drafter is then trained
+            on these answers alone. Empty: on the data.
+        temperatures: at which each of these inputs is answered, once each; 0 is greedily.
+        texts: how often the data's own examples count beside the answers, in an epoch.
+        own: share of the rows of each batch whose text is the drafter's own sample instead, made in the step
+            (`training.on_policy`).
+        prompt: of a language model: how many tokens of a text the teacher or the drafter is given to continue.
+        draft_vocab: how many tokens the drafter drafts: its head is trimmed to those most frequent in the answers, or
+            in the data if there are none; None: all.
+        share_encoder: whether an encoder-decoder has its teacher's encoder and embedding, and learns the rest: as a
+            drafter it then reads what the target has made of a prompt (`drafters.share_encoder`).
+    """
+
+    teacher: str
+    weight: float = 1.0
+    divergence: str = "kl"
+    answers: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = (0.0,)
+    texts: int = 0
+    own: float = 0.0
+    prompt: int = 16
+    draft_vocab: int | None = None
+    share_encoder: bool = False
+
+    def __post_init__(self):
+        _check_divergence("distil", self.divergence)
+        _check_answers("distil", self)
+        if not 0 <= self.weight <= 1:
+            raise RecipeError(f"distil.weight is {self.weight}: expected a number from 0 to 1")
+        if not 0 <= self.own <= 1 or (self.own and self.weight < 1):
+            got = f"distil.own is {self.own} with a weight of {self.weight}"
+            raise RecipeError(f"{got}: expected a number from 0 to 1, and a weight of 1: its own texts are no data")
+        if self.prompt < 1:
+            raise RecipeError(f"distil.prompt is {self.prompt}: expected at least 1")
+        if self.draft_vocab is not None and self.draft_vocab < 1:
+            raise RecipeError(f"distil.draft_vocab is {self.draft_vocab}: expected at least 1")
+
+
+def decoder_layers(config: Any) -> int:
+    """Layers that generate: all, or those of an encoder-decoder's decoder."""
+    return getattr(config, "decoder_layers", None) or config.layers
+
+
+def _check_divergence(where: str, name: str) -> None:
+    if name not in DIVERGENCES:
+        raise RecipeError(f"{where}.divergence is {name!r}: expected one of {', '.join(DIVERGENCES)}")
+
+
+def _check_answers(where: str, options: Distil | Learn) -> None:
+    """Refuses keys that say how inputs are answered, where none are."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in ("temperatures", "texts"):
+        if not options.answers and getattr(options, name) != defaults[name]:
+            raise RecipeError(
+                f"{where}.{name} is {getattr(options, name)!r} without {where}.answers, of which it is: expected both"
+            )
+
+
+CURRICULA = ("rotating", "gradual")
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExit:
+    """How a target learns to draft for itself with its first layers (LayerSkip); see `training.early_exit`.
+
+    Attributes:
+        scale: weight of the losses of early exits, the paper's e_scale.
+        dropout: how often a row skips the last layer, the paper's p_max; earlier layers are skipped less.
+        curriculum: which exits learn in a step: "rotating", one layer of `every`, others in the next step; or
+            "gradual", from the last to the first, one more from time to time, all after half of the run.
+        every: of the rotating curriculum.
+    """
+
+    scale: float = 0.2
+    dropout: float = 0.1
+    curriculum: str = "rotating"
+    every: int = 4
+
+    def __post_init__(self):
+        if self.curriculum not in CURRICULA:
+            raise RecipeError(f"early_exit.curriculum is {self.curriculum!r}: expected one of {', '.join(CURRICULA)}")
+        if self.scale <= 0 or not 0 <= self.dropout < 1 or self.every < 1:
+            raise RecipeError(
+                f"early_exit has scale {self.scale}, dropout {self.dropout} and every {self.every}: expected a scale "
+                "above 0, a dropout from 0 to below 1, and every at least 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A model and how it is made. `model` is the configuration of its family."""
+
+    name: str
+    family: str
+    model: Any
+    data: Data
+    train: Train
+    distil: Distil | None = None
+    early_exit: EarlyExit | None = None
+
+    def __post_init__(self):
+        if not self.data.tokenizer:
+            raise RecipeError(f"{self.name}: data lacks the key 'tokenizer'")
+        check_data(self.data, self.family == "t5")
+        if self.early_exit is None:
+            return
+        if (layers := decoder_layers(self.model)) < 3:
+            raise RecipeError(f"{self.name}: early_exit in a model of {layers} layers: expected at least 3")
+        if self.distil is not None and self.distil.weight:
+            raise RecipeError(
+                f"{self.name}: early_exit learns from texts, and distil.weight is {self.distil.weight}: expected 0 "
+                "(the teacher's answers may be the texts)"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Learn:
+    """What a drafter that reads its target's hidden states learns; see `training.head_loss`.
+
+    Attributes:
+        depths: draft tokens that it learns to draft in a row; 0: as many as it has heads, or tokens of a block.
+        decay: weight of each draft token, relative to the one before it: 0.8 for EAGLE-3 and Medusa, 0.6 for MTP.
+        kl: share of the steps, at the beginning, with the forward KL divergence from the target's distribution.
+        divergence: after these: a name of `training.divergences.DIVERGENCES`.
+        regression: weight of the distance between the target's hidden states and those that EAGLE-1 predicts.
+        stride: drafts begin at every so manieth position, where they begin at all positions in the course of time.
+        chunk: positions of a batch, about, whose logits are in memory at once.
+        answers: how many training inputs of each task the target answers; the drafter then learns on these answers
+            alone. Empty: on the data.
+        prompt: of a decoder-only target: how many tokens of a text it is given to continue.
+        temperatures: at which each input is answered, once each; 0 is greedily.
+        texts: how often the data's own examples count beside the answers, in an epoch.
+    """
+
+    depths: int = 0
+    decay: float = 0.8
+    kl: float = 0.5
+    divergence: str = "blend"
+    regression: float = 0.0
+    stride: int = 1
+    chunk: int = 256
+    answers: tuple[int, ...] = ()
+    prompt: int = 16
+    temperatures: tuple[float, ...] = (1.0,)
+    texts: int = 0
+
+    def __post_init__(self):
+        _check_divergence("learn", self.divergence)
+        _check_answers("learn", self)
+        for name in ("stride", "chunk", "prompt"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected at least 1")
+        for name in ("decay", "kl"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecipeError(f"learn.{name} is {getattr(self, name)}: expected a number from 0 to 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRecipe:
+    """A drafter that reads the hidden states of a target: the family is the name of one of `draft_heads.KINDS`.
+
+    Attributes:
+        target: what `jaxspec.load` takes.
+        head: its sizes: what its kind takes (`draft_heads.KINDS`).
+        learn, data, train: see there; `train.start` is a folder that `jaxspec.load_drafter` takes.
+    """
+
+    name: str
+    family: str
+    target: str
+    head: Any
+    data: Data
+    train: Train
+    learn: Learn = dataclasses.field(default_factory=Learn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What to count.
+
+    Attributes:
+        train, heldout: JSON-lines files, relative to the data folder.
+        field: which of their fields is the text that a drafter continues: the output, where there is an input.
+        tasks: which of the files' tasks to use; all if there are none.
+    """
+
+    train: str
+    heldout: str
+    field: str = "text"
+    tasks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """N-gram tables; see `drafters.ngram`.
+
+    Attributes:
+        target: the model that they draft for, whose vocabulary and start token they take over: what `jaxspec.load`
+            takes.
+        order: 1 for unigrams, 2 for bigrams, ...
+        followers: tokens stored after each context.
+        least: contexts seen less often than this are left out.
+    """
+
+    target: str
+    order: int
+    followers: int = 8
+    least: int = 1
+
+    def __post_init__(self):
+        for name in ("order", "followers", "least"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"tables.{name} is {getattr(self, name)}: expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRecipe:
+    """N-gram tables and what they are counted from; the family is "ngram"."""
+
+    name: str
+    family: str
+    data: Texts
+    tables: Tables
+
+
+AnyRecipe = Recipe | TableRecipe | HeadRecipe
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with jaxspec, by name: those of a wheel, else those of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    found: dict[str, Path] = {}
+    for folder in (package / "data" / "recipes", package.parent / "models"):
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def load(path: str | Path) -> AnyRecipe:
+    """Reads a recipe: a file, or one that comes with jaxspec, by its name.
+
+    Raises:
+        FileNotFoundError: there is no such recipe.
+        RecipeError: it is not TOML, or has an unknown, missing or ill-typed key.
+    """
+    path, known = Path(path), shipped()
+    if not path.is_file():
+        if str(path) not in known:
+            near = difflib.get_close_matches(str(path), known, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected a .toml file, or one of {', '.join(known)}"
+            raise FileNotFoundError(f"no recipe {str(path)!r}: {meant}")
+        path = known[str(path)]
+    text = read_text(path)
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    return parse(table, str(path))
+
+
+def parse(table: dict[str, Any], where: str = "recipe") -> AnyRecipe:
+    """A recipe from the tables of its TOML file; its family says of which kind."""
+    family = table.get("family")
+    if family not in {**CONFIGS, **HEADS}:
+        raise RecipeError(f"{where}: family is {family!r}: expected one of {sorted([*CONFIGS, *HEADS])}")
+    if family in HEADS:
+        whole, parts = HeadRecipe, {"head": HEADS[family], "data": Data, "train": Train, "learn": Learn}
+    else:
+        whole, parts = Recipe, {"model": CONFIGS[family], "data": Data, "train": Train, "distil": Distil}
+        parts["early_exit"] = EarlyExit
+    if family == "ngram":
+        whole, parts = TableRecipe, {"data": Texts, "tables": Tables}
+    table = dict(table)
+    for key, kind in parts.items():
+        if key in table:
+            table[key] = build(kind, table[key], f"{where}: [{key}]")
+    return build(whole, table, where)

@@ -1,0 +1,1 @@
+"""Vocabularies that differ: ids mapped, tokenizers bridged, heads trimmed."""

@@ -1,0 +1,162 @@
+"""A drafter with another tokenizer than the target: it drafts the tokens that both have (token-level intersection)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from jaxspec.core import Model, token_ids
+from jaxspec.vocab.remap import NONE, check_model, map_vocabulary
+
+LONGEST = 4  # of the drafter's tokens that one of the target's is read as, unless told otherwise
+SPACE = "▁"  # how SentencePiece writes a space
+ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+
+
+def share_vocabulary(draft: Model, target: Model, *, longest: int = LONGEST) -> Model:
+    """Makes a model draft for a target that has another tokenizer.
+
+    It drafts the tokens that spell the same bytes in both vocabularies, and the special ones with the same role or
+    name; all others have probability 0 in its distributions, which the acceptance rule sees. So the text keeps the
+    target's distribution exactly, and a draft token is accepted at most with the target's probability of the shared
+    ones. What the target has generated is read as the drafter's tokens; one that the drafter lacks is spelled with
+    several, the longest first.
+
+    Args:
+        draft: the model that is to draft, with its tokenizer.
+        target: the model to draft for, with its own.
+        longest: most of the drafter's tokens that one of the target's is read as; of a longer one only the end is read.
+            Caches are this many times as long, and so is a pass over tokens of which some must be spelled.
+
+    Returns:
+        A model with the target's vocabulary and tokenizer, for any drafter that takes one; without token trees, unless
+        it has every token of the target's.
+
+    Raises:
+        ValueError: a model without a tokenizer, or no token in common.
+
+    Example:
+        >>> import jax, jaxspec
+        >>> from jaxspec.testing import table_model, word_tokenizer
+        >>> words = ["<unk>", "</s>", "the", "old", "dog"], ["</s>", "<unk>", "dog", "cat", "old", "d", "o"]
+        >>> target, draft = (
+        ...     table_model(jax.random.key(6), vocab=len(w))._replace(tokenizer=word_tokenizer(w)) for w in words
+        ... )
+        >>> shared = share_vocabulary(draft, target)
+        >>> shared.params.to_target.tolist()  # 5 stands for none
+        [1, 0, 4, 5, 3, 5, 5]
+        >>> text = jaxspec.generate(target, "the old", drafter=shared, gamma=2, max_new_tokens=4).texts
+        >>> text == jaxspec.generate(target, "the old", max_new_tokens=4).texts
+        True
+
+    Reference: Timor et al., token-level intersection, ICML 2025, arXiv 2502.05202.
+    """
+    for who, model in (("the drafter", draft), ("the target", target)):
+        check_model(model, "share_vocabulary")
+        if model.tokenizer is None:
+            raise ValueError(f"{who} ({model.name}) has no tokenizer, which says what its token ids mean")
+    if longest < 1:
+        raise ValueError(f"longest is {longest}: expected at least 1")
+    starts = target.lm.start_token, draft.lm.start_token
+    if (starts[0] is None) != (starts[1] is None):
+        raise ValueError("one of target and drafter is an encoder-decoder, the other is not: both must be of one kind")
+    sizes = target.lm.vocab_size, draft.lm.vocab_size
+    to_target, to_draft, first = _maps(draft.tokenizer, target.tokenizer, *sizes, longest, *starts)
+    mapped = map_vocabulary(draft, to_target, sizes[0], to_draft, first=first if starts[0] is None else ())
+    return mapped._replace(tokenizer=target.tokenizer)
+
+
+@functools.lru_cache(maxsize=16)  # vocabularies of 256k take seconds
+def _maps(
+    draft: Any, target: Any, target_size: int, draft_size: int, longest: int, start: int | None, own_start: int | None
+) -> tuple[list[int], list[list[int]], list[int]]:
+    ours = dict(_spelled(target, target_size))
+    theirs = dict(_spelled(draft, draft_size))
+    by_text: dict[bytes, int] = {}
+    for index, text in theirs.items():
+        by_text.setdefault(text, index)  # of two ids with one text the lower
+    # Of several tokens with one text the one that has the same id, if one has.
+    direct = {i: i if theirs.get(i) == text else by_text[text] for i, text in ours.items() if text in by_text}
+    if not direct:
+        raise ValueError("the tokenizers of drafter and target have no token in common, but special ones")
+    direct |= _special(draft, target, draft_size, target_size)
+    if start is not None and own_start is not None:
+        direct[start] = own_start
+    to_target = [NONE] * draft_size
+    for index, found in direct.items():
+        if to_target[found] == NONE:
+            to_target[found] = index
+    unknown = next((x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0)
+    spell = functools.partial(_spell, by_text, max(map(len, by_text), default=1), longest)
+    to_draft = [
+        [direct[i]] if i in direct else (spell(ours[i]) if i in ours else []) or [unknown] for i in range(target_size)
+    ]
+    return to_target, to_draft, _beginning(draft, target)
+
+
+def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> list[int]:
+    """A text as tokens, the longest first; bytes that no token has are left out.
+
+    >>> _spell({b"a": 0, b"ab": 1, b"b": 2}, 2, 3, b"abb?a")
+    [1, 2, 0]
+    """
+    found, at = [], 0
+    while at < len(text):
+        size = next((n for n in range(min(widest, len(text) - at), 0, -1) if text[at : at + n] in tokens), 0)
+        found += [tokens[text[at : at + size]]] if size else []
+        at += size or 1
+    return found[-longest:]
+
+
+def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of every token that is not special."""
+    special, letters = set(tokenizer.all_special_ids), _byte_letters()
+    words = token_ids.words(tokenizer)[:size]
+    # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
+    byte_level = not any(word and SPACE in word for word in words) and any(word and "Ġ" in word for word in words)
+    for index, word in enumerate(words):
+        if word is None or index in special or not word:
+            continue
+        if byte_level and all(letter in letters for letter in word):
+            yield index, bytes(letters[letter] for letter in word)
+        elif not byte_level and len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            yield index, bytes([int(word[3:5], 16)])
+        else:
+            yield index, (word if byte_level else word.replace(SPACE, " ")).encode("utf-8", "surrogatepass")
+
+
+@functools.lru_cache
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
+
+    >>> letters = _byte_letters()
+    >>> len(letters), letters["Ġ"], letters["a"]
+    (256, 32, 97)
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
+    """The drafter's special token for each of the target's: with the same name, or the same role."""
+    theirs = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
+    found = {
+        i: theirs[name]
+        for name, i in zip(target.all_special_tokens, target.all_special_ids, strict=True)
+        if name in theirs
+    }
+    for role in ROLES:
+        ours, own = getattr(target, role), getattr(draft, role)
+        if ours is not None and own is not None:
+            found.setdefault(ours, own)
+    return {i: own for i, own in found.items() if i < target_size and own < draft_size}
+
+
+def _beginning(draft: Any, target: Any) -> list[int]:
+    """What the drafter's tokenizer puts before a text, where the target's puts nothing."""
+    bos = draft.bos_token_id
+    if bos is None or draft("a")["input_ids"][:1] != [bos]:
+        return []
+    return [] if target.bos_token_id is not None and target("a")["input_ids"][:1] == [target.bos_token_id] else [bos]

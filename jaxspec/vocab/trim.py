@@ -1,0 +1,131 @@
+"""A drafter's head over frequent tokens only (FR-Spec): for a large vocabulary the head is most of a small drafter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxspec import nets
+from jaxspec.core import Model, token_ids
+from jaxspec.vocab.remap import MappedParams, check_model, with_head
+
+
+def trim_vocabulary(
+    drafter_model: Model,
+    *,
+    size: int | None = None,
+    counts: Sequence[float] | np.ndarray | None = None,
+    ids: Sequence[int] | np.ndarray | None = None,
+) -> Model:
+    """Makes a drafter's head smaller: it computes the logits of frequent tokens only, and drafts no others.
+
+    The rows of the other tokens are not read at all: a drafter of 32,768 of 262,144 tokens reads an eighth of its head
+    at each draft token. The text keeps the target's distribution exactly; draft tokens are accepted less often, by at
+    most the target's probability of the tokens that are left out. What is read, prompts and drafted tokens, is not
+    restricted. Tokens that end a text are always among those drafted.
+
+    Args:
+        drafter_model: of a network of jaxspec's own, as `jaxspec.load` gives it; a head that was trimmed before is
+            trimmed anew, of the whole.
+        size: how many tokens to draft; with `counts` the most frequent ones, otherwise the first ids, which are the
+            most frequent ones of vocabularies that were made by merging pairs, and of most others.
+        counts: how often each id occurs in texts such as the target writes; alone: all ids that occur.
+        ids: the tokens to draft, in place of size and counts.
+
+    Returns:
+        A model for any drafter that takes one. Its vocabulary, tokenizer and what it reads are the model's.
+
+    Raises:
+        TypeError: it is no model.
+        ValueError: none or too many of the three, sizes or ids out of range, or a model whose head is not known.
+
+    Example:
+        >>> import jaxspec
+        >>> from jaxspec.nets import decoder
+        >>> config = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=1, heads=4, kv_heads=2, head_dim=4)
+        >>> model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
+        >>> small = trim_vocabulary(model, size=8)
+        >>> small.params.head["head"]["weight"].shape, small.lm.vocab_size
+        ((8, 16), 32)
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1]]), jnp.array([2]))
+        >>> out = jaxspec.generate(model, prompt, drafter=small, gamma=3, max_new_tokens=9)
+        >>> bool((out.tokens == jaxspec.generate(model, prompt, max_new_tokens=9).tokens).all())
+        True
+
+    Reference: Zhao et al., FR-Spec, arXiv 2502.14856; Goel et al., VocabTrim, arXiv 2506.22694.
+    """
+    check_model(drafter_model, "trim_vocabulary")
+    drafter_model = untrimmed(drafter_model)
+    try:
+        net = nets.net_of(drafter_model.config)
+        tied = drafter_model.config.tied_head
+    except (TypeError, AttributeError):
+        kind = type(drafter_model.config).__name__
+        raise ValueError(
+            f"the head of {drafter_model.name or 'this model'} (a {kind}) cannot be trimmed: expected a model of "
+            "jaxspec's own networks, as jaxspec.load returns it"
+        ) from None
+    if not isinstance(drafter_model.params, dict):
+        raise ValueError(f"{drafter_model.name or 'the model'} has a vocabulary map already: trim the model first")
+    chosen = frequent_ids(drafter_model, size, counts, ids)
+    # A start token must be an id of the smaller vocabulary, too, although a head does not read it.
+    unread = {"start_token": 0} if hasattr(drafter_model.config, "start_token") else {}
+    config = dataclasses.replace(drafter_model.config, vocab_size=len(chosen), **unread)
+    name, rows = "embedding" if tied else "head", jnp.asarray(chosen)
+    # Every leaf of the head's module, int8 entries and their scales too, has a row for each token.
+    head_params = {name: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), drafter_model.params[name])}
+    head = net.language_model(config).head
+    assert head is not None
+    trimmed = with_head(drafter_model, head, head_params, chosen)
+    return trimmed._replace(name=f"{drafter_model.name} ({len(chosen)} tokens)".strip())
+
+
+def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
+    """The ids that a model with a trimmed head drafts, ascending; None: its head is whole."""
+    trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
+    return np.asarray(model.params.to_target) if trimmed else None
+
+
+def untrimmed(model: Model) -> Model:
+    """A model with its whole head again, where `trim_vocabulary` trimmed it: to be trained further, or written."""
+    if draft_tokens(model) is None:
+        return model
+    lm = nets.net_of(model.config).language_model(model.config)
+    return model._replace(lm=lm, params=model.params.model)
+
+
+def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -> Int[np.ndarray, " W"]:
+    """The ids to draft, ascending; arguments and errors as `trim_vocabulary`'s."""
+    vocab = model.lm.vocab_size
+    if (ids is None) == (size is None and counts is None):
+        raise ValueError("trim_vocabulary takes ids, or size and counts (one or both)")
+    ends = [token for token in token_ids.ends(model) if token < vocab]
+    if ids is not None:
+        chosen = np.asarray(ids)
+        if chosen.ndim != 1 or not np.issubdtype(chosen.dtype, np.integer) or chosen.size == 0:
+            raise ValueError(f"ids has shape {chosen.shape} and dtype {chosen.dtype}: expected a list of token ids")
+        if chosen.min() < 0 or chosen.max() >= vocab:
+            raise ValueError(f"ids has {chosen.min()} to {chosen.max()}: expected ids from 0 to {vocab - 1}")
+        return np.union1d(chosen, ends).astype(np.int32)
+    often = _counts(counts, vocab)
+    most = int(np.count_nonzero(often)) if size is None else size
+    if isinstance(most, bool) or not isinstance(most, int | np.integer) or not 1 <= most <= vocab:
+        raise ValueError(f"size is {most!r}: expected a number of tokens from 1 to {vocab}")
+    often[ends] = np.inf
+    order = np.argsort(-often, kind="stable")  # of equals the lowest ids
+    return np.sort(order[:most]).astype(np.int32)
+
+
+def _counts(counts: Any, vocab: int) -> Float[np.ndarray, " V"]:
+    if counts is None:
+        return np.zeros(vocab)
+    often = np.array(counts, np.float64)
+    if often.shape != (vocab,) or not np.isfinite(often).all() or often.min() < 0 or often.max() == 0:
+        raise ValueError(f"counts has shape {often.shape}: expected how often each of the {vocab} ids occurs")
+    return often

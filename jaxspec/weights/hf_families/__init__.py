@@ -1,0 +1,78 @@
+"""The model families people have: what a Hugging Face config.json of each means here, and the published sizes.
+
+A family is data and three small functions (`common.Family`); the networks themselves are in `jaxspec.nets`.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights.hf_families import decoders, gemma, gpt, lamda, llama, mistral, qwen, t5
+from jaxspec.weights.hf_families.common import Family, FamilyError, Tensor, check
+
+__all__ = ["FAMILIES", "Family", "FamilyError", "Tensor", "describe", "of"]
+
+FAMILIES: tuple[Family, ...] = (
+    t5.T5,
+    t5.MT5,
+    gpt.GPT2,
+    llama.LLAMA,
+    mistral.MISTRAL,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    lamda.LAMDA,
+)
+
+
+def of(table: dict) -> Family:
+    """The family of a config.json.
+
+    Raises:
+        FamilyError: none of ours, or a variant that would compute something else.
+
+    >>> of({"model_type": "qwen3"}).title
+    'Qwen 3'
+    """
+    check(table)
+    if "quantization_config" in table:
+        raise FamilyError("its weights are quantised (quantization_config): expected float32, float16 or bfloat16 ones")
+    for family in FAMILIES:
+        if table.get("model_type") in family.model_types:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.model_types)
+    raise FamilyError(f"model_type is {table.get('model_type')!r}, expected one of {known}")
+
+
+def describe(config: Any) -> tuple[Family, dict[str, Any]]:
+    """The first family whose config.json can hold all of a configuration, and that config.json.
+
+    What is written is read again and compared: but for the dtype, for the end tokens, which
+    `weights.huggingface.save` writes, and for a T5's limit on positions, which has no place there, nothing is lost.
+
+    Raises:
+        FamilyError: there is none.
+
+    >>> family, table = describe(llama.SIZES["llama-3.1-8b"])
+    >>> family.title, table["rope_scaling"]["factor"]
+    ('Llama', 8.0)
+    """
+    config = dataclasses.replace(config, dtype="float32")
+    if hasattr(config, "end_tokens"):
+        config = dataclasses.replace(config, end_tokens=())
+    if isinstance(config, T5Config):
+        config = dataclasses.replace(config, max_positions=None)
+    if isinstance(config, DecoderConfig):
+        layers = [config.is_local(i) for i in range(config.layers)]
+        window = config.window if any(layers) else None
+        config = dataclasses.replace(config, local=decoders.period(layers) if window else (), window=window)
+    for family in FAMILIES:
+        try:
+            table = family.write(config)
+            if family.read(table) == config:
+                return family, table
+        except (AttributeError, KeyError, FamilyError):  # another network's, or with options that the family lacks
+            continue
+    raise FamilyError(f"transformers has no model of this configuration: {config}")

@@ -1,0 +1,143 @@
+"""What a family is, and what their files share in reading a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+EMBEDDING = "embedding/embedding"  # our parameter, of every network
+HEAD = "lm_head.weight"  # every family's tensor of a head of its own; of a tied one, some files hold it as a copy
+
+
+class FamilyError(ValueError):
+    """A config.json that describes none of our networks; the message says what was got and what was expected."""
+
+
+class Tensor(NamedTuple):
+    """Where a parameter of ours lies in a Hugging Face checkpoint.
+
+    Attributes:
+        name: of the tensor.
+        transposed: whether it is stored [in, out]; ours are [out, in].
+        part: (i, n) says that the parameter is the i-th of n equal parts of the (untransposed) tensor's first axis.
+    """
+
+    name: str
+    transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+
+
+class Family(NamedTuple):
+    """A kind of model that Hugging Face checkpoints come in.
+
+    Attributes:
+        title: for people.
+        model_types: what a config.json says in "model_type".
+        read: config.json -> configuration of the network. Raises FamilyError where the network would compute
+            something else.
+        write: configuration -> config.json; of a configuration that the family cannot express, anything.
+        names: configuration -> {path of our parameter: where it lies}.
+        canonical: name of a tensor -> that name as `names` has it; None for one that is no parameter.
+        sizes: {name: configuration} of what was published.
+        copies: {name of a tensor: that of the one it repeats}, of those that some files hold twice. Whether it does is
+            checked before it is left out. A tied head is not among them: see `HEAD`.
+    """
+
+    title: str
+    model_types: tuple[str, ...]
+    read: Callable[[dict], Any]
+    write: Callable[[Any], dict]
+    names: Callable[[Any], dict[str, Tensor]]
+    canonical: Callable[[str], str | None]
+    sizes: dict[str, Any]
+    copies: Mapping[str, str] = MappingProxyType({})
+
+
+ACTIVATIONS = {
+    **{"silu": "silu", "swish": "silu", "relu": "relu"},
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+}
+THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu"}
+
+
+def activation(name: str) -> str:
+    """Our name of an activation.
+
+    >>> activation("gelu_new")
+    'gelu'
+    """
+    if name not in ACTIVATIONS:
+        raise FamilyError(f"the activation is {name!r}, expected one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+COUNTS = {  # keys of config.json whose values are positive integers, in any family
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "sliding_window_pattern"),
+    *("original_max_position_embeddings", "n_embd", "n_inner", "n_layer", "n_head", "n_positions", "d_model", "d_ff"),
+    *("num_heads", "d_kv", "num_layers", "num_decoder_layers"),
+    *("relative_attention_num_buckets", "relative_attention_max_distance"),
+}
+NUMBERS = {  # positive and finite
+    *("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
+}
+TABLES = ("text_config", "rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+LARGEST = 2**31 - 1  # of a count: sizes are int32
+LAYERS = {"num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"}
+MOST = dict.fromkeys(LAYERS, 10_000) | {  # lists and tables are made with an entry for each
+    "relative_attention_max_distance": 2**17,
+    "relative_attention_num_buckets": 2**16,
+    "head_dim": 2**16,
+    "d_kv": 2**16,
+}
+
+
+def check(table: dict) -> None:
+    """Refuses sizes and numbers that none can be, in whatever table of a config.json they are; null is no value.
+
+    >>> check({"hidden_size": "64"})
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: hidden_size is '64': expected a positive integer
+    """
+    for key, value in table.items():
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in COUNTS and not (number and isinstance(value, int) and 1 <= value <= LARGEST):
+            raise FamilyError(f"{key} is {value!r}: expected a positive integer")
+        if key in MOST and value > MOST[key]:
+            raise FamilyError(f"{key} is {value}: expected at most {MOST[key]:,}")
+        if key in NUMBERS and not (number and 0 < value < float("inf")):
+            raise FamilyError(f"{key} is {value!r}: expected a positive number")
+        if key in TABLES:
+            if not isinstance(value, dict):
+                raise FamilyError(f"{key} is of type {type(value).__name__}: expected an object")
+            check(value)
+
+
+def need(table: Mapping[str, Any], key: str) -> Any:
+    """An entry that has no default.
+
+    >>> need({"hidden_size": 64}, "vocab_size")
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: it lacks 'vocab_size'
+    """
+    if table.get(key) is None:
+        raise FamilyError(f"it lacks {key!r}")
+    return table[key]
+
+
+def only(table: dict, **expected: Any) -> None:
+    """Refuses values that change what a model computes in a way that the network does not have; null is no value.
+
+    >>> only({"scale_attn_weights": False}, scale_attn_weights=True)
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: scale_attn_weights is False: only True is supported
+    """
+    for key, value in expected.items():
+        if table.get(key) not in (None, value):
+            raise FamilyError(f"{key} is {table[key]!r}: only {value!r} is supported")

@@ -1,0 +1,196 @@
+"""What Llama, Mistral, Qwen and Gemma have in common: keys of config.json, and names of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.nets.rotary import SCALINGS, yarn_magnitude
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, FamilyError, Tensor, activation, need, only
+
+
+def read(table: dict, **options: Any) -> DecoderConfig:
+    """The configuration that a config.json of any of these families describes; `options` are what the family adds."""
+    only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False)
+    dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
+    shape = {
+        "vocab_size": need(table, "vocab_size"),
+        "dim": dim,
+        "ff_dim": need(table, "intermediate_size"),
+        "layers": need(table, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": table.get("num_key_value_heads") or heads,
+        "head_dim": table.get("head_dim") or dim // heads,
+        "epsilon": float(table.get("rms_norm_eps", 1e-6)),
+        "max_positions": table.get("max_position_embeddings"),
+        "tied_head": bool(table.get("tie_word_embeddings", False)),
+        "activation": activation(table.get("hidden_activation") or table.get("hidden_act") or "silu"),
+    }
+    rotary = {} if "rope_base" in options else rope(table)
+    try:
+        return DecoderConfig(**{**shape, **rotary, **options})
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+
+
+def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> dict[str, Any]:
+    """Options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
+
+    >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}})
+    {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0}
+    """
+    found = {
+        "rope_theta": table.get("rope_theta") or base,
+        **(table.get("rope_scaling") or {}),
+        **(table.get(key) or {}),
+    }
+    only(found, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if kind not in (*SCALINGS, "dynamic"):
+        raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}, dynamic")
+    options: dict[str, Any] = {"rope_base": float(found["rope_theta"])}
+    if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
+        need(table, "max_position_embeddings")
+        return options
+    if kind == "yarn":
+        return options | _yarn(found, table)
+    if kind != "default":
+        options |= {"rope_scaling": kind, "rope_factor": float(need(found, "factor"))}
+    if kind == "llama3":
+        options |= {
+            "rope_low": float(need(found, "low_freq_factor")),
+            "rope_high": float(need(found, "high_freq_factor")),
+            "rope_original": int(need(found, "original_max_position_embeddings")),
+        }
+    return options
+
+
+def _yarn(found: dict, table: dict) -> dict[str, Any]:
+    original, longest = found.get("original_max_position_embeddings"), table.get("max_position_embeddings")
+    factor = found.get("factor") or (longest / original if longest and original else need(found, "factor"))
+    original = original or need(table, "max_position_embeddings")
+    weight, overall = found.get("mscale"), found.get("mscale_all_dim")
+    magnitude = found.get("attention_factor")
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor)
+        if weight and overall:
+            magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, overall)
+    return {
+        "rope_scaling": "yarn",
+        "rope_factor": float(factor),
+        "rope_low": float(found.get("beta_slow") or 1),
+        "rope_high": float(found.get("beta_fast") or 32),
+        "rope_original": int(original),
+        "rope_whole": found.get("truncate", True) is not False,
+        "rope_magnitude": float(magnitude),
+    }
+
+
+def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
+    """Options of local layers: what the file says of each layer, or else `otherwise`.
+
+    >>> windows({"sliding_window": 8, "num_hidden_layers": 4}, [True, False, True, False])
+    {'window': 8, 'local': (True, False)}
+    """
+    kinds = table.get("layer_types")
+    if kinds and (odd := set(kinds) - {"full_attention", "sliding_attention"}):
+        raise FamilyError(f"layer_types has {', '.join(sorted(odd))}: expected full_attention and sliding_attention")
+    if kinds and len(kinds) != table["num_hidden_layers"]:
+        raise FamilyError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {table['num_hidden_layers']}")
+    local = [kind == "sliding_attention" for kind in kinds] if kinds else otherwise
+    if table.get("sliding_window") is None or not any(local):
+        return {}
+    return {"window": int(table["sliding_window"]), "local": period(local)}
+
+
+def period(flags: list[bool]) -> tuple[bool, ...]:
+    """The shortest beginning that, repeated, gives the whole.
+
+    >>> period([True, True, False, True, True, False, True])
+    (True, True, False)
+    """
+    for n in range(1, len(flags) + 1):
+        if all(flag == flags[i % n] for i, flag in enumerate(flags)):
+            return tuple(flags[:n])
+    return ()
+
+
+def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    """The keys of config.json that these families share, as published files have them."""
+    table: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.ff_dim,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": THEIRS[config.activation],
+        "rms_norm_eps": config.epsilon,
+        "tie_word_embeddings": config.tied_head,
+        "rope_theta": config.rope_base,
+    }
+    if config.max_positions is not None:
+        table["max_position_embeddings"] = config.max_positions
+    if config.rope_scaling != "default":
+        table["rope_scaling"] = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
+    if config.rope_scaling == "llama3":
+        table["rope_scaling"] |= {
+            "low_freq_factor": config.rope_low,
+            "high_freq_factor": config.rope_high,
+            "original_max_position_embeddings": config.rope_original,
+        }
+    if config.rope_scaling == "yarn":
+        table["rope_scaling"] |= {
+            "beta_slow": config.rope_low,
+            "beta_fast": config.rope_high,
+            "original_max_position_embeddings": config.rope_original,
+            "truncate": config.rope_whole,
+            "attention_factor": config.rope_magnitude,
+        }
+    return table
+
+
+def layer_types(config: DecoderConfig) -> list[str]:
+    """What config.json calls each layer."""
+    return ["sliding_attention" if config.is_local(i) else "full_attention" for i in range(config.layers)]
+
+
+def names(config: DecoderConfig) -> dict[str, Tensor]:
+    """Where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
+    found = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
+    if not config.tied_head:
+        found["head/weight"] = HEAD
+    before_ff = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+    norms = {"attention_norm": "input_layernorm", "ff_norm": before_ff}
+    if config.post_norms:
+        norms |= {"attention_post_norm": "post_attention_layernorm", "ff_post_norm": "post_feedforward_layernorm"}
+    if config.head_norms:
+        norms |= {"attention/query_norm": "self_attn.q_norm", "attention/key_norm": "self_attn.k_norm"}
+    matrices = {
+        "attention/query": ("self_attn.q_proj", config.qkv_bias),
+        "attention/key": ("self_attn.k_proj", config.qkv_bias),
+        "attention/value": ("self_attn.v_proj", config.qkv_bias),
+        "attention/out": ("self_attn.o_proj", config.out_bias),
+        "ff/gate": ("mlp.gate_proj", config.ff_bias),
+        "ff/wi": ("mlp.up_proj", config.ff_bias),
+        "ff/out": ("mlp.down_proj", config.ff_bias),
+    }
+    for i in range(config.layers):
+        ours, theirs = f"layers_{i}", f"model.layers.{i}"
+        found |= {f"{ours}/{norm}/scale": f"{theirs}.{name}.weight" for norm, name in norms.items()}
+        for part, (name, has_bias) in matrices.items():
+            found[f"{ours}/{part}/weight"] = f"{theirs}.{name}.weight"
+            if has_bias:
+                found[f"{ours}/{part}/bias"] = f"{theirs}.{name}.bias"
+    return {path: Tensor(name) for path, name in found.items()}
+
+
+def canonical(name: str) -> str | None:
+    """Leaves out the frequencies that old files hold, which are computed.
+
+    >>> canonical("model.layers.0.self_attn.rotary_emb.inv_freq")
+    """
+    return None if name.endswith("rotary_emb.inv_freq") else name

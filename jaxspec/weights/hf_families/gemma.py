@@ -1,0 +1,192 @@
+"""Gemma 2 (arXiv 2408.00118), with soft caps, and the text half of Gemma 3 (arXiv 2503.19786), with norms instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import Family, only
+
+# Published files leave out what transformers has as its default.
+_DEFAULTS = {
+    "vocab_size": 256_000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA: dict[str, Any] = {"post_norms": True, "norms_from_one": True, "scale_embedding": True}
+
+
+def read_gemma2(table: dict) -> DecoderConfig:
+    """The network of a Gemma 2: every other layer, the first included, is local."""
+    return _read({**_DEFAULTS, **_CAPS, **table}, pattern=2)
+
+
+def read_gemma3(table: dict) -> DecoderConfig:
+    """The network of a Gemma 3: five local layers to a global one, whose rotary positions have a base of their own.
+
+    Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
+    """
+    table = {**table.get("text_config", {}), **_tying(table)} if "text_config" in table else table
+    table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
+    only(table, attn_logit_softcapping=None)
+    # Either one table for each kind of layer, or the keys that published files have.
+    found = table.get("rope_parameters") or {}
+    rope = decoders.rope({**table, "rope_parameters": found.get("full_attention")}, base=1e6)
+    local = found.get("sliding_attention") or {}
+    only(local, rope_type="default", partial_rotary_factor=1.0)
+    local_base = local.get("rope_theta") or table.get("rope_local_base_freq") or 10_000
+    pattern = table.get("sliding_window_pattern") or table.get("_sliding_window_pattern") or 6
+    return _read(table, pattern, head_norms=True, **rope, local_rope_base=float(local_base))
+
+
+def _read(table: dict, pattern: int, **options: Any) -> DecoderConfig:
+    local = [(i + 1) % pattern != 0 for i in range(table["num_hidden_layers"])]
+    biases = bool(table.get("attention_bias", False))
+    attention_cap, logits_cap = (table.get(key) for key in _CAPS)
+    return decoders.read(
+        table,
+        qkv_bias=biases,
+        out_bias=biases,
+        query_scalar=float(table["query_pre_attn_scalar"]),
+        attention_cap=None if attention_cap is None else float(attention_cap),
+        logits_cap=None if logits_cap is None else float(logits_cap),
+        **_GEMMA,
+        **decoders.windows(table, local),
+        **options,
+    )
+
+
+def _tying(table: dict) -> dict[str, Any]:
+    return {key: table[key] for key in ("tie_word_embeddings",) if key in table}
+
+
+def write_gemma2(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json of a network."""
+    return decoders.write(config, "gemma2", "Gemma2ForCausalLM") | _keys(config)
+
+
+def write_gemma3(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json of a network."""
+    table = decoders.write(config, "gemma3_text", "Gemma3ForCausalLM") | _keys(config)
+    return table | {"rope_local_base_freq": config.local_rope_base or config.rope_base}
+
+
+def _keys(config: DecoderConfig) -> dict[str, Any]:
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": config.qkv_bias,
+        "query_pre_attn_scalar": _whole(config.query_scalar or config.head_dim),
+        "attn_logit_softcapping": config.attention_cap,
+        "final_logit_softcapping": config.logits_cap,
+        "sliding_window": config.window,
+        "layer_types": decoders.layer_types(config),
+    }
+
+
+def _whole(number: float) -> float | int:
+    """transformers insists on an int here."""
+    return int(number) if float(number).is_integer() else number
+
+
+def canonical_gemma3(name: str) -> str | None:
+    """Finds the text half among the tensors of a model that also sees, by either of its layouts.
+
+    >>> canonical_gemma3("language_model.model.norm.weight")
+    'model.norm.weight'
+    >>> canonical_gemma3("vision_tower.vision_model.post_layernorm.bias")
+    """
+    if "vision_tower." in name or "multi_modal_projector." in name:
+        return None
+    name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+    return decoders.canonical(name)
+
+
+_2B = DecoderConfig(
+    256_000,
+    2304,
+    9216,
+    26,
+    8,
+    4,
+    256,
+    "gelu",
+    tied_head=True,
+    query_scalar=256.0,
+    attention_cap=50.0,
+    logits_cap=30.0,
+    window=4096,
+    local=(True, False),
+    max_positions=8192,
+    **_GEMMA,
+)
+
+SIZES_2 = {
+    "gemma-2-2b": _2B,
+    "gemma-2-9b": replace(_2B, dim=3584, ff_dim=14_336, layers=42, heads=16, kv_heads=8),
+    "gemma-2-27b": replace(
+        _2B, dim=4608, ff_dim=36_864, layers=46, heads=32, kv_heads=16, head_dim=128, query_scalar=144.0
+    ),
+}
+
+_1B = replace(
+    _2B,
+    vocab_size=262_144,
+    dim=1152,
+    ff_dim=6912,
+    heads=4,
+    kv_heads=1,
+    head_norms=True,
+    attention_cap=None,
+    logits_cap=None,
+    window=512,
+    local=(True, True, True, True, True, False),
+    rope_base=1e6,
+    local_rope_base=10_000.0,
+    max_positions=32_768,
+)
+_4B = replace(
+    _1B,
+    vocab_size=262_208,
+    dim=2560,
+    ff_dim=10_240,
+    layers=34,
+    heads=8,
+    kv_heads=4,
+    window=1024,
+    rope_scaling="linear",
+    rope_factor=8.0,
+    max_positions=131_072,
+)
+
+SIZES_3 = {
+    "gemma-3-270m": replace(_1B, dim=640, ff_dim=2048, layers=18),
+    "gemma-3-1b": _1B,
+    "gemma-3-4b": _4B,
+    "gemma-3-12b": replace(_4B, dim=3840, ff_dim=15_360, layers=48, heads=16, kv_heads=8),
+    "gemma-3-27b": replace(
+        _4B, dim=5376, ff_dim=21_504, layers=62, heads=32, kv_heads=16, head_dim=128, query_scalar=168.0
+    ),
+}
+
+GEMMA2 = Family("Gemma 2", ("gemma2",), read_gemma2, write_gemma2, decoders.names, decoders.canonical, SIZES_2)
+GEMMA3 = Family(
+    "Gemma 3, text",
+    ("gemma3_text", "gemma3"),
+    read_gemma3,
+    write_gemma3,
+    decoders.names,
+    canonical_gemma3,
+    SIZES_3,
+)

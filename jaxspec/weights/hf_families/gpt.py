@@ -1,0 +1,103 @@
+"""GPT-2 (Radford et al. 2019), which is the paper's GPT with biases everywhere: `jaxspec.nets.gpt`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets.gpt import SIZES as PAPER
+from jaxspec.nets.gpt import GPTConfig
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, Tensor, activation, need, only
+
+
+def read(table: dict) -> GPTConfig:
+    """The network of a config.json."""
+    only(table, add_cross_attention=False)
+    return GPTConfig(
+        need(table, "vocab_size"),
+        need(table, "n_embd"),
+        table.get("n_inner") or 4 * table["n_embd"],
+        need(table, "n_layer"),
+        need(table, "n_head"),
+        need(table, "n_positions"),
+        tied_head=bool(table.get("tie_word_embeddings", True)),
+        activation=activation(table.get("activation_function", "gelu_new")),
+        epsilon=float(table.get("layer_norm_epsilon", 1e-5)),
+        scale_scores=table.get("scale_attn_weights", True) is not False,
+        scale_by_layer=bool(table.get("scale_attn_by_inverse_layer_idx", False)),
+    )
+
+
+def write(config: GPTConfig) -> dict[str, Any]:
+    """The config.json of a network."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_embd": config.dim,
+        "n_inner": config.ff_dim,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_positions": config.max_positions,
+        "activation_function": "gelu_new" if config.activation == "gelu" else THEIRS[config.activation],
+        "layer_norm_epsilon": config.epsilon,
+        "scale_attn_weights": config.scale_scores,
+        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
+        "tie_word_embeddings": config.tied_head,
+    }
+
+
+def names(config: GPTConfig) -> dict[str, Tensor]:
+    """Where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
+    found = {
+        EMBEDDING: Tensor("transformer.wte.weight"),
+        "position/embedding": Tensor("transformer.wpe.weight"),
+        "norm/scale": Tensor("transformer.ln_f.weight"),
+        "norm/bias": Tensor("transformer.ln_f.bias"),
+    }
+    if not config.tied_head:
+        found["head/weight"] = Tensor(HEAD)
+    for i in range(config.layers):
+        ours, theirs = f"layers_{i}", f"transformer.h.{i}"
+        for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
+            found[f"{ours}/{norm}/scale"] = Tensor(f"{theirs}.{name}.weight")
+            found[f"{ours}/{norm}/bias"] = Tensor(f"{theirs}.{name}.bias")
+        matrices = {
+            "attention/query": ("attn.c_attn", (0, 3)),
+            "attention/key": ("attn.c_attn", (1, 3)),
+            "attention/value": ("attn.c_attn", (2, 3)),
+            "attention/out": ("attn.c_proj", (0, 1)),
+            "ff/wi": ("mlp.c_fc", (0, 1)),
+            "ff/out": ("mlp.c_proj", (0, 1)),
+        }
+        for part, (name, share) in matrices.items():
+            found[f"{ours}/{part}/weight"] = Tensor(f"{theirs}.{name}.weight", transposed=True, part=share)
+            found[f"{ours}/{part}/bias"] = Tensor(f"{theirs}.{name}.bias", part=share)
+    return found
+
+
+def canonical(name: str) -> str | None:
+    """The first checkpoints have names without "transformer.", and causal masks among their tensors.
+
+    >>> canonical("h.0.ln_1.weight")
+    'transformer.h.0.ln_1.weight'
+    >>> canonical("h.0.attn.bias")
+    """
+    if name == HEAD:
+        return HEAD
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
+        return None
+    return f"transformer.{name.removeprefix('transformer.')}"
+
+
+def _gpt2(dim: int, layers: int, heads: int) -> GPTConfig:
+    return GPTConfig(50_257, dim, 4 * dim, layers, heads, 1024)
+
+
+SIZES = PAPER | {
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2-medium": _gpt2(1024, 24, 16),
+    "gpt2-large": _gpt2(1280, 36, 20),
+    "gpt2-xl": _gpt2(1600, 48, 25),
+}
+
+GPT2 = Family("GPT-2", ("gpt2",), read, write, names, canonical, SIZES)

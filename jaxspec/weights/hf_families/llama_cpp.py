@@ -1,0 +1,230 @@
+"""What the metadata of a GGUF file means: the config.json of the same model.
+
+llama.cpp names an architecture, and its sizes by keys that begin with that name (the GGUF specification lists them).
+Some facts are not among the metadata; llama.cpp's code has them for each architecture, or the tensors show them.
+
+The function of an architecture takes the keys that it obeys. One that is left is without effect (`UNREAD`), or has a
+value that changes nothing (`NEUTRAL`), or is refused by name: so none that llama.cpp may obey is passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.nets.rotary import yarn_magnitude
+from jaxspec.weights.hf_families import common
+from jaxspec.weights.hf_families.common import FamilyError
+
+Shape = tuple[int, ...]
+
+UNREAD = {  # by llama.cpp, when it generates text with these architectures
+    *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out"),
+    *("classifier.output_labels", "classifier.pooling_type"),
+}
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_group_count"), (0,)),
+    **dict.fromkeys(("expert_group_used_count", "nextn_predict_layers", "attention.max_alibi_bias"), (0,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.scale", "attention.sliding_window"), (0,)),
+    **dict.fromkeys(("attention.temperature_length", "attention.temperature_scale", "rope.scaling.alpha"), (0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "rope.dimension_sections"), (0,)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (1, 0)),
+    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), (1,)),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+
+
+def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """A config.json that `families.of` reads.
+
+    Args:
+        metadata: of the file, by key.
+        shapes: of its tensors, by llama.cpp's names; rows first.
+
+    Raises:
+        FamilyError: the architecture is none of ours, a key is missing, or one has a value that no network obeys.
+
+    >>> config_json({"general.architecture": "rwkv7"}, {})
+    Traceback (most recent call last):
+    jaxspec.weights.hf_families.common.FamilyError: the architecture is 'rwkv7', expected one of gpt2, ...
+    """
+    _only(dict(metadata), "general.type", "model")
+    if metadata.get("tokenizer.ggml.suppress_tokens"):
+        raise FamilyError("tokenizer.ggml.suppress_tokens, a list of tokens never to generate, is not supported")
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise FamilyError(f"the architecture is {architecture!r}, expected one of {', '.join(ARCHITECTURES)}")
+    if "token_embd.weight" not in shapes:
+        raise FamilyError("it has no tensor token_embd.weight")
+    prefix = f"{architecture}."
+    keys = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    table = ARCHITECTURES[architecture](keys, shapes)
+    for key in sorted(keys.keys() - UNREAD):
+        _only(keys, key, *NEUTRAL.get(key, ()))
+    table |= {"vocab_size": shapes["token_embd.weight"][0], "tie_word_embeddings": "output.weight" not in shapes}
+    table["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")  # a T5's rows begin with it by default
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _take(keys: dict[str, Any], key: str, otherwise: Any = None) -> Any:
+    """Takes a key, and returns its value; of one that is listed by layers, that of all of them."""
+    value = keys.pop(key, otherwise)
+    if isinstance(value, list) and value and all(x == value[0] for x in value):
+        return value[0]
+    if isinstance(value, list):
+        raise FamilyError(f"{key} differs between layers: expected one value")
+    return value
+
+
+def _need(keys: dict[str, Any], key: str) -> Any:
+    common.need(keys, key)
+    return _take(keys, key)
+
+
+def _only(keys: dict[str, Any], key: str, *expected: Any) -> None:
+    """Takes a key, and refuses any value but some; it may be missing."""
+    if key in keys and (value := _take(keys, key)) not in expected:
+        only = f"only {' or '.join(map(repr, expected))} is supported" if expected else "the key is not supported"
+        raise FamilyError(f"{key} is {value!r}: {only}")
+
+
+def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
+    """The model's width, its number of heads, and their width, which is the same for queries, keys and values."""
+    dim, heads = _need(keys, "embedding_length"), _need(keys, "attention.head_count")
+    common.check({"hidden_size": dim, "num_attention_heads": heads})
+    width = _take(keys, "attention.key_length", dim // heads)
+    for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
+        _only(keys, key, width)
+    for key in ("rope.dimension_count", "rope.dimension_count_swa"):  # llama.cpp rotates a part of the heads
+        _only(keys, key, width)
+    return dim, heads, width
+
+
+def _gpt2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    dim, heads, width = _attention(keys)
+    _only({"attention.key_length": width}, "attention.key_length", dim // heads)
+    _only(keys, "attention.head_count_kv", heads)
+    return {
+        "model_type": "gpt2",
+        "n_embd": dim,
+        "n_inner": _take(keys, "feed_forward_length"),
+        "n_layer": _need(keys, "block_count"),
+        "n_head": heads,
+        "n_positions": _need(keys, "context_length"),
+        "layer_norm_epsilon": _need(keys, "attention.layer_norm_epsilon"),
+    }
+
+
+def _t5(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    dim, heads, width = _attention(keys)
+    _only(keys, "attention.head_count_kv", heads)
+    _take(keys, "context_length")  # of the training
+    epsilon = _take(keys, "attention.layer_norm_epsilon")
+    return {
+        "model_type": "t5",
+        "d_model": dim,
+        "d_ff": _need(keys, "feed_forward_length"),
+        "d_kv": width,
+        "num_heads": heads,
+        "num_layers": _need(keys, "block_count"),
+        "num_decoder_layers": _take(keys, "decoder_block_count"),
+        "relative_attention_num_buckets": _need(keys, "attention.relative_buckets_count"),
+        "feed_forward_proj": "gated-gelu" if "enc.blk.0.ffn_gate.weight" in shapes else "relu",
+        "layer_norm_epsilon": _take(keys, "attention.layer_norm_rms_epsilon", epsilon),
+        "decoder_start_token_id": _take(keys, "decoder_start_token_id"),
+    }
+
+
+def _decoder(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    dim, heads, width = _attention(keys)
+    longest = _take(keys, "context_length")
+    return {
+        "model_type": model_type,
+        "hidden_size": dim,
+        "intermediate_size": _need(keys, "feed_forward_length"),
+        "num_hidden_layers": _need(keys, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _take(keys, "attention.head_count_kv"),
+        "head_dim": width,
+        "rms_norm_eps": _need(keys, "attention.layer_norm_rms_epsilon"),
+        "rope_theta": _take(keys, "rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(keys, longest),
+        "max_position_embeddings": longest,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+    }
+
+
+def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
+    """The scaling of positions: linear unless another kind is named; of YaRN, a magnitude that multiplies its own."""
+    kind = _take(keys, "rope.scaling.type", "linear")
+    factor = _take(keys, "rope.scaling.factor", _take(keys, "rope.scale_linear")) or 1.0
+    original = _take(keys, "rope.scaling.original_context_length") or longest
+    if kind not in ("none", "linear", "yarn"):
+        raise FamilyError(f"rope.scaling.type is {kind!r}, expected none, linear or yarn")
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return None
+    if kind == "linear":
+        return {"rope_type": kind, "factor": factor}
+    return {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "attention_factor": _take(keys, "rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor),
+    }
+
+
+def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Scores are divided by the root of the heads' dimension; of the largest, as its layers show, by dim / heads."""
+    table = _decoder(model_type, keys, shapes)
+    whole = table["num_hidden_layers"] == largest
+    scalar = table["hidden_size"] // table["num_attention_heads"] if whole else table["head_dim"]
+    cap = _take(keys, "final_logit_softcapping")
+    return table | {"query_pre_attn_scalar": scalar, "final_logit_softcapping": cap}
+
+
+def _gemma2(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    table = _gemma("gemma2", 46, keys, shapes)
+    _only(keys, "rope.freq_base_swa", table["rope_theta"])
+    return table | {
+        "attn_logit_softcapping": _take(keys, "attn_logit_softcapping"),
+        "sliding_window": _take(keys, "attention.sliding_window"),
+        "layer_types": _layer_types(keys, table, pattern=2),
+    }
+
+
+def _gemma3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    table = _gemma("gemma3_text", 62, keys, shapes)
+    window = _take(keys, "attention.sliding_window") or None
+    layers = _layer_types(keys, table, pattern=6)
+    return table | {
+        "final_logit_softcapping": table["final_logit_softcapping"] or None,
+        "sliding_window": window,
+        "layer_types": layers if window else ["full_attention"] * len(layers),
+        "rope_local_base_freq": _take(keys, "rope.freq_base_swa"),
+    }
+
+
+def _layer_types(keys: dict[str, Any], table: dict[str, Any], pattern: int) -> list[str]:
+    """Which layers attend to a window: the file's list; else all but every n-th, or, of n = 0, all."""
+    local, layers = keys.pop("attention.sliding_window_pattern", pattern), table["num_hidden_layers"]
+    common.check({"num_hidden_layers": layers})
+    if not isinstance(local, list):
+        local = [not local or (i + 1) % local != 0 for i in range(layers)]
+    return ["sliding_attention" if x else "full_attention" for x in local]
+
+
+ARCHITECTURES = {
+    "gpt2": _gpt2,
+    "t5": _t5,
+    **{name: functools.partial(_decoder, name) for name in ("llama", "qwen2", "qwen3")},
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+}
+NORMS_FROM_ONE = ("gemma2", "gemma3")  # whose norms are stored as what they multiply by; transformers subtracts 1
+INTERLEAVED = ("llama",)  # whose queries and keys are stored for rotations of dimensions 2i and 2i + 1

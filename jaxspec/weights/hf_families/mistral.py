@@ -1,0 +1,32 @@
+"""Mistral (arXiv 2310.06825): a Llama whose layers, in its first version, attend to a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxspec.nets.decoder import DecoderConfig
+from jaxspec.weights.hf_families import decoders
+from jaxspec.weights.hf_families.common import Family
+
+
+def read(table: dict) -> DecoderConfig:
+    """The network of a config.json; where it has a window, every layer does."""
+    return decoders.read(table, **decoders.windows({"sliding_window": 4096, **table}, [True]))
+
+
+def write(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json of a network."""
+    table = decoders.write(config, "mistral", "MistralForCausalLM")
+    return table | {"sliding_window": config.window if all(config.local) else None}
+
+
+_V1 = DecoderConfig(32000, 4096, 14336, 32, 32, 8, 128, epsilon=1e-5, window=4096, local=(True,), max_positions=32_768)
+
+SIZES = {
+    "mistral-7b-v0.1": _V1,
+    "mistral-7b-v0.2": replace(_V1, window=None, local=(), rope_base=1e6),
+    "mistral-7b-v0.3": replace(_V1, window=None, local=(), rope_base=1e6, vocab_size=32_768),
+}
+
+MISTRAL = Family("Mistral", ("mistral",), read, write, decoders.names, decoders.canonical, SIZES)

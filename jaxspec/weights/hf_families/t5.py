@@ -1,0 +1,148 @@
+"""T5 1.0 and v1.1 (arXiv 1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934) and ByT5 (2105.13626): one network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxspec.nets.t5 import SIZES as PAPER
+from jaxspec.nets.t5 import T5Config
+from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, Family, FamilyError, Tensor, need
+
+FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether it is gated
+    "relu": ("relu", False),
+    "gated-gelu": ("gelu", True),  # by tanh
+    "gated-relu": ("relu", True),
+    "gated-silu": ("silu", True),
+    "silu": ("silu", False),
+    "gelu": ("gelu_erf", False),
+}
+
+
+def read(table: dict) -> T5Config:
+    """The network of a config.json.
+
+    Whether the head is tied and whether it is scaled are two facts. Older files have one key for both,
+    tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
+    always true: whether the head is tied is decided by the weights (`jaxspec.weights.huggingface`). A decoder's row
+    begins with decoder_start_token_id; without one with bos_token_id, as in transformers, or pad_token_id, as T5's do.
+    """
+    kind = table.get("feed_forward_proj", "relu")
+    if kind not in FEED_FORWARD:
+        raise FamilyError(f"feed_forward_proj is {kind!r}, expected one of {', '.join(FEED_FORWARD)}")
+    activation, gated = FEED_FORWARD[kind]
+    tied = table.get("tie_word_embeddings", True) is not False
+    scaled = table.get("scale_decoder_outputs", tied) is not False
+    starts = (table.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token for token in starts if token is not None), None)
+    layers = need(table, "num_layers")
+    shape = (
+        need(table, "vocab_size"),
+        need(table, "d_model"),
+        need(table, "d_ff"),
+        need(table, "num_heads"),
+        need(table, "d_kv"),
+        layers,
+        table.get("num_decoder_layers") or layers,
+        activation,
+        gated,
+        tied,
+        table.get("relative_attention_num_buckets", 32),
+        table.get("relative_attention_max_distance", 128),
+        need({"pad_token_id": 0, **table}, "pad_token_id") if start is None else start,
+    )
+    try:
+        return T5Config(*shape, scaled_head=scaled, epsilon=float(table.get("layer_norm_epsilon", 1e-6)))
+    except ValueError as error:
+        raise FamilyError(str(error)) from error
+
+
+def read_mt5(table: dict) -> T5Config:
+    """The network of an mT5, whose head is not scaled, whatever the file says."""
+    return read({"feed_forward_proj": "gated-gelu", **table, "scale_decoder_outputs": False})
+
+
+def write(config: T5Config) -> dict[str, Any]:
+    """The config.json of a network. It has no place for `max_positions`."""
+    kinds = {value: key for key, value in FEED_FORWARD.items()}
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.dim,
+        "d_ff": config.ff_dim,
+        "d_kv": config.head_dim,
+        "num_heads": config.heads,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "feed_forward_proj": kinds[config.activation, config.gated],
+        "tie_word_embeddings": config.tied_head,
+        "scale_decoder_outputs": config.scaled_head,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.max_distance,
+        "layer_norm_epsilon": config.epsilon,
+        "decoder_start_token_id": config.start_token,
+    }
+
+
+def names(config: T5Config) -> dict[str, Tensor]:
+    """Where each parameter lies."""
+    found = {EMBEDDING: SHARED}
+    if not config.tied_head:
+        found["head/weight"] = HEAD
+    ff = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        found[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
+        found[f"{side}_bias/table"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
+        for i in range(layers):
+            ours, theirs = f"{side}_{i}", f"{side}.block.{i}.layer"
+            for j, (block, name) in enumerate(blocks):
+                found[f"{ours}/{block}_norm/scale"] = f"{theirs}.{j}.layer_norm.weight"
+                for matrix, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+                    found[f"{ours}/{block}/{matrix}/weight"] = f"{theirs}.{j}.{name}.{letter}.weight"
+            found[f"{ours}/ff_norm/scale"] = f"{theirs}.{len(blocks)}.layer_norm.weight"
+            for matrix, name in ff.items():
+                found[f"{ours}/ff/{matrix}/weight"] = f"{theirs}.{len(blocks)}.DenseReluDense.{name}.weight"
+    return {path: Tensor(name) for path, name in found.items()}
+
+
+SHARED = "shared.weight"
+COPIES = {"encoder.embed_tokens.weight": SHARED, "decoder.embed_tokens.weight": SHARED}
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def canonical(name: str) -> str | None:
+    """Leaves out a bias that the first checkpoints have and no T5 uses.
+
+    >>> canonical("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
+    """
+    return None if name == _UNUSED else name
+
+
+def _mt5(dim: int, ff_dim: int, heads: int, layers: int) -> T5Config:
+    return T5Config(250_112, dim, ff_dim, heads, 64, layers, layers)
+
+
+def _byt5(dim: int, ff_dim: int, heads: int, encoder_layers: int) -> T5Config:
+    return T5Config(384, dim, ff_dim, heads, 64, encoder_layers, encoder_layers // 3)
+
+
+SIZES = PAPER | {
+    **{f"flan-t5-{size}": PAPER[f"t5-v1_1-{size}"] for size in ("small", "base", "large", "xl", "xxl")},
+    "byt5-small": _byt5(1472, 3584, 6, 12),
+    "byt5-base": _byt5(1536, 3968, 12, 18),
+    "byt5-large": _byt5(1536, 3840, 16, 36),
+    "byt5-xl": _byt5(2560, 6720, 32, 36),
+    "byt5-xxl": _byt5(4672, 12_352, 64, 36),
+}
+MT5_SIZES = {
+    "mt5-small": _mt5(512, 1024, 6, 8),
+    "mt5-base": _mt5(768, 2048, 12, 12),
+    "mt5-large": _mt5(1024, 2816, 16, 24),
+    "mt5-xl": _mt5(2048, 5120, 32, 24),
+    "mt5-xxl": _mt5(4096, 10_240, 64, 24),
+}
+
+T5 = Family("T5, FLAN-T5, ByT5", ("t5",), read, write, names, canonical, SIZES, COPIES)
+MT5 = Family("mT5", ("mt5",), read_mt5, write, names, canonical, MT5_SIZES, COPIES)

@@ -1,0 +1,317 @@
+"""Loading a model, and where to find the shipped ones."""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from jaxspec import optional_imports, sharding
+from jaxspec.core import Model, token_ids
+from jaxspec.core.option_names import check_names
+from jaxspec.files import folders
+from jaxspec.nets import net_of
+from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
+from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
+from jaxspec.weights.orbax import MANIFEST, CheckpointError
+
+DTYPES = ("float32", "bfloat16", "int8")
+OURS, HUGGING_FACE, T5X, GGUF = "jaxspec", "huggingface", "t5x", "gguf"  # formats
+HUB_NAMES = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
+    *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+    *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
+)
+THEIR_NAMES = {  # of transformers' from_pretrained: ours
+    "device_map": 'mesh, such as mesh="model=8", of so many devices; by default the model lies on the first one',
+    "load_in_8bit": 'dtype="int8"',
+    "model_name": "source, the first argument",
+    "pretrained_model_name_or_path": "source, the first argument",
+    "torch_dtype": 'dtype: "float32", "bfloat16" or "int8"',
+    "tp_plan": 'mesh, such as mesh="model=8"',
+}
+NOT_HERE = {
+    "attn_implementation": "attention is that of jaxspec.nets",
+    "cache_dir": "huggingface_hub has its cache where HF_HOME says",
+    "gguf_file": "give the path of the GGUF file itself as source",
+    "load_in_4bit": 'give dtype="int8", or load a GGUF file',
+    "local_files_only": "set HF_HUB_OFFLINE=1",
+    "low_cpu_mem_usage": "weights are always read one after the other",
+    "quantization_config": 'give dtype="int8", or load a GGUF file',
+    "subfolder": "give the path of the folder itself as source",
+    "token": "set HF_TOKEN, or log in with huggingface_hub",
+    "trust_remote_code": "code that a model brings is never run",
+}
+SLOW_FROM = 100_000_000  # parameters; smaller models fit caches
+SLOWER = "%s is loaded as %s, which on a CPU saves memory, but not time: with models of this size float32 is faster"
+_PACKAGE = Path(__file__).resolve().parents[1]
+SHIPPED = (_PACKAGE / "data" / "checkpoints", _PACKAGE.parent / "checkpoints")  # of a wheel; of a checkout
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: DTypeLike = "float32",
+    mesh: Mesh | str | None = None,
+    revision: str | None = None,
+    **others: Any,
+) -> Model:
+    """Loads a model: a checkpoint of jaxspec's or of T5X's, a Hugging Face folder or hub id, or a GGUF file.
+
+        target = jaxspec.load("checkpoints/debian-t5-base")
+        draft = jaxspec.load("debian-t5-small", dtype="bfloat16")
+        llama = jaxspec.load("meta-llama/Llama-3.2-1B", dtype="bfloat16")
+        large = jaxspec.load("meta-llama/Llama-3.1-70B", dtype="bfloat16", mesh="model=8")
+        flan = jaxspec.load("flan_t5_xl/checkpoint_1138000", dtype="bfloat16")  # of T5X, or the folder of a run
+        gemma = jaxspec.load("gemma-3-270m-q4_k_m.gguf")  # of llama.cpp, with the tokenizer that it holds
+
+    Args:
+        source: a folder, a GGUF file, the name of a shipped checkpoint, with or without "checkpoints/" in front, or a
+            hub id, owner/name. What exists here goes before a shipped checkpoint of the same name, and this before the
+            hub, which is asked for nothing else (`jaxspec.weights.hf_families` lists what can be loaded from there).
+        dtype: of the matrices in memory, "float32", "bfloat16" or "int8", or as jnp.bfloat16; norm scales, biases and
+            logits are float32 always. The computation is of the same dtype, and float32 around int8 matrices, which
+            have a scale per output and stay int8 (`jaxspec.nets.quantised`). What int8 rounds away is lost: the model
+            is another one.
+        mesh: devices to split the model over, and batches that it decodes: "data=2,model=4", or a mesh with either
+            axis; see `jaxspec.sharding`. Give target and drafter the same. By default the model lies on one device.
+        revision: of a model of the hub: a branch, a tag or a commit. By default that of the main branch.
+        **others: none; those of other libraries are refused with what they are here.
+
+    Returns:
+        The model; each matrix of its parameters has the given dtype, and its config says that of the computation. Its
+        tokenizer is None where a Hugging Face folder has none, or beside a T5X checkpoint lies none: it is then
+        prompted with token ids. What a T5X checkpoint does not say of its network is in `jaxspec.weights.t5x`.
+        A drafter's checkpoint may say which tokens it drafts (`weights.orbax.save`): its head is then trimmed to these
+        (`jaxspec.trim_vocabulary`, which `jaxspec.vocab.trim.untrimmed` undoes).
+
+    Raises:
+        CheckpointError: there is no such model, it is of no family that jaxspec has, or it is damaged.
+        ValueError: the dtype is none of the three, there is no such mesh, or a revision is given of something that is
+            not of the hub.
+        TypeError: the source is no path, or an option is none.
+
+    >>> load("debian-t5-base", dtype="float8")
+    Traceback (most recent call last):
+    ValueError: dtype is 'float8', expected one of ('float32', 'bfloat16', 'int8')
+    """
+    check_names(others, ("dtype", "mesh", "revision"), THEIR_NAMES, NOT_HERE)
+    dtype = dtype_name(dtype)
+    if mesh is not None:
+        mesh = sharding.mesh(mesh)
+    folder, drafted = find(source, revision), None
+    huggingface.refuse_adapter(folder, source)
+    form = format_of(folder)
+    if form == T5X:
+        folder = t5x.find(folder)  # once: a run may add a newer one at any time
+        (params, config), tokenizer = t5x.restore(folder, dtype, mesh), t5x.tokenizer(folder)
+        name = t5x.name_of(folder)
+    elif form == GGUF:
+        header = gguf.read(folder)
+        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), gguf.name_of(folder)
+        params, config = gguf.restore(folder, header, dtype, mesh)
+    elif form == HUGGING_FACE:
+        (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
+        name = str(source) if is_hub_id(source) else folder.resolve().name
+    else:
+        params, config, manifest = orbax.restore(folder, dtype, mesh)
+        tokenizer, name = tokenizer_of(folder), manifest.name
+        drafted = orbax.read_draft_tokens(folder, manifest)
+        if (ids := token_ids.size(tokenizer)) > config.vocab_size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}: "
+                "save the checkpoint again, with the tokenizer that the model was trained with"
+            )
+    if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
+        logging.getLogger(__name__).warning(SLOWER, name, dtype)
+    made = _of_network(config, (), params, tokenizer, name)
+    if drafted is None:
+        return made
+    made = _trimmed(made, drafted, name)
+    if mesh is None:
+        return made
+    places = sharding.parameters(made.params, config, mesh)
+    return made._replace(params=jax.tree.map(sharding.put, made.params, places))
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that a model can be loaded in.
+
+    Raises:
+        ValueError: it is another one.
+
+    >>> dtype_name(jnp.bfloat16)
+    'bfloat16'
+    """
+    try:
+        name = dtype if isinstance(dtype, str) else str(None) if dtype is None else jnp.dtype(dtype).name
+    except TypeError:  # another library's
+        name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        short = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32"}.get(name)
+        meant = f". Did you mean {short!r}?" if short else ""
+        raise ValueError(f"dtype is {name!r}, expected one of {DTYPES}{meant}")
+    return name
+
+
+def _pickled(model: Model) -> tuple[Any, ...]:
+    """A model as pickle stores it: its values, and the configuration that its functions are made of anew.
+
+    Raises:
+        TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
+            functions themselves, and so any model.
+    """
+    ids = draft_tokens(model)
+    make: Callable[..., Model] = _of_network if ids is None else _trimmed
+    values: tuple[Any, ...] = model.config, model.lm.taps, model.params, model.tokenizer, model.name
+    if ids is not None:
+        values = untrimmed(model), ids, model.name, model.params
+    try:
+        again = make(*values)
+    except TypeError:  # the configuration is that of no network
+        again = None
+    if again is not None and again.lm == model.lm:
+        return make, values
+    if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
+        return Model, tuple(model)
+    raise TypeError(
+        f"{model.name or 'this model'} does not pickle, as its functions are not those of its configuration alone: "
+        "send what it is made of (a model of jaxspec.load pickles, as does what it takes: a name, a folder), and make "
+        "it there"
+    )
+
+
+def _of_network(config: Any, taps: tuple[int, ...], params: Any, tokenizer: Any, name: str) -> Model:
+    lm = net_of(config).language_model(config, *([taps] if taps else []))  # n-gram tables have no layers
+    return Model(lm, params, tokenizer, config, name)
+
+
+def _trimmed(model: Model, ids: Any, name: str, params: Any = None) -> Model:
+    trimmed = trim_vocabulary(model, ids=ids)._replace(name=name)
+    return trimmed if params is None else trimmed._replace(params=params)
+
+
+copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]
+
+
+def with_taps(target: Model, taps: Sequence[int]) -> Model:
+    """The same model, whose passes also give the outputs of some of its layers: what EAGLE-3 and DFlash read.
+
+    `load_drafter` does this where a head asks for it. A program that reads no taps computes none.
+
+    Args:
+        target: a model with one of jaxspec's networks.
+        taps: layers; 0 is the output of the first one. See `nets.stack.check_taps`.
+
+    Raises:
+        ValueError: the model is none of jaxspec's networks, or has no such layer.
+
+    >>> target = with_taps(load("debian-t5-base"), (0, 1))
+    >>> target.lm.taps
+    (0, 1)
+    """
+    try:
+        lm = net_of(target.config).language_model(target.config, taps)
+    except TypeError as error:
+        raise ValueError(
+            f"{target.name or 'the model'} has no layers to tap: expected a network of jaxspec.nets, with its config"
+        ) from error
+    return target._replace(lm=lm)
+
+
+def format_of(folder: Path) -> str:
+    """What wrote a folder or file: one of the four; `OURS`, whose reader says what it lacks, if none of them did."""
+    if gguf.is_file(folder):
+        return GGUF
+    if (folder / MANIFEST).is_file():
+        return OURS
+    if t5x.is_folder(folder):
+        return T5X
+    return HUGGING_FACE if huggingface.is_folder(folder) else OURS
+
+
+def shipped() -> dict[str, Path]:
+    """The checkpoints that come with jaxspec, by name.
+
+    >>> all((folder / "manifest.toml").is_file() for folder in shipped().values())
+    True
+    """
+    found: dict[str, Path] = {}
+    for folder in SHIPPED:
+        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
+            found.setdefault(manifest.parent.name, manifest.parent)
+    return found
+
+
+def find(source: str | Path, revision: str | None = None) -> Path:
+    """The folder that `source` means; a model of the hub is downloaded first.
+
+    Raises:
+        CheckpointError: there is none, or it is a drafter that reads hidden states.
+        TypeError: it is neither a string nor a path.
+        ValueError: a revision is given of something that is not of the hub.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
+    path = Path(source).expanduser()
+    folders.recover(path)  # a checkpoint whose replacement was killed
+    names = shipped()
+    bare = path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
+    here = path if path.exists() else names.get(path.name) if bare else None
+    if here is not None and revision is not None:
+        raise ValueError(f"revision is {revision!r}, but {source} is {here}: only models of the hub have revisions")
+    if here is not None:
+        return here
+    if bare and any((folder / path.name / huggingface.CONFIG).is_file() for folder in SHIPPED):
+        raise CheckpointError(
+            f"{source} is a drafter, which reads its target's hidden states: load it by jaxspec.load_drafter(..., "
+            "target=...), or as head:NAME on the command line"
+        )
+    meant = next((f": did you mean {name!r}?" for name in HUB_NAMES if name.endswith(f"/{source}")), "")
+    missing = f"no checkpoint at {source}{meant or orbax.suggest(path.name, names) or '.'}"
+    if not is_hub_id(source):
+        raise CheckpointError(f"{missing} {_choices()}")
+    try:
+        return huggingface.download(str(source), revision)
+    except CheckpointError as error:
+        raise CheckpointError(f"{missing} {_choices()}. As a hub id: {error}") from error
+
+
+def is_hub_id(source: str | Path) -> bool:
+    """Whether `source` can only be meant as owner/name: it is no path to anything that exists.
+
+    >>> is_hub_id("google/t5-v1_1-small"), is_hub_id("checkpoints/debian"), is_hub_id("gpt2")
+    (True, False, False)
+    """
+    owner = str(source).partition("/")[0]
+    looks = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)) is not None
+    return looks and owner != "checkpoints" and not str(source).endswith(".gguf") and not Path(owner).is_dir()
+
+
+def _choices() -> str:
+    names = ", ".join(sorted(shipped())) or "none in this installation"
+    return (
+        f"Expected a folder with a {MANIFEST}, a {huggingface.CONFIG} or a checkpoint of T5X's, a GGUF file, "
+        f"the name of a shipped checkpoint ({names}), "
+        "or the id of a model of the Hugging Face hub (owner/name)"
+    )
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a checkpoint."""
+    optional_imports.import_transformers()
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / orbax.TOKENIZER[0]).is_file():
+        return huggingface.tokenizer(folder)
+    # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
+    return huggingface.read_tokenizer(PreTrainedTokenizerFast, folder)
