@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxspec
-from jaxspec import Bound, Model, Prompt
+from jaxspec import DraftHead, Model, Prompt
 from jaxspec.analysis import cost
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
@@ -69,14 +69,14 @@ def main():
     every = {name: config for name, config in kinds(shape, given.gamma).items() if given.only in name}
     for name, config in every.items():
         kind = kind_of(config)
-        network = Bound(kind.head(config), kind.init(config, jax.random.key(1)))
-        requirements = network.functions.requirements
+        network = DraftHead(kind.head(config), kind.init(config, jax.random.key(1)))
+        requirements = network.network.requirements
         target = jaxspec.with_taps(plain, requirements.taps) if requirements.taps else plain
         if requirements.head:
             trimmed = kind.drafter(network, target, few)
         else:
             small = dataclasses.replace(config, draft_vocab=given.few)
-            trimmed = kind.drafter(Bound(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
+            trimmed = kind.drafter(DraftHead(kind.head(small), kind.init(small, jax.random.key(1))), target, None)
         own, whole = int8.count(network.params), kind.drafter(network, target, None)
         print(f"| {name} | {own:,} | {costs(whole)} | {costs(trimmed)} |", flush=True)
 

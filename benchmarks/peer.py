@@ -30,7 +30,7 @@ from jaxspec.analysis.result import BenchResult, over
 from jaxspec.analysis.setting import Backend, Setting, dtype_of
 from jaxspec.cli import rows
 from jaxspec.cli.workload import settings_of
-from jaxspec.core import Bound, Model, Prompt
+from jaxspec.core import BoundDrafter, Model, Prompt
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared
 from jaxspec.nets.decoder import DecoderConfig
@@ -61,7 +61,7 @@ def decode(
 
     refuse(setting, parts[0])
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or environment.current().cpus or 1))
-    target, new_tokens = parts[0].target, int(np.max(parts[0].request.limit))
+    target, new_tokens = parts[0].target, int(np.max(parts[0].request.max_new_tokens))
     ends = [int(token) for token in np.asarray(parts[0].request.eos)[0] if token >= 0]
     module = _exported(target, folder)
     module.generation_config.eos_token_id = ends or None
@@ -146,7 +146,7 @@ def refuse(setting: Setting, prepared: Prepared) -> None:
     if setting.is_plain:
         return
     lookup = drafters.prompt_lookup(MATCH).functions
-    known = len(models) == 2 or (isinstance(setting.drafter, Bound) and setting.drafter.functions is lookup)
+    known = len(models) == 2 or (isinstance(setting.drafter, BoundDrafter) and setting.drafter.functions is lookup)
     if not known or setting.policy is not None or setting.rule.lenience != 1:
         raise ValueError(
             "transformers is compared with the rejection rule, a model or prompt_lookup that drafts, and no policy"

@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import jaxspec
-from jaxspec import Bound, drafters
+from jaxspec import DraftHead, drafters
 from jaxspec.draft_heads import kind_of
 from jaxspec.training import recipes
 from jaxspec.weights import huggingface
@@ -62,8 +62,8 @@ def untrained(model, name):
     """The head of a recipe with random weights: its draft tokens are wrong, the text must not be."""
     config = recipes.load(name).head.config(model)
     kind = kind_of(config)
-    network = Bound(kind.head(config), kind.init(config, jax.random.key(0)))
-    taps = network.functions.requirements.taps
+    network = DraftHead(kind.head(config), kind.init(config, jax.random.key(0)))
+    taps = network.network.requirements.taps
     return kind.drafter(network, jaxspec.with_taps(model, taps) if taps else model, None)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec import drafters, policies, rules, sharding
-    from jaxspec.core import Bound, Drafter, LanguageModel, Model, Prompt
+    from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, LanguageModel, Model, Prompt
     from jaxspec.decode import (
         BeamSearch,
         Generation,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         stream,
     )
     from jaxspec.draft_heads.load import load_drafter
+    from jaxspec.drafters.hidden_states import DraftHead
     from jaxspec.speculative_execution import speculate
     from jaxspec.vocab.cross_tokenizer import share_vocabulary
     from jaxspec.vocab.remap import map_vocabulary
@@ -37,8 +38,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BeamSearch",
-    "Bound",
+    "BoundDrafter",
+    "BoundPolicy",
     "CheckpointError",
+    "DraftHead",
     "Drafter",
     "Generation",
     "LanguageModel",
@@ -67,8 +70,10 @@ __all__ = [
 # Imported when first asked for: jax takes a second, and `jaxspec --help` needs neither it nor flax.
 _HOMES = {
     "BeamSearch": "jaxspec.decode",
-    "Bound": "jaxspec.core",
+    "BoundDrafter": "jaxspec.core",
+    "BoundPolicy": "jaxspec.core",
     "CheckpointError": "jaxspec.weights.tensors",
+    "DraftHead": "jaxspec.drafters.hidden_states",
     "Drafter": "jaxspec.core",
     "Generation": "jaxspec.decode",
     "LanguageModel": "jaxspec.core",

@@ -46,7 +46,7 @@ def proposes(token):
     """A drafter that always proposes one token, with certainty."""
 
     def propose(weights, context):
-        shape = context.limit.shape[0], context.gamma
+        shape = context.max_draft.shape[0], context.gamma
         return Draft(jnp.full(shape, token, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32))
 
     return stateless(propose)

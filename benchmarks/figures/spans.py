@@ -40,7 +40,7 @@ def record(prepared: Prepared, *, repeats: int = 5) -> list[Span]:
     if len(prepared.prompt.length) != 1:
         raise ValueError(f"got {len(prepared.prompt.length)} prompts: expected one")
     plain = prepared.plain()
-    only_first = plain._replace(request=plain.request._replace(limit=np.ones(1, np.int32)))
+    only_first = plain._replace(request=plain.request._replace(max_new_tokens=np.ones(1, np.int32)))
     first = np.median([next(timing.timed_rounds(only_first))[0] for _ in range(repeats + 1)][1:])
     every = [[took for took, _ in timing.timed_rounds(prepared)] for _ in range(repeats + 1)]
     runs = np.median(every[1:], axis=0)  # the first one compiles

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import drafters, sampling
 from jaxspec.analysis.statistics import Ratio
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     LanguageModel,
     Model,
     Params,
@@ -166,7 +166,10 @@ def measure(
     overlaps, counts = [], []
     for text in texts(prepared, batch):
         shared = _overlaps(text) * text.real
-        unused = (0, int(np.max(prepared.request.limit)) - shared.shape[1])  # a batch is as wide as its longest text
+        unused = (
+            0,
+            int(np.max(prepared.request.max_new_tokens)) - shared.shape[1],
+        )  # a batch is as wide as its longest text
         overlaps.append(np.pad(shared, ((0, 0), unused))[: text.part.real])
         counts.append(text.lengths[: text.part.real])
         advance(text.part.real)
@@ -229,7 +232,7 @@ def drafting_model(prepared: Prepared) -> Model:
         ]:
             return model
     given = prepared.options["drafter"]
-    kind = "no model" if isinstance(given, Bound) else f"of type {type(given).__name__}"
+    kind = "no model" if isinstance(given, BoundDrafter) else f"of type {type(given).__name__}"
     raise TypeError(f"drafter is {kind}: expected a jaxspec.Model, whose distribution is known")
 
 

@@ -77,5 +77,5 @@ def certificate(entry: Entry, *, gamma: int = 2, steps: int = 3, seed: int = 0) 
 
 
 def _ones(weights: Any, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-    tokens = jnp.ones((context.limit.shape[0], context.gamma), jnp.int32)
-    return Draft(tokens, jnp.full_like(context.limit, context.gamma)), caches
+    tokens = jnp.ones((context.max_draft.shape[0], context.gamma), jnp.int32)
+    return Draft(tokens, jnp.full_like(context.max_draft, context.gamma)), caches

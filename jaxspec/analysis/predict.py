@@ -13,7 +13,7 @@ from jaxspec.analysis import plan as planning
 from jaxspec.analysis.result import Costs, Spread
 from jaxspec.analysis.setting import ADAPTIVE, PLANNED, Setting
 from jaxspec.analysis.statistics import Ratio
-from jaxspec.core import Bound, Model, Policy
+from jaxspec.core import BoundPolicy, Model
 from jaxspec.decode.loop import Outcome
 from jaxspec.decode.request import Prepared
 
@@ -78,7 +78,7 @@ class Predictor:
         key = "plan", setting.rule.lenience or 1.0
         return self._once(key, setting, lambda: next(planning.of_pair(prepared, **options)))
 
-    def policy(self, setting: Setting, part: Prepared) -> Bound[Policy] | None:
+    def policy(self, setting: Setting, part: Prepared) -> BoundPolicy | None:
         """The setting's own policy; in the place of `ADAPTIVE` one with c and v as measured, searches included."""
         if setting.policy != ADAPTIVE:
             return setting.policy  # type: ignore[return-value]

@@ -338,7 +338,9 @@ def _times(
 
 def only_first(prepared: Prepared) -> Prepared:
     """The same program, which ends with the token that prefill yields."""
-    return prepared._replace(request=prepared.request._replace(limit=jnp.ones_like(prepared.request.limit)))
+    return prepared._replace(
+        request=prepared.request._replace(max_new_tokens=jnp.ones_like(prepared.request.max_new_tokens))
+    )
 
 
 def _latencies(variants: Sequence[Variant], repeats: int) -> dict[int, Latency]:

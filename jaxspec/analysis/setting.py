@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxspec import rules, sharding
-from jaxspec.core import Bound, Drafter, Model, Policy, Prompt, Rule, token_rows
+from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Prompt, Rule, token_rows
 from jaxspec.decode.request import Prepared
 from jaxspec.weights import int8
 
@@ -70,10 +70,10 @@ class Setting(NamedTuple):
     """
 
     task: Task
-    drafter: Model | Bound[Drafter] | Drafter | None = None
+    drafter: Model | BoundDrafter | Drafter | None = None
     gamma: int | str = 3
     rule: Rule = rules.rejection()
-    policy: Bound[Policy] | str | None = None
+    policy: BoundPolicy | str | None = None
     sampling: Mapping[str, Any] = {}
     batch: int = 1
     target: Model | None = None
@@ -84,7 +84,7 @@ class Setting(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether nothing is drafted: no drafter, or chains of no tokens."""
-        functions = self.drafter.functions if isinstance(self.drafter, Bound) else self.drafter
+        functions = self.drafter.functions if isinstance(self.drafter, BoundDrafter) else self.drafter
         return functions is None or (self.gamma == 0 and getattr(functions, "tree", None) is None)
 
     @property

@@ -12,7 +12,7 @@ from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, part
 from jaxspec.cli.options import DRAFT, TARGET
 
 if TYPE_CHECKING:
-    from jaxspec.core import Bound, Model
+    from jaxspec.core import BoundDrafter, Model
 
 
 def default(target: str) -> str:
@@ -82,7 +82,7 @@ def drafter(
     load: Callable[[str], Model],
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
-) -> Model | Bound:
+) -> Model | BoundDrafter:
     """A drafter by its name, as `drafter_syntax` has them; several with + between: the first that has a draft.
 
     Args:
@@ -142,7 +142,7 @@ def drafter(
     return drafters.without_backoff(small, *numbers)
 
 
-def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> Bound:
+def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> BoundDrafter:
     """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
     from jaxspec import drafters
     from jaxspec.draft_heads.load import load_drafter
@@ -161,7 +161,7 @@ def _of_target(name: str, written: Written, target: Model | None, head_size: int
     return drafters.skip_layers(target, *written.layers, head=head)
 
 
-def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> Bound | Model:
+def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> BoundDrafter | Model:
     """N-gram tables, or a datastore, of texts."""
     from jaxspec import drafters
     from jaxspec.drafters.lookups import datastore

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec.core import Bound, Model, Rule
+    from jaxspec.core import BoundPolicy, Model, Rule
     from jaxspec.decode.request import Prepared
 
 RANDOM = "random:"  # before a published shape
@@ -70,7 +70,7 @@ def check_options(drafter: bool, **options: Any) -> None:
     prepare(table, [[0]], drafter=table if drafter else None, **options)
 
 
-def policy(text: str, **costs: Any) -> Bound:
+def policy(text: str, **costs: Any) -> BoundPolicy:
     """A policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
 
     Args:

@@ -129,7 +129,9 @@ def warm_up(session: Session, by_rounds: bool) -> None:
     for start in session.sizes:
         prepared = session.rows(start, session.settings.batch)
         prepared = prepared._replace(
-            request=prepared.request._replace(limit=jnp.minimum(prepared.request.limit, 2 + prepared.decoder.gamma))
+            request=prepared.request._replace(
+                max_new_tokens=jnp.minimum(prepared.request.max_new_tokens, 2 + prepared.decoder.gamma)
+            )
         )
         if by_rounds:
             list(pieces(prepared, stop))

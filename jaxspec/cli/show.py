@@ -22,7 +22,7 @@ def headline(session: Session) -> Text:
     import jax
 
     from jaxspec import sharding
-    from jaxspec.core import Bound, Model
+    from jaxspec.core import BoundDrafter, Model
     from jaxspec.vocab import trim
     from jaxspec.weights import int8
 
@@ -36,7 +36,7 @@ def headline(session: Session) -> Text:
         "plain decoding",
     )
     if drafter is not None:
-        tree = drafter.functions.tree if isinstance(drafter, Bound) else None
+        tree = drafter.functions.tree if isinstance(drafter, BoundDrafter) else None
         most = tree.nodes if tree else s.gamma
         drafted = f"{'up to ' if s.policy else ''}{most} draft tokens a round from "
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)

@@ -6,7 +6,7 @@ The types are one NamedTuple of pure functions per concept and one Protocol per 
     distribution    Distribution, Prefix, LogitsProcessor, and a Sampler, which makes a distribution of logits
     draft           Draft, a tree of draft tokens (a chain is the special case without a `parent`); Verdict
     rule            Rule: which draft tokens are accepted
-    drafter         Drafter: init, propose, commit; the DraftContext of a round; Bound, functions with their values
+    drafter         Drafter: init, propose, commit; the DraftContext of a round; BoundDrafter, with values
     policy          Policy: how many tokens to draft
     decoder         Decoder: init, step; Weights and Caches of both models, the Request, State and Stats of a generation
 
@@ -46,7 +46,18 @@ from jaxspec.core.decoder import (
 )
 from jaxspec.core.distribution import Distribution, LogitsProcessor, Prefix, Sampler, ToDistribution
 from jaxspec.core.draft import Draft, Draw, Verdict
-from jaxspec.core.drafter import Bound, Commit, DraftContext, Drafter, DraftInit, Finish, Propose, Rollback, TreeSize
+from jaxspec.core.drafter import (
+    BoundDrafter,
+    Commit,
+    CompleteTargetPass,
+    DraftContext,
+    Drafter,
+    DraftInit,
+    Propose,
+    Rollback,
+    TreeReader,
+    TreeSize,
+)
 from jaxspec.core.language_model import (
     Cache,
     Embed,
@@ -68,16 +79,18 @@ from jaxspec.core.language_model import (
     RunLayers,
     Select,
 )
-from jaxspec.core.policy import Policy, PolicyInit, PolicyMaxDraft, PolicyShouldContinue, PolicyUpdate
+from jaxspec.core.policy import BoundPolicy, Policy, PolicyInit, PolicyMaxDraft, PolicyShouldContinue, PolicyUpdate
 from jaxspec.core.rule import JUDGE_TREES, AcceptanceRatio, Rule, Verify
 
 __all__ = [
     "JUDGE_TREES",
     "AcceptanceRatio",
-    "Bound",
+    "BoundDrafter",
+    "BoundPolicy",
     "Cache",
     "Caches",
     "Commit",
+    "CompleteTargetPass",
     "Decoder",
     "DecoderInit",
     "DecoderStep",
@@ -92,7 +105,6 @@ __all__ = [
     "Encoder",
     "Extend",
     "Failure",
-    "Finish",
     "Forward",
     "Head",
     "Keys",
@@ -123,6 +135,7 @@ __all__ = [
     "State",
     "Stats",
     "ToDistribution",
+    "TreeReader",
     "TreeSize",
     "Verdict",
     "Verify",

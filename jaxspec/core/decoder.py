@@ -31,7 +31,7 @@ class Request(NamedTuple):
     Attributes:
         keys: one PRNG key per row.
         sampling_params: the traced values of the sampler.
-        limit: most new tokens.
+        max_new_tokens: the most of each row.
         eos: ids that end a row; -1 where there is none.
         draft_sampling_params: those of the drafter's distributions; None for the target's own.
         policy: the values of the draft-length policy.
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
     keys: Keys
     sampling_params: Any
-    limit: Int[Array, " batch"]
+    max_new_tokens: Int[Array, " batch"]
     eos: Int[Array, "batch ends"]
     draft_sampling_params: Any = None
     policy: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -14,8 +14,6 @@ from jaxspec.core.language_model import Cache, Forward, Keys, LanguageModel, Mod
 if TYPE_CHECKING:
     from jaxspec.core.decoder import Caches, Weights
 
-Functions = TypeVar("Functions")  # Drafter or Policy
-
 
 class DraftContext(NamedTuple):
     """What the decoder tells a drafter of a round; read, never carried.
@@ -23,11 +21,11 @@ class DraftContext(NamedTuple):
     Attributes:
         keys: of the rows.
         row: the committed tokens.
-        limit: most tokens on a path of each row's draft, 0..gamma; 0 for a finished row. A drafter need not keep to it
-            (the decoder cuts drafts), but one whose tokens cost something stops where no row may go on.
-        gamma: the most of any limit (static).
-        adaptive: whether limits may all be below gamma before the last rounds (static): if not, a loop may as well run
-            its gamma steps.
+        max_draft: most tokens on a path of each row's draft, 0..gamma; 0 for a finished row. A drafter need not keep to
+            it (the decoder cuts drafts), but one whose tokens cost something stops where no row may go on.
+        gamma: the largest that `max_draft` can be (static).
+        adaptive: whether `max_draft` may be below gamma for all rows before the last rounds (static): if not, a loop
+            may as well run its gamma steps.
         to_distribution: logits -> the distribution to draw from, with the drafter's own sampling parameters.
         confidence: the policy's function of the distribution of each draft token; None if it has none.
         should_continue: (index of a draft token, the confidences so far) -> whether each row goes on after it.
@@ -36,7 +34,7 @@ class DraftContext(NamedTuple):
 
     keys: Keys
     row: Prompt
-    limit: Int[Array, " batch"]
+    max_draft: Int[Array, " batch"]
     gamma: int
     adaptive: bool
     to_distribution: ToDistribution
@@ -71,7 +69,7 @@ class Commit(Protocol):
         ...
 
 
-class Finish(Protocol):
+class CompleteTargetPass(Protocol):
     def __call__(
         self,
         weights: Weights,
@@ -101,8 +99,41 @@ class TreeSize(NamedTuple):
     depth: int
 
 
+class TreeReader(NamedTuple):
+    """What a drafter of trees needs of whatever drafts: its distributions after any node.
+
+    Attributes:
+        init: nodes of a tree -> `DraftInit`.
+        begin_draft: (weights, caches, context, fed nodes) -> the carry of the functions below; of one structure
+            throughout.
+        root_logits: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W],
+            and the carry. `width`: tokens of a pass that reads what was committed in rounds without a draft.
+        node_logits: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W], and the carry.
+            `parent` is that of all nodes fed so far, with these, as `Extend` has it.
+        end_draft: (caches, carry, context, slots) -> the caches after a tree was drafted.
+        commit: most nodes of a path that are fed -> `Commit`.
+        vocab_size: width of the logits.
+        depth: the deepest node that it has logits for; None: any.
+        complete_target_pass: see the protocol; the nodes that were fed must be the first ones of the draft.
+        rollback: as in `Drafter`.
+    """
+
+    init: Callable[[int], DraftInit]
+    begin_draft: Callable[[Weights, Caches, DraftContext, int], Any]
+    root_logits: Callable[[Weights, Any, Any, DraftContext, int], tuple[Float[Array, "batch 1 width"], Any]]
+    node_logits: Callable[
+        [Weights, Int[Array, "batch new"], Int[Array, "batch fed"], Any], tuple[Float[Array, "batch new width"], Any]
+    ]
+    end_draft: Callable[[Caches, Any, DraftContext, Int[Array, "batch node"]], Caches]
+    commit: Callable[[int], Commit]
+    vocab_size: int
+    depth: int | None = None
+    complete_target_pass: CompleteTargetPass | None = None
+    rollback: Rollback | None = None
+
+
 class Drafter(NamedTuple):
-    """Drafts tokens. Functions only; values travel beside it (`Bound`), as `Model` holds a `LanguageModel`'s.
+    """Drafts tokens. Functions only; values travel beside it (`BoundDrafter`), as `Model` holds a `LanguageModel`'s.
 
     Attributes:
         init, propose, commit: see the protocols.
@@ -110,10 +141,9 @@ class Drafter(NamedTuple):
         may_be_empty: whether it may propose nothing; where it does so for every row, the target is fed one token a row.
         tree: the size of its trees, which then takes gamma's place; None: it drafts chains of gamma tokens.
         longest: most tokens of its chains, whatever gamma (as many as there are heads); None: any number.
-        reader: of a drafter of chains: how drafters of trees get its distributions after any node
-            (`drafters.tree_cache.NodeReader`); None: it drafts chains only.
-        finish: see the protocol, of a drafter that runs some of the target's own layers; None: the target's pass is its
-            `extend`.
+        tree_reader: how drafters of trees get the distributions of this drafter of chains after any node; None: it
+            drafts chains only.
+        complete_target_pass: see the protocol; None: the target's pass is its `extend`.
         rollback: see the protocol; None: it cannot take tokens back, and so cannot draft for a drafter
             (`drafters.cascade`).
         nested: whether another drafter works inside of it (cascades), so that a draft costs more than its model's
@@ -127,26 +157,25 @@ class Drafter(NamedTuple):
     may_be_empty: bool = False
     tree: TreeSize | None = None
     longest: int | None = None
-    reader: Any = None
-    finish: Finish | None = None
+    tree_reader: TreeReader | None = None
+    complete_target_pass: CompleteTargetPass | None = None
     rollback: Rollback | None = None
     nested: bool = False
 
 
-class Bound(NamedTuple, Generic[Functions]):
-    """Functions with the values they are called with: what the factories of `drafters` and `policies` return.
+class BoundDrafter(NamedTuple):
+    """A drafter with the values that it is called with, as the factories of `drafters` return it.
 
     Attributes:
         functions: static: a decoder is made from these, so that other values compile nothing.
-        params: traced values. A drafter's are `Weights.draft`; a policy's numbers have an entry for each row or one for
-            all, and become `Request.policy`.
-        models: of a drafter: those that it was made from, to be checked against the target.
-        target: of a drafter that reads hidden states: the model that it was made for. The target must be that model,
-            and its language model (with the taps that the drafter reads) is used.
-        name: what tables call it: its factory, with what tells it from others of that factory in short.
+        params: traced values: `Weights.draft`.
+        models: those that it was made from, to be checked against the target.
+        target: the model that a drafter on hidden states was made for. The target must be that model, and its language
+            model (with the taps that the drafter reads) is used.
+        name: its name in tables: the factory, with what tells it from others of that factory in short.
     """
 
-    functions: Functions
+    functions: Drafter
     params: Params = None
     models: tuple[Model, ...] = ()
     target: Model | None = None

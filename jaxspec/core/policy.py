@@ -57,3 +57,17 @@ class Policy(NamedTuple):
     update: PolicyUpdate
     confidence: Callable[[Distribution], Float[Array, " batch"]] | None = None
     should_continue: PolicyShouldContinue | None = None
+
+
+class BoundPolicy(NamedTuple):
+    """A policy with its numbers, as the factories of `policies` return it.
+
+    Attributes:
+        functions: static: a decoder is made from these, so that other numbers compile nothing.
+        params: traced numbers, with an entry for each row or one for all; they become `Request.policy`.
+        name: its name in tables.
+    """
+
+    functions: Policy
+    params: Params = None
+    name: str = ""

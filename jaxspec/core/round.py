@@ -104,16 +104,18 @@ def run_round(
     with jax.named_scope("draft"):
         draft, caches = drafter.propose(weights, caches, context)
         _check_shape(draft, drafter, nodes)
-        draft = truncate(draft, context.limit, target.vocab_size)
+        draft = truncate(draft, context.max_draft, target.vocab_size)
     fed = jnp.concatenate([token_rows.window(row.tokens, row.length - 1, 1), draft.tokens], axis=1)
     parent = None if draft.parent is None else tree.fed(draft.parent)
 
     def forward_over(width: int, cache: Cache) -> TargetPass:
         branch = None if parent is None else parent[:, :width]
-        if drafter.finish is None:
+        if drafter.complete_target_pass is None:
             forward, cache = target.extend(weights.target, cache, fed[:, :width], branch)
         else:
-            forward, cache = drafter.finish(weights, caches._replace(target=cache), fed[:, :width], branch)
+            forward, cache = drafter.complete_target_pass(
+                weights, caches._replace(target=cache), fed[:, :width], branch
+            )
         if width == 1:
             return TargetPass(forward, cache, to_distribution(forward.logits))
         chain = jnp.tri(width, width - 1, -1, bool)[None]

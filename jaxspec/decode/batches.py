@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxspec import sharding
-from jaxspec.core import Bound, token_rows
+from jaxspec.core import BoundPolicy, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
 from jaxspec.sampling.params import OPTIONS
@@ -34,7 +34,7 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
 
     >>> from jaxspec.testing import prepared_table
     >>> prepared = prepared_table(max_new_tokens=[4, 7])
-    >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.limit.tolist()
+    >>> take(prepared, [1]).prompt.length.tolist(), take(prepared, [1]).plain().request.max_new_tokens.tolist()
     ([1], [7])
     """
     if (samples := prepared.options["num_samples"]) > 1:
@@ -48,7 +48,7 @@ def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) ->
     options = {name: _of_rows(name, value, np.asarray(rows)) for name, value in prepared.options.items()}
     if prepared.options["key"] is not None:
         options["key"] = request.keys
-    if isinstance(policy := options["policy"], Bound):
+    if isinstance(policy := options["policy"], BoundPolicy):
         options["policy"] = policy._replace(params=request.policy)
     return prepared._replace(prompt=prompt, request=request, options=options)
 

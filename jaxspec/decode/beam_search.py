@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import sampling, sharding
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Drafter,
@@ -154,7 +154,11 @@ def beam_search(
     if not any(early_stopping is mode or early_stopping == mode == "never" for mode in MODES):
         raise ValueError(f"early_stopping is {early_stopping!r}: expected True, False or 'never'")
     if drafter is not None and not isinstance(drafter, Model):
-        what = "a drafter" if isinstance(drafter, Bound | Drafter) else f"something of type {type(drafter).__name__}"
+        what = (
+            "a drafter"
+            if isinstance(drafter, BoundDrafter | Drafter)
+            else f"something of type {type(drafter).__name__}"
+        )
         raise TypeError(f"beam search got {what}: expected a jaxspec.Model, whose own beams are the draft")
     if not (isinstance(length_penalty, numbers.Real) and math.isfinite(length_penalty)):
         raise ValueError(f"length_penalty is {length_penalty!r}: expected a finite number")
@@ -168,7 +172,7 @@ def beam_search(
         if lm is not None and lm.select is None:
             raise ValueError(f"beams are a token tree, and {who} takes chains only: its LanguageModel has no select")
     goal = Goal(
-        prepared.request.limit,
+        prepared.request.max_new_tokens,
         prepared.request.eos,
         jnp.asarray(length_penalty, jnp.float32),
         jnp.asarray(MODES.index(early_stopping), jnp.int32),

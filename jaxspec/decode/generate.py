@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import Bound, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats, tree
+from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Failure, Model, Policy, RoundInfo, Rule, Stats, tree
 from jaxspec.decode import display, loop, stopping
 from jaxspec.decode.request import Prepared, Prompts, prepare
 from jaxspec.sampling import SamplingOptions
@@ -105,10 +105,10 @@ def generate(
     target: Model,
     prompts: Prompts | None = None,  # required; without them what was given in their place is named
     *,
-    drafter: Model | Drafter | Bound[Drafter] | None = None,
+    drafter: Model | Drafter | BoundDrafter | None = None,
     gamma: int = 5,
     rule: Rule | None = None,
-    policy: Bound[Policy] | Policy | None = None,
+    policy: BoundPolicy | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
@@ -212,7 +212,7 @@ def stream(
         [1, 4, 4]
     """
     prepared = prepare(target, prompt, **options)
-    if (rows := len(prepared.request.limit)) != 1:
+    if (rows := len(prepared.request.max_new_tokens)) != 1:
         raise ValueError(f"stream takes one prompt and one sample of it, got {rows}: use generate for a batch")
     return pieces(prepared, stop)
 

@@ -81,7 +81,7 @@ def rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State
 def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, max_new_tokens: int) -> Outcome:
     """`run`, as a jitted function of arrays; decoder and max_new_tokens, the size of the output, are static."""
     state = decoder.init(weights, prompt, request, token_rows.headroom(max_new_tokens, decoder.nodes))
-    batch = request.limit.shape[0]
+    batch = request.max_new_tokens.shape[0]
     count = jnp.zeros((max_new_tokens, batch), jnp.int32)  # a round commits at least one token of some row
     nodes = jnp.zeros((max_new_tokens, batch, decoder.nodes), jnp.int32)
     history = RoundInfo(nodes, count, count, count, count, *((nodes, nodes) if decoder.trees else ()))

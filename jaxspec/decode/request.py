@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxspec import drafters, rules, sharding
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
+    BoundPolicy,
     Decoder,
     Drafter,
     LanguageModel,
@@ -57,7 +58,7 @@ class Prepared(NamedTuple):
     """
 
     target: Model
-    drafter: Bound[Drafter] | None
+    drafter: BoundDrafter | None
     decoder: Decoder
     sampler: Sampler
     weights: Weights
@@ -92,10 +93,10 @@ def prepare(
     target: Model,
     prompts: Prompts | None = None,
     *,
-    drafter: Model | Drafter | Bound[Drafter] | None = None,
+    drafter: Model | Drafter | BoundDrafter | None = None,
     gamma: int = 5,
     rule: Rule | None = None,
-    policy: Bound[Policy] | Policy | None = None,
+    policy: BoundPolicy | Policy | None = None,
     max_new_tokens: Any = 128,
     key: Any = None,
     eos_ids: Sequence[int | str] | int | str | None = None,
@@ -135,8 +136,8 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     if gamma >= 2**31:
         raise ValueError(f"gamma is {gamma!r}: expected a number below 2**31")
     if isinstance(policy, Policy):
-        policy = Bound(policy)
-    if policy is not None and not (isinstance(policy, Bound) and isinstance(policy.functions, Policy)):
+        policy = BoundPolicy(policy)
+    if policy is not None and not (isinstance(policy, BoundPolicy)):
         what = inputs.uncalled(policy, "policy", "jaxspec.policies")
         raise TypeError(f"{what}: expected one of jaxspec.policies, or None")
     if rule is not None and not isinstance(rule, Rule):
@@ -179,7 +180,7 @@ def _prepared(target: Model, prompt: Prompt, options: Mapping[str, Any]) -> Prep
     request = Request(
         keys=noise.row_keys(key, batch),
         sampling_params=params,
-        limit=jnp.asarray(limit),
+        max_new_tokens=jnp.asarray(limit),
         eos=_eos(target, eos_ids, batch),
         draft_sampling_params=draft_params,
         policy=None if bound is None or policy is None else _policy_values(policy, batch),
@@ -255,7 +256,7 @@ def _check_ids(prompt: Prompt, vocab: int) -> None:
             raise ValueError(f"prompt {index} has token id {outside[0]}: expected ids from 0 to {vocab - 1}")
 
 
-def _policy_values(policy: Bound, batch: int) -> Any:
+def _policy_values(policy: BoundPolicy, batch: int) -> Any:
     """The policy's parameters with a row for each prompt."""
 
     def rows(value: Any) -> Any:
@@ -267,7 +268,7 @@ def _policy_values(policy: Bound, batch: int) -> Any:
     return jax.tree.map(rows, policy.params)
 
 
-def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
+def _drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
     """The drafter, if there is one, checked against the target."""
     if drafter is None:
         return None
@@ -275,8 +276,8 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
         _check_pair(target, drafter)
         return drafters.model(with_shared_encoder(drafter, target), coupled=rule.shares_noise)
     if isinstance(drafter, Drafter):
-        drafter = Bound(drafter)
-    if not (isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter)):
+        drafter = BoundDrafter(drafter)
+    if not (isinstance(drafter, BoundDrafter)):
         what = inputs.uncalled(drafter, "drafter", "jaxspec.drafters")
         raise TypeError(f"{what}: expected a jaxspec.Model, one of jaxspec.drafters, or None")
     for model in drafter.models:
@@ -284,7 +285,7 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> Bound[Drafter] | None:
     return drafter
 
 
-def drafter_lms(drafter: Bound[Drafter]) -> list[LanguageModel]:
+def drafter_lms(drafter: BoundDrafter) -> list[LanguageModel]:
     """The language models that draft."""
     own = drafter.functions.lm
     return ([] if own is None else [own]) + [model.lm for model in drafter.models]

@@ -99,7 +99,7 @@ def arguments(
         )
     request = prepared.request
     if prompt is not prepared.prompt:  # whose lengths may not be known; those of the generation's own were checked
-        new = int(np.max(np.asarray(request.limit)))
+        new = int(np.max(np.asarray(request.max_new_tokens)))
         drafting = [("drafter", lm) for lm in (drafter_lms(prepared.drafter) if prepared.drafter is not None else ())]
         for who, lm in (("target", prepared.target.lm), *drafting):
             if lm.start_token is None and lm.max_positions is not None and width + new > lm.max_positions:
@@ -108,5 +108,5 @@ def arguments(
                     f"{who}'s {lm.max_positions}: cut the prompts' padding, or lower max_new_tokens"
                 )
     if key is not None:
-        request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.limit)))
+        request = request._replace(keys=noise.row_keys(inputs.key_of(key), len(request.max_new_tokens)))
     return Arguments(weights, prompt, request, token_rows.headroom(prepared.max_new_tokens, prepared.decoder.nodes))

@@ -64,7 +64,7 @@ def init_state(
 
 def samples(prompt: Prompt, request: Request) -> int:
     """How many rows of a request continue each prompt: they lie one after the other, and share its prefill."""
-    return request.limit.shape[0] // prompt.length.shape[0]
+    return request.max_new_tokens.shape[0] // prompt.length.shape[0]
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
@@ -134,7 +134,7 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
     if policy is None:
         return context
     chosen = jnp.clip(policy.max_draft(values, memory, gamma), 0, limit).astype(state.length.dtype)
-    context = context._replace(limit=chosen)
+    context = context._replace(max_draft=chosen)
     if policy.should_continue is None:
         return context
     should_continue = functools.partial(policy.should_continue, values, memory)
@@ -147,7 +147,7 @@ def max_useful_draft(state: State) -> Int[Array, " B"]:
     A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
     describe the limit, not the drafter. A finished row has use for none.
     """
-    left = state.request.limit - (state.length - state.start)
+    left = state.request.max_new_tokens - (state.length - state.start)
     return jnp.where(state.done, 0, jnp.maximum(left - 1, 0))
 
 
@@ -161,7 +161,7 @@ def commit(
     """
     request, live = state.request, jnp.logical_not(state.done)
     new_failure = jnp.where(live, bad.astype(state.failed.dtype), 0)
-    left = request.limit - (state.length - state.start)
+    left = request.max_new_tokens - (state.length - state.start)
     committed, ended = token_rows.num_to_commit(new, count, left, request.eos)
     committed = jnp.where(jnp.logical_and(live, new_failure == 0), committed, 0)
     failed = jnp.maximum(state.failed, new_failure)

@@ -69,7 +69,7 @@ def run(prepared: Prepared, stop: Stop) -> loop.Outcome:
             infos.append(info)
         last = state
     return loop.outcome(
-        last, _trace(infos, len(prepared.request.limit), prepared.decoder.nodes), prepared.max_new_tokens
+        last, _trace(infos, len(prepared.request.max_new_tokens), prepared.decoder.nodes), prepared.max_new_tokens
     )
 
 

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Cache, Caches, Commit, Draft, DraftContext, DraftInit, Weights
+from jaxspec.core import Cache, Caches, Commit, Draft, DraftContext, DraftInit, TreeReader, Weights
 from jaxspec.drafters.sequential import sequential
-from jaxspec.drafters.trees.tree_cache import NodeReader
 
 
 def draw_in_a_row(
@@ -40,7 +39,7 @@ def draw_in_a_row(
             return x
         return jnp.pad(x, [(0, 0), (0, context.gamma - gamma)] + [(0, 0)] * (x.ndim - 2))
 
-    cut = context._replace(gamma=gamma, limit=jnp.minimum(context.limit, gamma))
+    cut = context._replace(gamma=gamma, max_draft=jnp.minimum(context.max_draft, gamma))
     draft, carry = sequential(begin, proceed, carry, cut)
     return jax.tree.map(padded, draft), carry
 
@@ -51,7 +50,7 @@ def reader_at_once(
     commit: Commit,
     vocab_size: int,
     count: int,
-) -> NodeReader:
+) -> TreeReader:
     """Drafts trees for a drafter whose distributions depend on the depth alone, and are all there at once.
 
     Args:
@@ -77,4 +76,4 @@ def reader_at_once(
     def after(caches: Caches, carry: tuple, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
         return caches if carry[2] is None else caches._replace(target=carry[2])
 
-    return NodeReader(lambda nodes: init, start, first, following, after, lambda levels: commit, vocab_size, count)
+    return TreeReader(lambda nodes: init, start, first, following, after, lambda levels: commit, vocab_size, count)

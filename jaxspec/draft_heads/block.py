@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Draft,
@@ -48,7 +48,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
 from jaxspec.nets import stack
 from jaxspec.nets.attention import RMSNorm, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
@@ -359,7 +359,7 @@ def init(config: BlockConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
+def block(head: DraftHead[BlockHead], target: Model) -> BoundDrafter:
     """Drafts a whole block of tokens in one pass over mask tokens, conditioned on the target's hidden states (DFlash).
 
     The cost does not grow with the number of draft tokens, so they may be many. Given the committed text DFlash's
@@ -367,8 +367,9 @@ def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
     and what a low-rank matrix says of the token before. gamma is cut to what a block has.
 
     Args:
-        head: a network and its parameters: `draft_heads.block.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
-            published ones.
+        head: a network and its parameters: `draft_heads.block.head(config)` in a `DraftHead`;
+            `jaxspec.load_drafter`
+            reads published ones.
         target: the model whose text it drafts, with the taps that it reads (`jaxspec.with_taps`).
 
     Raises:
@@ -380,7 +381,7 @@ def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
         >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=3, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 1)), decoder.init(shape, jax.random.key(0)))
         >>> config = BlockConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 1), block=4, mask_token=31)
-        >>> drafter = block(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> drafter = block(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
@@ -388,8 +389,8 @@ def block(head: Bound[BlockHead], target: Model) -> Bound[Drafter]:
 
     Reference: Chen, Liang, Liu, DFlash, arXiv 2602.06036.
     """
-    check_target(head.functions.requirements, target, "a block drafter")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="block")
+    check_target(head.network.requirements, target, "a block drafter")
+    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="block")
 
 
 @functools.lru_cache
@@ -445,7 +446,7 @@ def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
     vocab = head.requirements.vocab_size
     # A sequential head's logits depend on the path.
     reader = reader_at_once(init, at_once, commit, vocab, head.count) if head.correct is None else None
-    return Drafter(init, propose, commit, longest=head.count, reader=reader)
+    return Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training

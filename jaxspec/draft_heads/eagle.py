@@ -19,14 +19,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import Bound, Drafter, Forward, Model, Params
+from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.nets import stack
 from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
@@ -219,7 +219,7 @@ def init(config: EagleConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
+def eagle(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
     """Drafts with one layer that continues the target's hidden states (EAGLE-1 and 3), sampling from its distributions.
 
     A draft token costs a pass of that layer and of a language-model head, a fraction of a pass of the target. The layer
@@ -229,8 +229,9 @@ def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
     accepted tokens again with them. gamma draft tokens cost gamma passes, one of them over gamma + 1 tokens.
 
     Args:
-        head: a network and its parameters: `draft_heads.eagle.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
-            published ones.
+        head: a network and its parameters: `draft_heads.eagle.head(config)` in a `DraftHead`;
+            `jaxspec.load_drafter`
+            reads published ones.
         target: the model whose text it drafts; with taps, if the head reads them (`jaxspec.with_taps`).
 
     Raises:
@@ -242,7 +243,7 @@ def eagle(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
         >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=4, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape, taps=(0, 2)), decoder.init(shape, jax.random.key(0)))
         >>> config = EagleConfig(dataclasses.replace(shape, layers=1), 16, taps=(0, 2), own_head=True)
-        >>> drafter = eagle(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> drafter = eagle(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=drafter, gamma=3, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())

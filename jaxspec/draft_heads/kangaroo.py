@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import Bound, Drafter, Model, Params
+from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
@@ -26,7 +26,7 @@ from jaxspec.draft_heads.kind import Kind, LayerSizes
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.early_exit import early_exit
-from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.own_layers import ExitAdapter
 from jaxspec.nets import stack
 from jaxspec.nets.attention import RMSNorm
@@ -119,9 +119,9 @@ def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def drafter(adapter: Bound[ExitAdapter], target: Model, trimmed: Model | None = None) -> Bound[Drafter]:
+def drafter(adapter: DraftHead[ExitAdapter], target: Model, trimmed: Model | None = None) -> BoundDrafter:
     """Drafts with the target's layers up to the adapter's, the adapter, and the target's or a trimmed head."""
-    (tap,) = adapter.functions.requirements.taps
+    (tap,) = adapter.network.requirements.taps
     return early_exit(target, tap + 1, head=trimmed, adapter=adapter)
 
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Key
 
-from jaxspec.core import Bound, Drafter, Model, Params
+from jaxspec.core import BoundDrafter, Model, Params
 from jaxspec.draft_heads.formats import Format
 from jaxspec.draft_heads.target import with_head
 from jaxspec.draft_heads.training import Training
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets.decoder import DecoderConfig
 
 
@@ -39,17 +40,17 @@ class Kind(NamedTuple):
     sizes: type
     init: Callable[[Any, Key[Array, ""]], Params]
     head: Callable[[Any], Any]
-    drafter: Callable[[Bound[Any], Model, Model | None], Bound[Drafter]]
+    drafter: Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]
     format: Format
     training: Training
 
 
 def trimmable(
-    factory: Callable[[Bound[Any], Model], Bound[Drafter]],
-) -> Callable[[Bound[Any], Model, Model | None], Bound[Drafter]]:
+    factory: Callable[[DraftHead[Any], Model], BoundDrafter],
+) -> Callable[[DraftHead[Any], Model, Model | None], BoundDrafter]:
     """Makes `Kind.drafter` of a factory whose network uses its target's head by `SharedWithTarget` (`with_head`)."""
 
-    def drafter(network: Bound[Any], target: Model, trimmed: Model | None = None) -> Bound[Drafter]:
+    def drafter(network: DraftHead[Any], target: Model, trimmed: Model | None = None) -> BoundDrafter:
         return factory(network if trimmed is None else with_head(network, trimmed), target)
 
     return drafter

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 
 from jaxspec import sharding
-from jaxspec.core import Bound, Drafter, Model, Params, Prompt, token_rows
+from jaxspec.core import BoundDrafter, Model, Params, Prompt, token_rows
 from jaxspec.decode import generate
 from jaxspec.decode.request import first_difference
 from jaxspec.draft_heads import KINDS, kind_of
 from jaxspec.draft_heads.formats import D2T, FamilyError, Format, layers_of, target_shape
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.files import folders
 from jaxspec.nets import stack
 from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
@@ -53,7 +54,7 @@ def load_drafter(
     head: Model | None = None,
     revision: str | None = None,
     check: bool | Sequence[str] | Prompt = False,
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Loads a published drafter that reads a target's hidden states, ready for `generate(target, ..., drafter=...)`.
 
         target = jaxspec.load("Qwen/Qwen3-8B", dtype="bfloat16")
@@ -91,8 +92,8 @@ def load_drafter(
     """
     config, params = read_head(source, target=target, taps=taps, revision=revision)
     kind = kind_of(config)
-    network = Bound(kind.head(config), params)
-    if wanted := network.functions.requirements.taps:
+    network = DraftHead(kind.head(config), params)
+    if wanted := network.network.requirements.taps:
         target = models.with_taps(target, wanted)
     drafter = kind.drafter(network, target, head)
     if check is not False:
@@ -101,7 +102,7 @@ def load_drafter(
 
 
 def check_acceptance(
-    drafter: Bound[Drafter], prompts: Sequence[str] | Prompt | None = None, *, tokens: int = 32, name: str = "it"
+    drafter: BoundDrafter, prompts: Sequence[str] | Prompt | None = None, *, tokens: int = 32, name: str = "it"
 ) -> float:
     """Measures how often a drafter's first draft token is accepted, at temperature 0; warns if that is too seldom.
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Draft,
@@ -38,7 +38,7 @@ from jaxspec.draft_heads.kind import Kind, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with
 from jaxspec.draft_heads.training import DraftStarts, Frequencies, Training, logits_of_head
 from jaxspec.drafters.common import no_commit, no_state
-from jaxspec.drafters.hidden_states import TargetRequirements, check_target
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target
 from jaxspec.vocab import trim
 
 
@@ -113,7 +113,7 @@ def init(config: LookAheadConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bound[Drafter]:
+def lookahead_embeddings(head: DraftHead[LookAheadEmbeddings], target: Model) -> BoundDrafter:
     """Drafts with the target itself, in one pass over the last committed token and trained look-ahead vectors (PaSS).
 
     The pass gives the target's own distribution of the next token, which is accepted with certainty (up to rounding),
@@ -122,8 +122,9 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
     alone. gamma is cut to one more than there are vectors.
 
     Args:
-        head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `Bound`; `jaxspec train` makes them,
-            and `jaxspec.load_drafter` reads them.
+        head: `draft_heads.lookahead_embeddings.head(config)` and the vectors, in a `DraftHead`;
+            `jaxspec train` makes
+            them, and `jaxspec.load_drafter` reads them.
         target: the model.
 
     Raises:
@@ -135,7 +136,7 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
         >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
         >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
         >>> config = LookAheadConfig(32, dim=16, vectors=2)
-        >>> vectors = jaxspec.Bound(head(config), init(config, jax.random.key(1)))
+        >>> vectors = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=lookahead_embeddings(vectors, target), max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
@@ -143,8 +144,8 @@ def lookahead_embeddings(head: Bound[LookAheadEmbeddings], target: Model) -> Bou
 
     Reference: Monea, Joulin, Grave, PaSS, arXiv 2311.13581.
     """
-    check_target(head.functions.requirements, target, "the look-ahead vectors")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="lookahead_embeddings")
+    check_target(head.network.requirements, target, "the look-ahead vectors")
+    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="lookahead_embeddings")
 
 
 @functools.lru_cache
@@ -171,7 +172,7 @@ def _drafter(head: LookAheadEmbeddings, lm: LanguageModel) -> Drafter:
         return draft, caches._replace(target=cache)
 
     reader = reader_at_once(no_state, at_once, no_commit, head.requirements.vocab_size, head.count)
-    return Drafter(no_state, propose, no_commit, longest=head.count, reader=reader)
+    return Drafter(no_state, propose, no_commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Draft,
     DraftContext,
@@ -45,7 +45,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.rules.common import take_position
@@ -220,7 +220,7 @@ def init(config: HeadsConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
+def heads(head: DraftHead[ParallelHeads], target: Model) -> BoundDrafter:
     """Drafts as many tokens as there are heads beside the target's own, all from the features of its last pass
     (Medusa).
 
@@ -229,8 +229,9 @@ def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
     independently of those before it; Hydra's do. gamma is cut to the number of heads.
 
     Args:
-        head: heads and their parameters: `draft_heads.medusa.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
-            Medusa's.
+        head: heads and their parameters: `draft_heads.medusa.head(config)` in a `DraftHead`;
+            `jaxspec.load_drafter`
+            reads Medusa's.
         target: the model whose features they read.
 
     Raises:
@@ -242,7 +243,7 @@ def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
         >>> shape = gpt.GPTConfig(32, dim=16, ff_dim=32, layers=1, heads=2, max_positions=48)
         >>> target = jaxspec.Model(gpt.language_model(shape), gpt.init(shape, jax.random.key(0)))
         >>> config = HeadsConfig(32, dim=16, heads=3)
-        >>> medusa = heads(jaxspec.Bound(head(config), init(config, jax.random.key(1))), target)
+        >>> medusa = heads(jaxspec.DraftHead(head(config), init(config, jax.random.key(1))), target)
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=medusa, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
@@ -251,8 +252,8 @@ def heads(head: Bound[ParallelHeads], target: Model) -> Bound[Drafter]:
     Reference: Stern, Shazeer, Uszkoreit, NeurIPS 2018, arXiv 1811.03115; Cai et al., Medusa, ICML 2024, arXiv
     2401.10774; Ankner et al., Hydra, arXiv 2402.05109.
     """
-    check_target(head.functions.requirements, target, "the heads")
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name="heads")
+    check_target(head.network.requirements, target, "the heads")
+    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name="heads")
 
 
 @functools.lru_cache
@@ -295,7 +296,7 @@ def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
     # Heads that read tokens would need those of each path.
     vocab = head.requirements.vocab_size
     reader = None if head.reads_tokens else reader_at_once(init, at_once, commit, vocab, head.count)
-    return Drafter(init, propose, commit, longest=head.count, reader=reader)
+    return Drafter(init, propose, commit, longest=head.count, tree_reader=reader)
 
 
 # --- in training

@@ -28,14 +28,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.core import Bound, Drafter, Forward, Model, Params
+from jaxspec.core import BoundDrafter, Forward, Model, Params
 from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.nets import stack
 from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
@@ -141,7 +141,7 @@ def init(config: MTPConfig, key: Key[Array, ""]) -> Params:
 # --- the drafter
 
 
-def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
+def mtp(head: DraftHead[RecurrentHead], target: Model) -> BoundDrafter:
     """Drafts with the module that a model's checkpoint brings along for predicting the token after the next.
 
     Such a module is one more of the model's layers, and reads the model's features: see `drafters.eagle`, of which this
@@ -149,8 +149,9 @@ def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
     often, unless it was trained so.
 
     Args:
-        head: a network and its parameters: `draft_heads.mtp.head(config)` in a `Bound`; `jaxspec.load_drafter` reads
-            those of a model's own folder.
+        head: a network and its parameters: `draft_heads.mtp.head(config)` in a `DraftHead`;
+            `jaxspec.load_drafter`
+            reads those of a model's own folder.
         target: the model.
 
     Raises:
@@ -162,7 +163,7 @@ def mtp(head: Bound[RecurrentHead], target: Model) -> Bound[Drafter]:
         >>> shape = decoder.DecoderConfig(32, dim=16, ff_dim=32, layers=2, heads=4, kv_heads=2, head_dim=4)
         >>> target = jaxspec.Model(decoder.language_model(shape), decoder.init(shape, jax.random.key(0)))
         >>> config = MTPConfig(dataclasses.replace(shape, layers=1))
-        >>> module = jaxspec.Bound(head(config), init(config, jax.random.key(1)))
+        >>> module = jaxspec.DraftHead(head(config), init(config, jax.random.key(1)))
         >>> prompt = jaxspec.Prompt(jnp.array([[5, 6, 7]]), jnp.array([3]))
         >>> out = jaxspec.generate(target, prompt, drafter=mtp(module, target), gamma=2, max_new_tokens=9)
         >>> bool((out.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())

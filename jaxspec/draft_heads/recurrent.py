@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Commit,
@@ -38,6 +38,7 @@ from jaxspec.core import (
     Params,
     Prompt,
     Rewind,
+    TreeReader,
     Verdict,
     Weights,
     token_rows,
@@ -45,9 +46,8 @@ from jaxspec.core import (
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
-from jaxspec.drafters.trees.tree_cache import NodeReader
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, rotation_of
 from jaxspec.rules.common import take_position
@@ -197,13 +197,13 @@ class HiddenState(NamedTuple):
 
     Attributes:
         cache: of pairs of a hidden state and the token after it.
-        seen: how many pairs of each row it holds, every hidden state of which is the target's own.
+        num_cached: how many pairs of each row it holds, every hidden state of which is the target's own.
         hidden: after the last of these pairs. Only right after prefill, when the token after the target's last hidden
-            state is not known yet, it is that hidden state, and `seen` one fewer than there are pairs.
+            state is not known yet, it is that hidden state, and `num_cached` one fewer than there are pairs.
     """
 
     cache: Cache
-    seen: Int[Array, " B"]
+    num_cached: Int[Array, " B"]
     hidden: Float[Array, "B D"]
 
 
@@ -214,10 +214,10 @@ class Nodes(NamedTuple):
     hidden: Float[Array, "B F+1 D"]
 
 
-def drafter(head: Bound[RecurrentHead], target: Model, title: str, name: str) -> Bound[Drafter]:
+def drafter(head: DraftHead[RecurrentHead], target: Model, title: str, name: str) -> BoundDrafter:
     """Drafts with any network that has these functions; `title` names the network in complaints."""
-    check_target(head.functions.requirements, target, title)
-    return Bound(_drafter(head.functions, target.lm), head.params, target=target, name=name)
+    check_target(head.network.requirements, target, title)
+    return BoundDrafter(_drafter(head.network, target.lm), head.params, target=target, name=name)
 
 
 @functools.lru_cache
@@ -228,16 +228,16 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         hidden, cache = head.read(weights.draft, prefilled), head.empty(batch, width + headroom)
         if width > 1:
             _, cache = head.extend(weights.draft, shared, cache, hidden[:, :-1], row.tokens[:, 1:])
-        seen = row.length - 1
-        return HiddenState(head.rewind(cache, seen), seen, take_position(hidden, seen))
+        num_cached = row.length - 1
+        return HiddenState(head.rewind(cache, num_cached), num_cached, take_position(hidden, num_cached))
 
     def complete(weights: Weights, state: HiddenState, row: Prompt) -> HiddenState:
         """Feeds the pair that prefill left open, to the rows that have it."""
-        open_pair = state.seen < row.length - 1
+        open_pair = state.num_cached < row.length - 1
 
         def feed(state: HiddenState) -> HiddenState:
-            token = token_rows.window(row.tokens, jnp.minimum(state.seen + 1, row.length - 1), 1)
-            shared, cache = shared_with(lm, weights.target), head.rewind(state.cache, state.seen)
+            token = token_rows.window(row.tokens, jnp.minimum(state.num_cached + 1, row.length - 1), 1)
+            shared, cache = shared_with(lm, weights.target), head.rewind(state.cache, state.num_cached)
             output, cache = head.extend(weights.draft, shared, cache, state.hidden[:, None], token)
             hidden = jnp.where(open_pair[:, None], output[:, 0].astype(state.hidden.dtype), state.hidden)
             return HiddenState(head.rewind(cache, row.length - 1), row.length - 1, hidden)
@@ -259,18 +259,20 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
             return logits(hidden), None, (hidden[:, 0].astype(carry[0].dtype), cache)
 
         draft, (_, cache) = sequential(first, following, (state.hidden, state.cache), context)
-        return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.seen)))
+        return draft, caches._replace(draft=state._replace(cache=head.rewind(cache, state.num_cached)))
 
     def commit(
         weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward, depth: int | None = None
     ) -> Caches:
         state, shared = caches.draft, shared_with(lm, weights.target)
         hidden = head.read(weights.draft, on_path(forward, verdict, depth))
-        tokens = token_rows.window(row.tokens, state.seen + 1, hidden.shape[1])
-        output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.seen), hidden, tokens)
-        count, seen = row.length - 1 - state.seen, row.length - 1  # a finished row has no new pair
+        tokens = token_rows.window(row.tokens, state.num_cached + 1, hidden.shape[1])
+        output, cache = head.extend(weights.draft, shared, head.rewind(state.cache, state.num_cached), hidden, tokens)
+        count, num_cached = row.length - 1 - state.num_cached, row.length - 1  # a finished row has no new pair
         last = jnp.where((count > 0)[:, None], take_position(output, jnp.maximum(count - 1, 0)), state.hidden)
-        return caches._replace(draft=HiddenState(head.rewind(cache, seen), seen, last.astype(state.hidden.dtype)))
+        return caches._replace(
+            draft=HiddenState(head.rewind(cache, num_cached), num_cached, last.astype(state.hidden.dtype))
+        )
 
     # Of a tree: the hidden state after each node that was fed is what its children are paired with.
 
@@ -290,12 +292,12 @@ def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
         return head.logits(weights.draft, shared, output), Nodes(cache, hidden)
 
     def after(caches: Caches, nodes: Nodes, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
-        seen = context.row.length - 1
-        return caches._replace(draft=HiddenState(head.rewind(nodes.cache, seen), seen, nodes.hidden[:, 0]))
+        num_cached = context.row.length - 1
+        return caches._replace(draft=HiddenState(head.rewind(nodes.cache, num_cached), num_cached, nodes.hidden[:, 0]))
 
     def commit_of(levels: int) -> Commit:
         return functools.partial(commit, depth=levels + 1)
 
     vocab = head.requirements.vocab_size
-    reader = NodeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
-    return Drafter(init, propose, commit, reader=reader)
+    reader = TreeReader(lambda nodes: init, start, after_root, after_nodes, after, commit_of, vocab)
+    return Drafter(init, propose, commit, tree_reader=reader)

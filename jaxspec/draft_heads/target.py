@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Bound, Head, LanguageModel, Model, Params
+from jaxspec.core import Head, LanguageModel, Model, Params
+from jaxspec.drafters.hidden_states import DraftHead
 
 
 class SharedWithTarget(NamedTuple):
@@ -72,7 +73,7 @@ class TrimmedParams(NamedTuple):
     head: Params
 
 
-def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
+def with_head(network: DraftHead[Any], model: Model) -> DraftHead[Any]:
     """Makes a network use the head of `model` in place of its target's: one of fewer tokens (FR-Spec).
 
     The text keeps the target's distribution; what the head leaves out is never drafted.
@@ -87,7 +88,7 @@ def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
 
     Reference: Zhao et al., FR-Spec, arXiv 2502.14856.
     """
-    requirements = network.functions.requirements
+    requirements = network.network.requirements
     if not requirements.head:
         raise ValueError(
             "the drafter has a head of its own, which is trimmed in training (draft_vocab), not afterwards"
@@ -99,8 +100,8 @@ def with_head(network: Bound[Any], model: Model) -> Bound[Any]:
             f"drafter's target has {requirements.hidden_size} and {requirements.vocab_size}: expected "
             "jaxspec.trim_vocabulary(target)"
         )
-    functions = _with_head(network.functions, model.lm.head)
-    return network._replace(functions=functions, params=TrimmedParams(network.params, model.params))
+    functions = _with_head(network.network, model.lm.head)
+    return network._replace(network=functions, params=TrimmedParams(network.params, model.params))
 
 
 @functools.lru_cache

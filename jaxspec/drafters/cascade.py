@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import rules
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Distribution,
@@ -43,7 +43,7 @@ class CascadeState(NamedTuple):
     """The model's cache, how many tokens of each row it holds for certain, and the inner drafter's state."""
 
     cache: Cache
-    seen: Int[Array, " B"]
+    num_cached: Int[Array, " B"]
     inner: Any
 
 
@@ -67,12 +67,12 @@ class Drafting(NamedTuple):
 
 def cascade(
     draft: Model,
-    inner: Model | Drafter | Bound[Drafter],
+    inner: Model | Drafter | BoundDrafter,
     *,
     gamma: int = 3,
     rule: Rule | None = None,
     inner_temperature: float = 1.0,
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Drafts from a model that is sped up by a drafter of its own: speculative decoding inside of speculative decoding.
 
     Round after round `inner` drafts for `draft`, which verifies in one pass, until every row has its draft tokens; then
@@ -135,7 +135,7 @@ def cascade(
     check_trees(draft.lm, made.functions, rule)
     functions = _cascade(draft.lm, made.functions, rule, gamma, inner_temperature)
     name = f"cascade({name_of(draft)}, {name_of(made)})"
-    return Bound(functions, (draft.params, made.params), (draft, *made.models), name=name)
+    return BoundDrafter(functions, (draft.params, made.params), (draft, *made.models), name=name)
 
 
 def _check_levels(draft: Model, inner: Model) -> None:
@@ -169,21 +169,21 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         own, state, gamma, start = levels(weights), caches.draft, context.gamma, context.row.length
-        wanted, keys = context.limit > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
+        wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
-        read = catch_up(lm, own.target, ModelState(state.cache, state.seen), row, wanted, width, start - 1)
+        read = catch_up(lm, own.target, ModelState(state.cache, state.num_cached), row, wanted, width, start - 1)
 
         def one_round(made: Drafting) -> Drafting:
             count = made.row.length - start
-            live = jnp.logical_and(made.going, count < context.limit)
-            limit = jnp.where(live, jnp.clip(context.limit - count - 1, 0, depth), 0)
+            live = jnp.logical_and(made.going, count < context.max_draft)
+            limit = jnp.where(live, jnp.clip(context.max_draft - count - 1, 0, depth), 0)
             drafted = token_rows.window(made.row.tokens, start, gamma)
             to_distribution = after(context.to_distribution, drafted, count)
             within = context._replace(
                 keys=keys,
                 row=made.row,
-                limit=limit,
+                max_draft=limit,
                 gamma=depth,
                 adaptive=True,
                 to_distribution=_at_temperature(to_distribution, inner_temperature),
@@ -215,7 +215,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             return made._replace(going=_stopped_after(context, made, start) > row.length - start)
 
         def unfinished(made: Drafting) -> Bool[Array, ""]:
-            return jnp.any(jnp.logical_and(made.going, made.row.length - start < context.limit))
+            return jnp.any(jnp.logical_and(made.going, made.row.length - start < context.max_draft))
 
         logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
         kind: Distribution = jax.eval_shape(context.to_distribution, logits)
@@ -226,7 +226,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
         caches_within = Caches(lm.rewind(read.cache, start - 1), state.inner)
         made = Drafting(row, wide, confidence, wanted, caches_within)
         made = jax.lax.while_loop(unfinished, one_round, made)
-        length, seen = made.row.length - start, jnp.where(wanted, made.row.length - 1, state.seen)
+        length, num_cached = made.row.length - start, jnp.where(wanted, made.row.length - 1, state.num_cached)
         aux = None
         if made.confidence is not None:
             length, aux = jnp.minimum(length, _stopped_after(context, made, start)), made.confidence[:, :gamma]
@@ -236,7 +236,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
             log_probs=None if made.log_probs is None else made.log_probs[:, :gamma],
             aux=None if aux is None else {"confidence": aux},
         )
-        return draft, caches._replace(draft=CascadeState(made.caches.target, seen, made.caches.draft))
+        return draft, caches._replace(draft=CascadeState(made.caches.target, num_cached, made.caches.draft))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         return caches._replace(draft=rollback(caches.draft, row))

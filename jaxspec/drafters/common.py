@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Distribution,
     Draft,
@@ -27,7 +27,7 @@ from jaxspec.core import (
 from jaxspec.drafters.model import model
 
 
-def as_drafter(drafter: Drafter | Bound[Drafter] | Model, name: str = "a drafter") -> Bound[Drafter]:
+def as_drafter(drafter: Drafter | BoundDrafter | Model, name: str = "a drafter") -> BoundDrafter:
     """A model as the drafter that samples from it; functions alone with no values; a drafter as it is.
 
     Raises:
@@ -36,13 +36,13 @@ def as_drafter(drafter: Drafter | Bound[Drafter] | Model, name: str = "a drafter
     if isinstance(drafter, Model):
         return model(drafter)
     if isinstance(drafter, Drafter):
-        return Bound(drafter)
-    if isinstance(drafter, Bound) and isinstance(drafter.functions, Drafter):
+        return BoundDrafter(drafter)
+    if isinstance(drafter, BoundDrafter):
         return drafter
     raise TypeError(f"{name} is {shown(drafter)}: expected a jaxspec.Model, or one of jaxspec.drafters")
 
 
-def name_of(draft: Model | Bound[Drafter]) -> str:
+def name_of(draft: Model | BoundDrafter) -> str:
     """What tables call a model or a drafter that another drafter is made of."""
     return draft.name or ("a model" if isinstance(draft, Model) else "a drafter")
 
@@ -60,8 +60,8 @@ def check_model(given: Any, name: str) -> None:
 def shown(given: Any) -> str:
     """What was given in place of something else, for an error; short.
 
-    >>> shown("x"), shown(None), shown(shown), shown(Bound(None))
-    ("'x'", 'None', 'shown, which was not called', 'of type Bound')
+    >>> shown("x"), shown(None), shown(shown), shown(BoundDrafter(None))
+    ("'x'", 'None', 'shown, which was not called', 'of type BoundDrafter')
     """
     if given is None or isinstance(given, str | int | float):
         return repr(given)
@@ -82,10 +82,10 @@ def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
     if not context.adaptive:
         return search()
     empty: Draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(search))
-    draft = jax.lax.cond(jnp.any(context.limit > 0), search, lambda: empty)
+    draft = jax.lax.cond(jnp.any(context.max_draft > 0), search, lambda: empty)
     if draft.parent is not None:
         return draft  # whose limit is one of depth
-    return draft._replace(length=jnp.minimum(draft.length, context.limit))
+    return draft._replace(length=jnp.minimum(draft.length, context.max_draft))
 
 
 def with_taps_of(target: Model, made_for: Model) -> Model:

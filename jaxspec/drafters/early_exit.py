@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from jaxspec.core import Bound, Drafter, Model, Parts
+from jaxspec.core import BoundDrafter, Model, Parts
 from jaxspec.core.checks import integer
 from jaxspec.drafters import own_layers
 from jaxspec.drafters.common import shown
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.drafters.own_layers import ExitAdapter
 
 
 def early_exit(
-    target: Model, layers: int, *, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
-) -> Bound[Drafter]:
+    target: Model, layers: int, *, head: Model | None = None, adapter: DraftHead[ExitAdapter] | None = None
+) -> BoundDrafter:
     """Drafts with the target's own first layers: after them come the final norm and the head.
 
     There is no second model, no second cache and no second pass over these layers: their keys and values, and their
@@ -28,8 +29,8 @@ def early_exit(
         layers: how many of its first layers draft; of an encoder-decoder, of the decoder's.
         head: a model whose head makes the drafter's logits, such as `jaxspec.trim_vocabulary(target, size=...)`: with a
             large vocabulary most of an early exit's time is the head's. By default the target.
-        adapter: a network and its parameters: `draft_heads.kangaroo.head(config)` in a `Bound`, for a target with taps;
-            `jaxspec.load_drafter` reads trained ones. By default the target's final norm takes its place.
+        adapter: a network and its parameters: `draft_heads.kangaroo.head(config)` in a `DraftHead`, for a target with
+            taps; `jaxspec.load_drafter` reads trained ones. By default the target's final norm takes its place.
 
     Raises:
         TypeError: the target or the head is no model, or the adapter none.
@@ -58,10 +59,12 @@ def early_exit(
             f"layers is {layers} and {target.name or 'the target'} has {count}: expected an exit after at least 1 and "
             f"at most {count - 1}"
         )
-    if adapter is not None and not (isinstance(adapter, Bound) and isinstance(adapter.functions, ExitAdapter)):
-        raise TypeError(f"adapter is {shown(adapter)}: expected a jaxspec.Bound of draft_heads.kangaroo.head(config)")
-    if adapter is not None and adapter.functions.requirements.taps != (layers - 1,):
-        tap, *_ = adapter.functions.requirements.taps
+    if adapter is not None and not (isinstance(adapter, DraftHead) and isinstance(adapter.network, ExitAdapter)):
+        raise TypeError(
+            f"adapter is {shown(adapter)}: expected a jaxspec.DraftHead of draft_heads.kangaroo.head(config)"
+        )
+    if adapter is not None and adapter.network.requirements.taps != (layers - 1,):
+        tap, *_ = adapter.network.requirements.taps
         raise ValueError(f"layers is {layers}, and the adapter was made for an exit after {tap + 1}: expected that")
     first = tuple(range(layers))
     return own_layers.bound(target, Parts(first, first), f"early_exit({layers})", head, adapter)

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
 from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of, name_of
 
 
-def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
+def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
     """The draft of the first drafter that proposes something; rows choose by themselves.
 
     Put those that cost nothing and may be empty in front: `fallback(prompt_lookup(), without_backoff(trigram),
@@ -58,7 +58,7 @@ def fallback(*drafters: Drafter | Bound[Drafter] | Model) -> Bound[Drafter]:
         raise ValueError("the drafters read the hidden states of different targets, or different taps: expected one")
     functions = _fallback(tuple(drafter.functions for drafter in made))
     params, target = tuple(drafter.params for drafter in made), targets[0] if targets else None
-    return Bound(functions, params, models, target, "+".join(map(name_of, made)))
+    return BoundDrafter(functions, params, models, target, "+".join(map(name_of, made)))
 
 
 @functools.lru_cache
@@ -76,7 +76,7 @@ def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
                 mine = context
             else:
                 needed = best.length == 0
-                mine = context._replace(limit=jnp.where(needed, context.limit, 0), adaptive=True)
+                mine = context._replace(max_draft=jnp.where(needed, context.max_draft, 0), adaptive=True)
             own = Weights(weights.target, params), Caches(target, state)
             draft, (target, state) = drafter.propose(*own, mine)
             best = draft if best is None else _choose(needed, draft, best)

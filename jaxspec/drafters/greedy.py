@@ -6,11 +6,11 @@ import functools
 
 import jax.numpy as jnp
 
-from jaxspec.core import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights, noise
+from jaxspec.core import BoundDrafter, Caches, Distribution, Draft, DraftContext, Drafter, Model, Weights, noise
 from jaxspec.drafters.common import as_drafter, name_of
 
 
-def greedy(draft: Model | Bound[Drafter]) -> Bound[Drafter]:
+def greedy(draft: Model | BoundDrafter) -> BoundDrafter:
     """Proposes a model's most probable continuation, one token at a time, as a point mass.
 
     At temperature 0 that is what `drafters.model` does. At others a draft token x is accepted with probability p(x),

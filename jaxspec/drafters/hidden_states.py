@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.core import Forward, LanguageModel, Model, Prompt, Verdict
+from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, Verdict
+
+Network = TypeVar("Network")
+
+
+class DraftHead(NamedTuple, Generic[Network]):
+    """A network that reads hidden states, with its parameters.
+
+    Attributes:
+        network: its functions, as `head(config)` of a file in `draft_heads` returns them.
+        params: its own parameters; what it shares with the target is not among them.
+    """
+
+    network: Network
+    params: Params
 
 
 class TargetRequirements(NamedTuple):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Draft,
     DraftContext,
@@ -33,8 +33,8 @@ Continues = Callable[[int | Int[Array, ""], Float[Array, "B L"]], Bool[Array, " 
 
 
 def horizontal_cascade(
-    first: Drafter | Bound[Drafter] | Model, then: Drafter | Bound[Drafter] | Model, tokens: int = 2
-) -> Bound[Drafter]:
+    first: Drafter | BoundDrafter | Model, then: Drafter | BoundDrafter | Model, tokens: int = 2
+) -> BoundDrafter:
     """Drafts `tokens` tokens with one drafter and the others of gamma with another, which reads those of the first.
 
     A draft token counts only if all before it are accepted, so the first ones are worth a better drafter, and the later
@@ -78,7 +78,7 @@ def horizontal_cascade(
     functions = _horizontal_cascade(both[0].functions, both[1].functions, tokens)
     params, models = tuple(made.params for made in both), both[0].models + both[1].models
     name = f"horizontal_cascade({tokens}, {name_of(both[0])}, {name_of(both[1])})"
-    return Bound(functions, params, models, both[0].target, name)
+    return BoundDrafter(functions, params, models, both[0].target, name)
 
 
 @functools.lru_cache
@@ -96,29 +96,29 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         (first_weights, first_caches), (then_weights, then_caches) = parts(weights, caches)
         gamma, row = context.gamma, context.row
         count = min(tokens, gamma)
-        own = context._replace(gamma=count, limit=jnp.minimum(context.limit, count))
+        own = context._replace(gamma=count, max_draft=jnp.minimum(context.max_draft, count))
         draft, first_caches = first.propose(first_weights, first_caches, own)
-        length = jnp.minimum(draft.length, own.limit)
+        length = jnp.minimum(draft.length, own.max_draft)
         if count == gamma:
             return draft, Caches(first_caches.target, (first_caches.draft, then_caches.draft))
-        left = context.limit - length
+        left = context.max_draft - length
         if context.should_continue is not None and draft.aux is not None and "confidence" in draft.aux:
             # The policy may have ended the draft before its last token, or with it.
             read = jnp.pad(draft.aux["confidence"], ((0, 0), (0, gamma - count)))
-            goes_on = jnp.logical_and(length == own.limit, context.should_continue(count - 1, read))
+            goes_on = jnp.logical_and(length == own.max_draft, context.should_continue(count - 1, read))
             left = jnp.where(goes_on, left, 0)
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
             keys=noise.at(context.keys, row.length, noise.Purpose.LATER),
             row=Prompt(token_rows.append(row.tokens, row.length, draft.tokens), row.length + length),
-            limit=jnp.clip(left, 0, gamma - count),
+            max_draft=jnp.clip(left, 0, gamma - count),
             gamma=gamma - count,
             adaptive=True,
             to_distribution=after(context.to_distribution, draft.tokens, length),
             should_continue=_later(context, confidence_of(draft)),
         )
         more, then_caches = then.propose(then_weights, then_caches._replace(target=first_caches.target), later)
-        joined = _joined(draft._replace(length=length), more._replace(length=jnp.minimum(more.length, later.limit)))
+        joined = _joined(draft._replace(length=length), more._replace(length=jnp.minimum(more.length, later.max_draft)))
         return joined, Caches(then_caches.target, (first_caches.draft, then_caches.draft))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Draft,
@@ -28,7 +28,7 @@ from jaxspec.core import (
 )
 from jaxspec.drafters.sequential import Logits, sequential
 
-Seen = TypeVar("Seen", bound=Any)  # a state with a field `seen`
+CachedState = TypeVar("CachedState", bound=Any)  # a state with a field `num_cached`
 CanContinue = Callable[[Cache], Bool[Array, " B"]]  # whether each row's draft may go on after what the cache holds
 
 
@@ -36,10 +36,10 @@ class ModelState(NamedTuple):
     """The drafter's cache, and how many tokens of each row it holds for certain."""
 
     cache: Cache
-    seen: Int[Array, " B"]
+    num_cached: Int[Array, " B"]
 
 
-def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | None = None) -> Bound[Drafter]:
+def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | None = None) -> BoundDrafter:
     """Drafts gamma tokens from a language model, sampling from its own distribution (the argmax if that is greedy).
 
     Its distributions are made as the target's are, each after the draft tokens before it, or with
@@ -73,7 +73,7 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 
     Reference: Leviathan, Kalman, Matias, ICML 2023, arXiv 2211.17192, Algorithm 1.
     """
-    return Bound(_model(draft.lm, coupled, can_continue), draft.params, (draft,), name=draft.name or "a model")
+    return BoundDrafter(_model(draft.lm, coupled, can_continue), draft.params, (draft,), name=draft.name or "a model")
 
 
 @functools.lru_cache
@@ -91,7 +91,7 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 
         def first(carry) -> Logits:
             width = context.gamma + 1 if context.adaptive or can_continue is not None else 0
-            forward, cache = read_last_two(lm, weights.draft, state, row, context.limit > 0, width)
+            forward, cache = read_last_two(lm, weights.draft, state, row, context.max_draft > 0, width)
             return output(forward, cache, carry[1])
 
         def following(i: Int[Array, ""], last: Int[Array, " B"], carry) -> Logits:
@@ -102,8 +102,8 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
         may_be_empty = can_continue is not None
         draft, (cache, fed) = sequential(first, following, carry, context, coupled=coupled, may_be_empty=may_be_empty)
         # What was fed for a row after its last draft token is garbage.
-        seen = jnp.where(context.limit > 0, row.length + jnp.minimum(fed, draft.length), state.seen)
-        return draft, caches._replace(draft=ModelState(cache, seen))
+        num_cached = jnp.where(context.max_draft > 0, row.length + jnp.minimum(fed, draft.length), state.num_cached)
+        return draft, caches._replace(draft=ModelState(cache, num_cached))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # Of n accepted tokens the cache holds at least n - 1, and the token after them came from the target.
@@ -123,14 +123,14 @@ def prefill(
     return lm.encoder.prefill(params, prompt, capacity, prefilled.encoded)
 
 
-def take_back(state: Seen, row: Prompt) -> Seen:
+def take_back(state: CachedState, row: Prompt) -> CachedState:
     """The state after tokens were taken back: the row's last token is new to it. The last two are read again anyway."""
     return take_back_to(state, row.length - 2)
 
 
-def take_back_to(state: Seen, length: Int[Array, " B"]) -> Seen:
-    """The state with at most so many tokens seen."""
-    return state._replace(seen=jnp.minimum(state.seen, length))
+def take_back_to(state: CachedState, length: Int[Array, " B"]) -> CachedState:
+    """The state with at most `length` tokens counted as cached."""
+    return state._replace(num_cached=jnp.minimum(state.num_cached, length))
 
 
 def read_last_two(
@@ -161,10 +161,10 @@ def catch_up(
     """
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
-        return jnp.any(jnp.logical_and(wanted, state.seen < goal))
+        return jnp.any(jnp.logical_and(wanted, state.num_cached < goal))
 
     def read(state: ModelState) -> ModelState:
-        at = jnp.minimum(state.seen, goal)
+        at = jnp.minimum(state.num_cached, goal)
         _, cache = lm.extend(params, lm.rewind(state.cache, at), known(lm, token_rows.window(row.tokens, at, width)))
         return ModelState(cache, jnp.minimum(at + width, goal))
 

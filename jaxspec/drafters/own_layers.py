@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Commit,
@@ -34,14 +34,14 @@ from jaxspec.core import (
     Parts,
     Prompt,
     Rewind,
+    TreeReader,
     Verdict,
     Weights,
     token_rows,
 )
 from jaxspec.drafters.common import check_model
-from jaxspec.drafters.hidden_states import TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
 from jaxspec.drafters.sequential import Logits, sequential
-from jaxspec.drafters.trees.tree_cache import NodeReader
 
 
 class ExitAdapter(NamedTuple):
@@ -105,8 +105,8 @@ class Halves(NamedTuple):
 
 
 def bound(
-    target: Model, parts: Parts, name: str, head: Model | None = None, adapter: Bound[ExitAdapter] | None = None
-) -> Bound[Drafter]:
+    target: Model, parts: Parts, name: str, head: Model | None = None, adapter: DraftHead[ExitAdapter] | None = None
+) -> BoundDrafter:
     """The drafter that runs these parts of its target.
 
     Args:
@@ -124,19 +124,19 @@ def bound(
     lm = target.lm
     if head is not None:
         check_model(head, "head")
-    network = None if adapter is None else adapter.functions
+    network = None if adapter is None else adapter.network
     if network is not None:
         check_target(network.requirements, target, "an adapter")
     own = Own(None if head is None else head.params, None if adapter is None else adapter.params)
     if head is None:
-        return Bound(_own_layers(lm, parts, None, network), own, target=target, name=name)
+        return BoundDrafter(_own_layers(lm, parts, None, network), own, target=target, name=name)
     if head.lm.head is None or (head.lm.feature_size, head.lm.vocab_size) != (lm.feature_size, lm.vocab_size):
         raise ValueError(
             f"the head is that of {head.name or 'a model'} of width {head.lm.feature_size} with {head.lm.vocab_size} "
             f"token ids, and {target.name or 'the target'} has {lm.feature_size} and {lm.vocab_size}: expected "
             "jaxspec.trim_vocabulary(target)"
         )
-    return Bound(_own_layers(lm, parts, head.lm.head, network), own, target=target, name=name)
+    return BoundDrafter(_own_layers(lm, parts, head.lm.head, network), own, target=target, name=name)
 
 
 def layers_of(target: Model) -> Layers:
@@ -303,12 +303,12 @@ def _own_layers(lm: LanguageModel, parts: Parts, head: Head | None, adapter: Exi
     def commit_of(levels: int) -> Commit:
         return functools.partial(commit, depth=levels + 1)
 
-    reader = NodeReader(
+    reader = TreeReader(
         *(lambda nodes: init, start, after_root, after_nodes, after, commit_of, lm.vocab_size),
-        finish=finish,
+        complete_target_pass=finish,
         rollback=rollback,
     )
-    return Drafter(init, propose, commit, reader=reader, finish=finish, rollback=rollback)
+    return Drafter(init, propose, commit, tree_reader=reader, complete_target_pass=finish, rollback=rollback)
 
 
 def _stream(forward: Forward) -> Float[Array, "B T M"]:

@@ -76,7 +76,7 @@ def sequential(
         >>> sequential(lambda carry: count(0, jnp.array([4]), carry), count, None, context)[0].tokens.tolist()
         [[5, 6, 7]]
     """
-    gamma, limit = context.gamma, context.limit
+    gamma, limit = context.gamma, context.max_draft
     dynamic = context.adaptive or may_be_empty
     keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
     position = context.row.length
@@ -141,7 +141,7 @@ def sequential(
 
 def _empty(context: DraftContext, logits: Float[Array, "B W"], carry: Any, coupled: bool) -> DraftLoop:
     """A draft of no tokens, with buffers for gamma."""
-    shape = context.limit.shape[0], context.gamma
+    shape = context.max_draft.shape[0], context.gamma
     made: Distribution = jax.eval_shape(context.to_distribution, logits[:, None])
     wide = None if made.log_probs is None else jnp.zeros((*shape, made.log_probs.shape[-1]), jnp.float32)
     return DraftLoop(
@@ -150,7 +150,7 @@ def _empty(context: DraftContext, logits: Float[Array, "B W"], carry: Any, coupl
         length=jnp.zeros_like(context.row.length),
         gumbel=wide if coupled else None,
         confidence=None if context.confidence is None else jnp.zeros(shape, jnp.float32),
-        going=context.limit >= 0,
+        going=context.max_draft >= 0,
         carry=carry,
     )
 

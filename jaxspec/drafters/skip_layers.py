@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxspec.core import Bound, Drafter, Model, Parts
+from jaxspec.core import BoundDrafter, Model, Parts
 from jaxspec.core.checks import integer
 from jaxspec.drafters import own_layers
 
 
 def skip_layers(
     target: Model, attention: Sequence[int] = (), mlp: Sequence[int] = (), *, head: Model | None = None
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Drafts with the target itself, but for the attention of some layers and the feed-forward block of some.
 
     No training is needed, nor a second model or cache. The layers before the first one that is skipped are not run

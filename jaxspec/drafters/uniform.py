@@ -7,12 +7,12 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Bound, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
+from jaxspec.core import BoundDrafter, Caches, Distribution, Draft, DraftContext, Drafter, Forward, Prompt, Weights
 from jaxspec.drafters.common import no_commit, same_state
 from jaxspec.drafters.sequential import Logits, sequential
 
 
-def uniform() -> Bound[Drafter]:
+def uniform() -> BoundDrafter:
     """Draws each draft token uniformly from the target's vocabulary, whatever the temperature.
 
     Its acceptance rate is the sum of min(p, 1/V): between 1/V, where the target is sure, and 1, where all tokens are
@@ -29,7 +29,7 @@ def uniform() -> Bound[Drafter]:
         >>> bool(out.stats.tokens_per_round[0] > 1.5)
         True
     """
-    return Bound(_uniform(), name="uniform")
+    return BoundDrafter(_uniform(), name="uniform")
 
 
 @functools.lru_cache

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import checked, draft_depth
 
 
@@ -46,7 +46,7 @@ def adaptive(
     weight: Any = 3.0,
     forget: Any = 0.2,
     pause: Any = 4,
-) -> Bound[Policy]:
+) -> BoundPolicy:
     """The number of draft tokens n that maximises (1 - a^(n+1)) / (1 - a) / (n c + v_n), for an estimate a of alpha.
 
     That is Theorem 3.8 with the verify pass at its real cost. a is the share of accepted draft tokens among those that
@@ -87,7 +87,7 @@ def adaptive(
         checked(forget, "forget", 0, 1),
         checked(pause, "pause", 0, most, int),
     )
-    return Bound(_adaptive(), values, name="adaptive")
+    return BoundPolicy(_adaptive(), values, name="adaptive")
 
 
 @functools.lru_cache

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Bound, Distribution, Params, Policy
+from jaxspec.core import BoundPolicy, Distribution, Params, Policy
 from jaxspec.policies.common import checked, log_probs, no_update, stateless_init
 
 
-def confidence(threshold: Any = 0.4) -> Bound[Policy]:
+def confidence(threshold: Any = 0.4) -> BoundPolicy:
     """The draft ends after the first draft token whose distribution gives no token a probability of `threshold`.
 
     That draft token is judged like the others: its pass has been paid for. What ends the draft is the distribution it
@@ -36,7 +36,7 @@ def confidence(threshold: Any = 0.4) -> Bound[Policy]:
     Reference: Mamou et al., "Dynamic Speculation Lookahead", arXiv 2405.04304 (who train a classifier to decide, and
     compare it with a threshold); Kim et al., "Speculative Decoding with Big Little Decoder", arXiv 2302.07863.
     """
-    return Bound(_confidence(), checked(threshold, "threshold", 0, 1), name="confidence")
+    return BoundPolicy(_confidence(), checked(threshold, "threshold", 0, 1), name="confidence")
 
 
 @functools.lru_cache

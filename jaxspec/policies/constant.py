@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from jaxspec.core import Bound, Params, Policy
+from jaxspec.core import BoundPolicy, Params, Policy
 from jaxspec.policies.common import checked, no_update, stateless_init
 
 
-def constant(draft_tokens: Any) -> Bound[Policy]:
+def constant(draft_tokens: Any) -> BoundPolicy:
     """`draft_tokens` tokens a round: what `gamma` alone does, but another number compiles nothing, and rows may differ.
 
     A program for one gamma alone is a little faster: it needs no passes of several widths.
@@ -32,7 +32,7 @@ def constant(draft_tokens: Any) -> Bound[Policy]:
         [4, 2]
     """
     limit = checked(draft_tokens, "draft_tokens", 0, float("inf"), int)
-    return Bound(_constant(), limit, name="constant")
+    return BoundPolicy(_constant(), limit, name="constant")
 
 
 @functools.lru_cache

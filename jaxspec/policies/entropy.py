@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Bound, Distribution, Draft, Policy, Prompt, Verdict
+from jaxspec.core import BoundPolicy, Distribution, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, log_probs
 
 
@@ -19,7 +19,7 @@ class Params(NamedTuple):
     beta: Any
 
 
-def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Bound[Policy]:
+def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> BoundPolicy:
     """Between `least` and `most` draft tokens, linearly in the entropy of the drafter's distribution at the first draft
     token.
 
@@ -44,7 +44,7 @@ def entropy(least: Any = 1, most: Any = 8, beta: Any = 0.5) -> Bound[Policy]:
     if np.any(np.asarray(least) > np.asarray(most)):
         raise ValueError(f"least is {least!r} and most {most!r}: expected least <= most")
     bounds = checked(least, "least", 1, float("inf")), checked(most, "most", 1, float("inf"))
-    return Bound(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)), name="entropy")
+    return BoundPolicy(_entropy(), Params(*bounds, checked(beta, "beta", 0, 1)), name="entropy")
 
 
 @functools.lru_cache

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.core import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 from jaxspec.policies.common import as_length, checked, draft_depth
 
 
@@ -18,7 +18,7 @@ class Params(NamedTuple):
     shrink: Any
 
 
-def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
+def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> BoundPolicy:
     """`grow` draft tokens more after a round whose draft tokens were all accepted, `shrink` fewer after any other; 1 to
     gamma.
 
@@ -45,7 +45,7 @@ def heuristic(start: Any = 5, grow: Any = 2, shrink: Any = 1) -> Bound[Policy]:
     values = Params(
         checked(start, "start", 1, most), checked(grow, "grow", 0, most), checked(shrink, "shrink", 0, most)
     )
-    return Bound(_heuristic(), values, name="heuristic")
+    return BoundPolicy(_heuristic(), values, name="heuristic")
 
 
 @functools.lru_cache

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.core import Bound, Draft, Policy, Prompt, Verdict
+from jaxspec.core import BoundPolicy, Draft, Policy, Prompt, Verdict
 
 
 class Params(NamedTuple):
     accepted: Any
 
 
-def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
+def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
     """As many draft tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
 
     Not a way to decode, as one must have decoded before: it measures what any policy could gain on a text.
@@ -42,7 +42,7 @@ def oracle(accepted: Int[np.ndarray, "B N"]) -> Bound[Policy]:
         raise ValueError(
             f"accepted has shape {array.shape} and dtype {array.dtype}: expected counts, [prompts, positions]"
         )
-    return Bound(_oracle(), Params(array.astype(np.int32)), name="oracle")
+    return BoundPolicy(_oracle(), Params(array.astype(np.int32)), name="oracle")
 
 
 @functools.lru_cache

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import rules
-from jaxspec.core import Bound, Drafter, Model, Policy, Prompt, Rule, Sampler, State, token_rows
+from jaxspec.core import BoundDrafter, BoundPolicy, Drafter, Model, Policy, Prompt, Rule, Sampler, State, token_rows
 from jaxspec.decode import autoregressive, speculative
 from jaxspec.decode.request import Prepared, prepare
 from jaxspec.testing.independence import Draws, Used, merged, nothing_used
@@ -35,13 +35,13 @@ from jaxspec.testing.tables import SequenceDistribution, plain_distribution
 def certify(
     target: Model,
     *,
-    drafter: Model | Drafter | Bound | None = None,
+    drafter: Model | Drafter | BoundDrafter | None = None,
     rule: Rule | None = None,
     gamma: int = 2,
     steps: int = 4,
     prompt: Prompt | None = None,
     eos_ids: Sequence[int] = (),
-    policy: Bound | Policy | None = None,
+    policy: BoundPolicy | Policy | None = None,
     sampler: Sampler | None = None,
     sampling_params: Any = None,
     **options: Any,
@@ -109,7 +109,7 @@ def with_sampler(
     decoder = autoregressive(prepared.target.lm, sampler)
     if prepared.drafter is not None:
         policy, rule = prepared.options["policy"], prepared.options["rule"]
-        functions = policy.functions if isinstance(policy, Bound) else policy
+        functions = policy.functions if isinstance(policy, BoundPolicy) else policy
         rule = rules.rejection() if rule is None else rule
         decoder = speculative(
             prepared.target.lm, prepared.drafter.functions, rule, sampler, prepared.options["gamma"], functions
@@ -165,7 +165,7 @@ def decoder_distribution(
             f"got a prompt of {prompt.tokens.shape[0]} rows: expected the one whose distribution is asked for"
         )
     limit = steps + decoder.gamma if limit is None else limit
-    request = prepared.request._replace(keys=None, limit=np.full(1, limit, np.int32))
+    request = prepared.request._replace(keys=None, max_new_tokens=np.full(1, limit, np.int32))
     vocab = prepared.target.lm.vocab_size
     program = init_program(decoder, token_rows.headroom(limit, decoder.nodes), vocab)
     rows, weight, used = jax.tree.map(np.asarray, (prompt, request)), np.ones(1), nothing_used(1)

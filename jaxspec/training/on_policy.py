@@ -73,7 +73,7 @@ def samples(lm: LanguageModel, params: Any, batch: Batch, key: jax.Array, prompt
     request = Request(
         keys=noise.row_keys(key, rows),
         sampling_params=SamplingParams(jnp.ones(rows)),
-        limit=jnp.full(rows, most, jnp.int32),
+        max_new_tokens=jnp.full(rows, most, jnp.int32),
         eos=jnp.tile(jnp.array(eos or [-1], jnp.int32), (rows, 1)),
     )
     weights = Weights(jax.lax.stop_gradient(params))

@@ -20,7 +20,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import sharding
-from jaxspec.core import Bound, Drafter, LanguageModel, Model, Params, Prompt, programs, token_rows
+from jaxspec.core import BoundDrafter, LanguageModel, Model, Params, Prompt, programs, token_rows
 from jaxspec.decode import Generation
 from jaxspec.decode.request import Prompts, encode
 from jaxspec.training.divergences import DIVERGENCES
@@ -80,7 +80,7 @@ class Online(NamedTuple):
 
 
 def online(
-    drafter: Model | Bound[Drafter],
+    drafter: Model | BoundDrafter,
     *,
     optimizer: optax.GradientTransformation,
     max_prompt: int,
@@ -176,7 +176,7 @@ def online(
     # Every state lies where the first one does: otherwise programs would be compiled for one place and another.
     places = jax.tree.map(lambda x: x.sharding, fresh())
 
-    def current(state: OnlineState) -> Model | Bound[Drafter]:
+    def current(state: OnlineState) -> Model | BoundDrafter:
         params = whole(state.params)
         if isinstance(drafter, Model):
             return drafter._replace(params=params)
@@ -267,9 +267,9 @@ def _to_width(rows: Any, width: int) -> Array:
     return jnp.pad(rows, ((0, 0), (0, width - rows.shape[1])))
 
 
-def _model_of(drafter: Model | Bound[Drafter]) -> Model:
+def _model_of(drafter: Model | BoundDrafter) -> Model:
     """The draft model whose parameters a drafter has."""
-    if isinstance(drafter, Bound) and len(drafter.models) == 1 and drafter.params is drafter.models[0].params:
+    if isinstance(drafter, BoundDrafter) and len(drafter.models) == 1 and drafter.params is drafter.models[0].params:
         drafter = drafter.models[0]
     if not isinstance(drafter, Model):
         raise ValueError("the drafter is not one draft model: expected a jaxspec.Model, or a drafter made of one alone")

@@ -59,9 +59,13 @@ def test_every_factory_names_its_drafter_and_policy():
     for home, home_type in ((drafters, "Drafter"), (policies, "Policy")):
         for path in Path(home.__file__).parent.glob("*.py"):
             for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
-                if isinstance(call.func, ast.Name) and call.func.id == "Bound" and path.name != "common.py":
+                if (
+                    isinstance(call.func, ast.Name)
+                    and call.func.id in ("BoundDrafter", "BoundPolicy")
+                    and path.name != "common.py"
+                ):
                     named = len(call.args) == 5 or any(keyword.arg == "name" for keyword in call.keywords)
-                    assert named, f"{path.name}:{call.lineno}: a Bound {home_type} without a name"
+                    assert named, f"{path.name}:{call.lineno}: a bound {home_type} without a name"
 
 
 def test_a_drafter_of_trees_is_no_plain_decoding():

@@ -19,7 +19,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.core import Bound, Caches, Drafter, Policy, Weights, token_rows
+from jaxspec.core import BoundDrafter, BoundPolicy, Caches, Drafter, Policy, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.fallback import _choose
@@ -88,7 +88,7 @@ CHAINS = {
     "fallback": lambda target: drafters.fallback(
         drafters.prompt_lookup(2, 2), drafters.without_backoff(tables(target)), model(target, 2)
     ),
-    "early exit": lambda target: Bound(early_exit(target)),
+    "early exit": lambda target: BoundDrafter(early_exit(target)),
 }
 TREES = {
     "a tree": lambda target: drafters.tree(model(target, 2), (2, 1, 1)),
@@ -189,11 +189,13 @@ def prepared(target, made, chosen, seed):
     pairs = list(itertools.product(range(len(made)), range(count)))
     rows = [[drafter, *random.integers(0, VOCAB, random.integers(0, 5))] for drafter, _ in pairs]
     parts = [make(target) for make in made.values()]
-    drafter = Bound(each_its_own_drafter(tuple(part.functions for part in parts)), tuple(part.params for part in parts))
+    drafter = BoundDrafter(
+        each_its_own_drafter(tuple(part.functions for part in parts)), tuple(part.params for part in parts)
+    )
     policy = None
     if chosen:
         functions, values = zip(*((part.functions, part.params) for part in chosen.values()), strict=True)
-        policy = Bound(each_its_own_policy(functions), (np.array([which for _, which in pairs]), values))
+        policy = BoundPolicy(each_its_own_policy(functions), (np.array([which for _, which in pairs]), values))
     cycled = lambda values: np.resize(values, len(rows))  # noqa: E731
     return prepare(
         model(target),

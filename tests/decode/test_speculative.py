@@ -238,8 +238,8 @@ def test_draft_tokens_that_are_no_tokens_of_the_target_are_not_fed():
     """A datastore or a tokenizer with more ids: the network would answer with NaN."""
 
     def propose(weights, caches, context):
-        tokens = jnp.broadcast_to(jnp.array([[1, 10**6, 2]], jnp.int32), (context.limit.shape[0], 3))
-        return Draft(tokens, jnp.full_like(context.limit, 3)), caches
+        tokens = jnp.broadcast_to(jnp.array([[1, 10**6, 2]], jnp.int32), (context.max_draft.shape[0], 3))
+        return Draft(tokens, jnp.full_like(context.max_draft, 3)), caches
 
     strange = Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
     for options in ({}, dict(temperature=1.0, key=jax.random.key(0))):

@@ -17,7 +17,19 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies, rules, trace
-from jaxspec.core import Bound, Caches, Distribution, Draft, Drafter, Rule, TreeSize, Verdict, Weights, token_rows, tree
+from jaxspec.core import (
+    BoundDrafter,
+    Caches,
+    Distribution,
+    Draft,
+    Drafter,
+    Rule,
+    TreeSize,
+    Verdict,
+    Weights,
+    token_rows,
+    tree,
+)
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.common import no_commit, no_state
@@ -108,7 +120,7 @@ def top_choices(model, ragged=True):
     All nodes are fed, level by level. Rows of odd length lose the branch of their second child's child; one row in
     three has its last node in the padding.
     """
-    return Bound(_top_choices(model.lm, ragged), model.params, (model,))
+    return BoundDrafter(_top_choices(model.lm, ragged), model.params, (model,))
 
 
 @functools.cache

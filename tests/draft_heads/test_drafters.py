@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Bound, Model, drafters
+from jaxspec import Model, drafters
 from jaxspec.analysis import cost
 from jaxspec.core import Caches, DraftContext, Prompt, Verdict, Weights, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import block, eagle, kangaroo, kind_of, lookahead_embeddings, medusa, mtp
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
@@ -80,8 +81,8 @@ def drafter_of(name, target):
     params = noisy(kind.init(config, jax.random.key(3)), 4, 0.3)
     if "vocabulary" in params:
         params["vocabulary"] = jnp.array([2, 0])
-    network = Bound(kind.head(config), params)
-    model = target_of(target, network.functions.requirements.taps)
+    network = DraftHead(kind.head(config), params)
+    model = target_of(target, network.network.requirements.taps)
     return kind.drafter(network, model, jaxspec.trim_vocabulary(model, ids=[0, 2]) if name in TRIMMED else None)
 
 
@@ -315,7 +316,7 @@ def test_a_head_that_copies_its_target_is_always_right():
     own["embedding_norm"]["scale"] = jnp.ones(D)
     own["norm"] = params["norm"]
     own["fc"]["weight"] = jnp.concatenate([jnp.eye(D), jnp.zeros((D, D))], axis=1)
-    drafter = drafters.mtp(Bound(mtp.head(module), own), target)
+    drafter = drafters.mtp(DraftHead(mtp.head(module), own), target)
     out = jaxspec.generate(
         target, token_rows.pad([[1], [2, 0]], 2), drafter=drafter, gamma=3, max_new_tokens=9, temperature=1.0,
         key=jax.random.key(2),
@@ -330,7 +331,7 @@ def test_a_head_that_copies_its_target_is_always_right():
 def test_a_head_for_another_target():
     def bound(name, **changes):
         kind = kind_of(CONFIGS[name])
-        return kind.drafter, Bound(kind.head(dataclasses.replace(CONFIGS[name], **changes)), {})
+        return kind.drafter, DraftHead(kind.head(dataclasses.replace(CONFIGS[name], **changes)), {})
 
     wide = dataclasses.replace(LAYER, dim=16)
     words = dataclasses.replace(LAYER, vocab_size=9)

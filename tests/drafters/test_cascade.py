@@ -6,14 +6,14 @@ import pytest
 
 import jaxspec
 from jaxspec import Model, drafters, policies, rules
-from jaxspec.core import Bound, token_rows
+from jaxspec.core import BoundDrafter, token_rows
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
 
 TARGET, LARGE, SMALL = (table_model(jax.random.key(seed), 6, sharpness=2.0) for seed in (1, 2, 3))
 # Tables that agree now and then: the target's, with noise.
 LARGE, SMALL = (made._replace(params=TARGET.params + 0.6 * made.params) for made in (LARGE, SMALL))
-FORGETS = Bound(drafters.prompt_lookup().functions._replace(rollback=None))
+FORGETS = BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))
 ROWS = token_rows.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
 SHAPE = gpt.GPTConfig(6, 8, 8, layers=2, heads=1, max_positions=64)
@@ -65,7 +65,7 @@ def test_inner_rounds_are_told_which_rows_have_ended():
         jax.debug.callback(lambda finished: told.append(finished.tolist()), context.finished)
         return inner.functions.propose(weights, caches, context)
 
-    spy = Bound(inner.functions._replace(propose=propose))
+    spy = BoundDrafter(inner.functions._replace(propose=propose))
     jaxspec.generate(TARGET, ROWS, drafter=drafters.cascade(LARGE, spy), **OPTIONS)
     jax.effects_barrier()
     assert [False] * 3 in told and [False, True, False] in told
@@ -81,7 +81,7 @@ def test_inner_rounds_are_told_which_rows_have_ended():
         (lambda: drafters.cascade(LARGE, table_model(jax.random.key(0), 6, encoder=True)), "not both decoder-only"),
         (lambda: drafters.cascade(LARGE, drafters.early_exit(NET, 1)), "reads the hidden states of"),
         (
-            lambda: drafters.cascade(LARGE, Bound(drafters.prompt_lookup().functions._replace(rollback=None))),
+            lambda: drafters.cascade(LARGE, BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))),
             "take back",
         ),
         (lambda: drafters.cascade(LARGE, drafters.tree(SMALL, (2,)), rule=rules.block()), "judges chains only"),
@@ -105,7 +105,10 @@ def test_what_is_no_cascade_is_refused(make, message):
         (lambda: drafters.cascade(LARGE, None), "inner is None: expected a jaxspec.Model, or one of jaxspec.drafters"),
         (lambda: drafters.cascade(LARGE, "x"), "inner is 'x': expected a jaxspec.Model"),
         (lambda: drafters.cascade(LARGE, drafters.suffix), "inner is suffix, which was not called: expected"),
-        (lambda: drafters.cascade(LARGE, policies.constant(1)), "inner is of type Bound: expected a jaxspec.Model"),
+        (
+            lambda: drafters.cascade(LARGE, policies.constant(1)),
+            "inner is of type BoundPolicy: expected a jaxspec.Model",
+        ),
         (
             lambda: drafters.cascade(LARGE, SMALL, rule="block"),
             "rule is 'block': expected a rule, such as jaxspec.rules",

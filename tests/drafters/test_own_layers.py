@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import Bound, Model, drafters, policies
+from jaxspec import DraftHead, Model, drafters, policies
 from jaxspec.core import Caches, Parts, Prompt, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
@@ -123,7 +123,7 @@ def test_an_adapter_is_one_more_layer(tree):
     silent = jax.tree.map(jnp.zeros_like, {part: target.params["layers_1"][part] for part in ("ff_norm", "ff")})
     small = target._replace(params=target.params | {"layers_1": own["layers_0"] | silent, "norm": own["norm"]})
     tapped = jaxspec.with_taps(target, (0,))
-    exiting = drafters.early_exit(tapped, 1, adapter=Bound(kangaroo.head(config), own))
+    exiting = drafters.early_exit(tapped, 1, adapter=DraftHead(kangaroo.head(config), own))
     rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     both = (drafters.tree(x, shape=TREE) for x in (small, exiting)) if tree else (small, exiting)
     apart, exits = (jaxspec.generate(target, rows, drafter=drafter, **options).stats for drafter in both)
@@ -152,7 +152,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     assert jax.tree.leaves(state.caches.draft) == []
     cache, tokens = state.caches.target, jnp.zeros((1, gamma + 1), jnp.int32)
     drafted = own_layers.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
-    lm, finish = target.lm, prepared.drafter.functions.finish
+    lm, finish = target.lm, prepared.drafter.functions.complete_target_pass
     first = Parts(*[tuple(range(exit_layer))] * 2)
 
     def run_first(params, cache, stream):
@@ -179,7 +179,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
 
 ONE = gpt.GPTConfig(6, 8, 8, layers=1, heads=1, max_positions=64)
 ONE_LAYER = Model(gpt.language_model(ONE), gpt.init(ONE, jax.random.key(0)), config=ONE)
-FIRST, ADAPTER = (Bound(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
+FIRST, ADAPTER = (DraftHead(kangaroo.head(kangaroo.ExitAdapterConfig(LLAMA, exit)), {}) for exit in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,21 @@ def test_what_cannot_draft_is_refused(make, message):
     ("make", "message"),
     [
         (lambda: drafters.early_exit("name", 2), "target is 'name': expected a jaxspec.Model"),
-        (lambda: drafters.early_exit(drafters.suffix(), 2), "target is of type Bound: expected a jaxspec.Model"),
+        (lambda: drafters.early_exit(drafters.suffix(), 2), "target is of type BoundDrafter: expected a jaxspec.Model"),
         (lambda: drafters.skip_layers(None, [1]), "target is None: expected a jaxspec.Model"),
         (lambda: drafters.early_exit(target_of("gpt"), 1, head="x"), "head is 'x': expected a jaxspec.Model"),
-        (lambda: drafters.skip_layers(target_of("gpt"), [1], head=FIRST), "head is of type Bound: expected a jaxspec"),
-        (lambda: drafters.early_exit(target_of("gpt"), 1, adapter="x"), "adapter is 'x': expected a jaxspec.Bound of"),
-        (lambda: drafters.early_exit(target_of("gpt"), 1, adapter=drafters.suffix()), "adapter is of type Bound: exp"),
+        (
+            lambda: drafters.skip_layers(target_of("gpt"), [1], head=FIRST),
+            "head is of type DraftHead: expected a jaxspec",
+        ),
+        (
+            lambda: drafters.early_exit(target_of("gpt"), 1, adapter="x"),
+            "adapter is 'x': expected a jaxspec.DraftHead of",
+        ),
+        (
+            lambda: drafters.early_exit(target_of("gpt"), 1, adapter=drafters.suffix()),
+            "adapter is of type BoundDrafter: exp",
+        ),
     ],
 )
 def test_what_is_no_model_or_adapter_is_refused(make, message):

@@ -8,7 +8,7 @@ import pytest
 
 import jaxspec
 from jaxspec import drafters, policies
-from jaxspec.core import Bound, Draft, Drafter, Policy, Prompt
+from jaxspec.core import BoundDrafter, Draft, Drafter, Policy, Prompt
 from jaxspec.drafters.lookups import datastore
 from jaxspec.testing import table_model
 
@@ -36,7 +36,7 @@ def watched(monkeypatch):
         make = {"prompt_lookup": (3, 1, None), "online_ngram": (4, 3, 1024), "retrieval": (8, 2, 32, None)}[name]
         function = getattr(module, f"_{name}")
         functions = function.__wrapped__(*make)  # not the one that is cached, and compiled
-        return Bound(functions, STORE if name == "retrieval" else None), calls
+        return BoundDrafter(functions, STORE if name == "retrieval" else None), calls
 
     return watch
 

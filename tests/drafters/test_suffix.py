@@ -72,11 +72,11 @@ def beside_an_ended_row(drafter, text):
             other = jnp.pad(jnp.array(text), (0, row.tokens.shape[0] - len(text)))
             rows = Prompt(jnp.stack([row.tokens, other]), jnp.stack([row.length, len(text)]))
             prompts = Prompt(jnp.stack([prompt.tokens] * 2), jnp.stack([prompt.length, 0]))
-            both = context._replace(row=rows, limit=jnp.stack([limit, 0]), finished=jnp.array([False, True]))
+            both = context._replace(row=rows, max_draft=jnp.stack([limit, 0]), finished=jnp.array([False, True]))
             draft, _ = functions.propose(weights, Caches(None, prompts), both)
             return draft.tokens[0], draft.length[0]
 
-        return Draft(*jax.vmap(one)(caches.draft, context.row, context.limit)), caches
+        return Draft(*jax.vmap(one)(caches.draft, context.row, context.max_draft)), caches
 
     return drafter._replace(functions=functions._replace(propose=propose))
 

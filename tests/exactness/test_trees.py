@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import drafters, rules
-from jaxspec.core import Bound, Drafter, Model, Prompt, Rule
+from jaxspec.core import BoundDrafter, Model, Prompt, Rule
 from jaxspec.decode.request import prepare
 from jaxspec.drafters.trees.tree import DrawName
 from jaxspec.rules import catalogue
@@ -65,7 +65,7 @@ def grid(all_rules: Iterable[Rule] = RULES, shapes: Iterable = SHAPES, draws: It
             yield from (Case(rule, shape, draw) for draw in draws)
 
 
-def drafter_of(case: Case, draft: Model) -> Bound[Drafter]:
+def drafter_of(case: Case, draft: Model) -> BoundDrafter:
     if case.shape is not None:
         return drafters.tree(draft, case.shape, draw=case.draw)
     return drafters.greedy(draft) if case.draw == "top" else drafters.model(draft, coupled=case.draw == "coupled")

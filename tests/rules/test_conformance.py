@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec import rules
-from jaxspec.core import Bound, Distribution, Draft, Drafter, Prompt, noise
+from jaxspec.core import BoundDrafter, Distribution, Draft, Drafter, Prompt, noise
 from jaxspec.decode import autoregressive
 from jaxspec.decode.request import prepare
 from jaxspec.drafters import model
@@ -77,7 +77,7 @@ def table_drafter(ragged):
     return Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
 
 
-POINT_MASS = Bound(table_drafter(True))
+POINT_MASS = BoundDrafter(table_drafter(True))
 DRAFTERS = {  # of a model
     "model": model,
     "point mass": lambda draft: POINT_MASS,

@@ -32,7 +32,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec import drafters, rules, sampling, sharding
-from jaxspec.core import Bound, Model, Prompt, Request, Weights, token_rows
+from jaxspec.core import BoundDrafter, Model, Prompt, Request, Weights, token_rows
 from jaxspec.decode import loop, speculative
 from jaxspec.nets import decoder, net_of, t5
 from jaxspec.weights import int8
@@ -56,7 +56,7 @@ class Case(NamedTuple):
     chips: int
     target: Any
     draft: Any
-    drafter: Callable[[Model, Model], Bound]  # of the target and the draft model
+    drafter: Callable[[Model, Model], BoundDrafter]  # of the target and the draft model
     batch: int
     temperature: float
     prompt: int = 64
@@ -90,11 +90,11 @@ def tiny_llama(dim: int) -> Any:
     return decoder.DecoderConfig(512, dim, 2 * dim, 2, 8, 4, 32, dtype="bfloat16")
 
 
-def chain(target: Model, draft: Model) -> Bound:
+def chain(target: Model, draft: Model) -> BoundDrafter:
     return drafters.model(draft)
 
 
-def tree_of(*branching: int) -> Callable[[Model, Model], Bound]:
+def tree_of(*branching: int) -> Callable[[Model, Model], BoundDrafter]:
     return lambda target, draft: drafters.tree(draft, branching)
 
 

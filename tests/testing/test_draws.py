@@ -103,7 +103,7 @@ def test_traces_of_real_and_of_scripted_draws_are_never_mixed_up(draw):
         return Verdict(jnp.zeros_like(position), token, jnp.zeros_like(position))
 
     def propose(weights, caches, context):
-        shape = context.limit.shape[0], context.gamma
+        shape = context.max_draft.shape[0], context.gamma
         return Draft(jnp.zeros(shape, jnp.int32), jnp.full(shape[:1], context.gamma, jnp.int32)), caches
 
     drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)
@@ -123,8 +123,8 @@ def second_token(draw, target=TOY, steps=2):
     """The distribution of what draw(keys, log_probs) makes of the second token."""
 
     def propose(weights, caches, context):
-        empty = jnp.zeros((context.limit.shape[0], context.gamma), jnp.int32)
-        return Draft(empty, jnp.zeros_like(context.limit)), caches
+        empty = jnp.zeros((context.max_draft.shape[0], context.gamma), jnp.int32)
+        return Draft(empty, jnp.zeros_like(context.max_draft)), caches
 
     def verify(keys, position, draft, target):
         at = noise.at(keys, position, noise.Purpose.RESIDUAL)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import Bound, Caches, Decoder, Draft, Drafter, Draw, Prompt, Rule, TreeSize, Verdict, noise
+from jaxspec.core import BoundDrafter, Caches, Decoder, Draft, Drafter, Draw, Prompt, Rule, TreeSize, Verdict, noise
 from jaxspec.decode.request import prepare
 from jaxspec.testing import certify, decoder_distribution, outcomes, table_model, table_model_from, total_variation
 
@@ -58,7 +58,7 @@ def tree_drafter(branching, how, said=None):
             level = below
         static = (jnp.broadcast_to(jnp.array(x, jnp.int32)[None], (len(last), len(x))) for x in (parent, draws))
         parents, kinds = static
-        length = jnp.full_like(context.limit, len(nodes))
+        length = jnp.full_like(context.max_draft, len(nodes))
         return Draft(jnp.stack(nodes, axis=1), length, parents, jnp.stack(log_probs, axis=1), kinds), caches
 
     size = TreeSize(sum(itertools.accumulate(branching, int.__mul__)), len(branching))
@@ -66,7 +66,7 @@ def tree_drafter(branching, how, said=None):
 
 
 def off_by(branching, how, said=None, **options):
-    return certify(TARGET, drafter=Bound(tree_drafter(branching, how, said), TABLE), prompt=PROMPT, **options)
+    return certify(TARGET, drafter=BoundDrafter(tree_drafter(branching, how, said), TABLE), prompt=PROMPT, **options)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_end_tokens_truncation_and_all_of_a_round():
 
 
 def test_nothing_is_taken_for_granted_without_merging():
-    drafter = Bound(tree_drafter((2,), "without"), TABLE)
+    drafter = BoundDrafter(tree_drafter((2,), "without"), TABLE)
     prepared = prepare(TARGET, PROMPT, drafter=drafter, temperature=1.0, key=jax.random.key(0))
     whole, merged = (decoder_distribution(prepared, steps=3, merge=merge) for merge in (False, True))
     assert total_variation(whole, merged) < 1e-6
@@ -113,7 +113,7 @@ def test_siblings_that_share_their_noise_are_refused():
         return draft._replace(tokens=jnp.stack(both, axis=1), draws=draws), caches
 
     with pytest.raises(ValueError, match="share their noise"):
-        certify(TARGET, drafter=Bound(drafter._replace(propose=propose), TABLE), prompt=PROMPT, steps=3)
+        certify(TARGET, drafter=BoundDrafter(drafter._replace(propose=propose), TABLE), prompt=PROMPT, steps=3)
 
 
 # --- a known bias
@@ -165,7 +165,7 @@ def test_a_rule_whose_bias_is_known():
 
     def propose(weights, caches, context):
         tokens = two_siblings(context.keys, context.row.length)
-        return Draft(tokens, jnp.full_like(context.limit, 2), jnp.zeros_like(tokens)), caches
+        return Draft(tokens, jnp.full_like(context.max_draft, 2), jnp.zeros_like(tokens)), caches
 
     drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches, tree=TreeSize(2, 1))
     rule = Rule(verify, "judges by p alone", exact=True, trees=True)
@@ -202,7 +202,7 @@ def test_a_drafter_that_threads_the_targets_cache():
             noise.at(context.keys, context.row.length, noise.Purpose.DRAFT), distribution.log_probs[:, 0]
         )
         _, cache = lm.extend(weights.target, cache, token[:, None])
-        draft = Draft(token[:, None], jnp.ones_like(context.limit), log_probs=distribution.log_probs)
+        draft = Draft(token[:, None], jnp.ones_like(context.max_draft), log_probs=distribution.log_probs)
         return draft, Caches(cache, caches.draft)
 
     drafter = Drafter(lambda *_: (), propose, lambda _, caches, *__: caches)

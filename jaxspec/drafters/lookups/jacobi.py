@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights, noise
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights, noise
 from jaxspec.core.checks import integer
 
 
@@ -24,7 +24,7 @@ class JacobiState(NamedTuple):
     start: Int[Array, " B"]
 
 
-def jacobi(longest: int = 16) -> Bound[Drafter]:
+def jacobi(longest: int = 16) -> BoundDrafter:
     """Proposes, as point masses, what the target found most probable at each position when it last read this far.
 
     Greedy text is the fixed point of a system of equations, token i being the most probable one after tokens 0 to
@@ -57,7 +57,7 @@ def jacobi(longest: int = 16) -> Bound[Drafter]:
     longest = integer(longest, "longest", "an integer, the most draft tokens of a round")
     if longest < 1:
         raise ValueError(f"longest is {longest}: expected at least 1 draft token")
-    return Bound(_jacobi(longest), name="jacobi")
+    return BoundDrafter(_jacobi(longest), name="jacobi")
 
 
 @functools.lru_cache
@@ -72,7 +72,7 @@ def _jacobi(longest: int) -> Drafter:
         index = drafted[:, None] + jnp.arange(context.gamma, dtype=drafted.dtype)[None, :]
         tokens = jnp.take_along_axis(state.tokens, jnp.minimum(index, longest - 1), axis=1)
         # Another drafter's rounds may be longer.
-        return Draft(tokens, jnp.minimum(context.limit, jnp.maximum(longest - drafted, 0))), caches
+        return Draft(tokens, jnp.minimum(context.max_draft, jnp.maximum(longest - drafted, 0))), caches
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         # After n accepted tokens and the one after them, the next position is the one after fed token n + 1.

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Draft,
     DraftContext,
@@ -50,7 +50,7 @@ class LookaheadState(NamedTuple):
     limit: Int[Array, " B"]
 
 
-def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> Bound[Drafter]:
+def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int = 512) -> BoundDrafter:
     """Proposes, as point masses, n-grams that the target itself produced further ahead, while it produces more of them.
 
     Each pass of the target reads, besides the last token, a tree of two parts. In the window, `ngram` - 1 Jacobi
@@ -94,7 +94,7 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
         raise ValueError(
             f"pool is {pool}: expected at least {max(window, candidates)}, what a pass enters and what it verifies"
         )
-    return Bound(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
+    return BoundDrafter(_lookahead(window, ngram - 1, candidates, pool), name="lookahead")
 
 
 @functools.lru_cache
@@ -125,7 +125,7 @@ def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
             jnp.full_like(row.length, nodes),
             jnp.concatenate([known.parent, jnp.broadcast_to(parents[None, :], ahead.shape)], axis=1),
         )
-        return draft, caches._replace(draft=state._replace(limit=context.limit))
+        return draft, caches._replace(draft=state._replace(limit=context.max_draft))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         state = caches.draft

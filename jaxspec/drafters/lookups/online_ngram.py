@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import same_state, searched
 
@@ -29,7 +29,7 @@ LONGEST = 16  # n: votes of all lengths together fit into 32 bits
 Entries = Int[Array, "B O H E"]
 
 
-def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Bound[Drafter]:
+def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> BoundDrafter:
     """Proposes, as point masses, what the target last predicted after the same n - 1, n - 2, ..., 1 tokens.
 
     At every position that a round verifies the target's `top` most probable tokens are
@@ -73,7 +73,7 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> Bound[Drafter]:
     n, top, slots = integers(n=n, top=top, slots=slots)
     if not 2 <= n <= LONGEST or top < 1 or slots < 1:
         raise ValueError(f"n is {n}, top {top} and slots {slots}: expected 2 to {LONGEST}, at least 1 and at least 1")
-    return Bound(_online_ngram(n, top, slots), name=f"online_ngram({n})")
+    return BoundDrafter(_online_ngram(n, top, slots), name=f"online_ngram({n})")
 
 
 @functools.lru_cache

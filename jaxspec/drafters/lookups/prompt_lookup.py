@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import no_commit, same_state, searched
 from jaxspec.drafters.lookups import continuations
@@ -25,7 +25,7 @@ BEFORE = -2  # what stands before a row's first token: equal to nothing
 MATCHES = 16  # that a tree is made of
 
 
-def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> Bound[Drafter]:
+def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, length: int = 5) -> BoundDrafter:
     """Proposes, as point masses, what followed the longest match of the last few tokens.
 
     The last `longest` tokens of the row are sought in the row itself and in the prompt (an encoder-decoder's prompt is
@@ -59,9 +59,9 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
     continuations.check(candidates, length)
     if candidates == 1:
-        return Bound(_prompt_lookup(longest, shortest, None), name="prompt_lookup")
+        return BoundDrafter(_prompt_lookup(longest, shortest, None), name="prompt_lookup")
     functions = _prompt_lookup(longest, shortest, TreeSize(candidates * length, length))
-    return Bound(functions, name=f"prompt_lookup({candidates} candidates)")
+    return BoundDrafter(functions, name=f"prompt_lookup({candidates} candidates)")
 
 
 @functools.lru_cache

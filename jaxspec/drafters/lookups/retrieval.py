@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import no_commit, no_state, same_state, searched
 from jaxspec.drafters.lookups import continuations, datastore
@@ -39,7 +39,7 @@ def retrieval(
     occurrences: int = 32,
     candidates: int = 1,
     length: int = 5,
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Proposes, as point masses, how a datastore's texts go on most often after the last few tokens.
 
     The last `longest` tokens of the row are sought in the datastore, then fewer, down to `shortest`, all at once, by
@@ -86,7 +86,7 @@ def retrieval(
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
     tree = TreeSize(candidates * length, length) if candidates > 1 else None
     name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
-    return Bound(_retrieval(longest, shortest, occurrences, tree), params, name=name)
+    return BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
 def _check(store: Datastore, target: Model) -> None:

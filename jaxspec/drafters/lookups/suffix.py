@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
 from jaxspec.core.checks import integers, number
 from jaxspec.drafters.common import no_commit, same_state, searched
 from jaxspec.drafters.lookups import continuations
@@ -58,7 +58,7 @@ def suffix(
     share: bool = False,
     candidates: int = 1,
     length: int = 8,
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Proposes, as point masses, what followed the row's last tokens most often, for as long as that is likely.
 
     `prompt_lookup` copies gamma tokens after the longest match. This one compares all lengths of match. After each, the
@@ -113,7 +113,7 @@ def suffix(
     continuations.check(candidates, length)
     tree = TreeSize(candidates * length, length) if candidates > 1 else None
     options = SuffixOptions(longest, places, factor, least_probability, least_score, share, tree)
-    return Bound(_suffix(options), name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
+    return BoundDrafter(_suffix(options), name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
 
 
 @functools.lru_cache

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Draft,
     DraftContext,
@@ -45,7 +45,7 @@ class RecyclingState(NamedTuple):
     fed: Int[Array, "B N+1"]
 
 
-def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Drafter]:
+def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> BoundDrafter:
     """Proposes, as point masses, a tree of what the target found most probable after each token when it last read it.
 
     Every pass of the target yields its logits after each token that it reads, accepted or not. The most probable tokens
@@ -76,7 +76,7 @@ def token_recycling(shape: Sequence[Sequence[int]] | None = None) -> Bound[Draft
     Reference: Luo et al., "Turning Trash into Treasure", arXiv 2408.08696.
     """
     choices = by_rank(ACCEPTANCE, NODES, DEPTH) if shape is None else shape
-    return Bound(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
+    return BoundDrafter(_token_recycling(shape_of(choices)), name=f"token_recycling({len(choices)} nodes)")
 
 
 @functools.lru_cache
@@ -93,7 +93,7 @@ def _token_recycling(shape: Shape) -> Drafter:
         return RecyclingState(table, jnp.full((batch, nodes + 1), NO_TOKEN, jnp.int32))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        table, row, limit = caches.draft.table, context.row, context.limit
+        table, row, limit = caches.draft.table, context.row, context.max_draft
         tokens = token_rows.window(row.tokens, row.length - 1, 1)  # of the fed nodes, the last committed one first
         made = []
         for level in shape.levels:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Bool
 
-from jaxspec.core import Bound, Drafter, Model
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.drafters.lookups.ngram_model import NGramConfig, Rows
 from jaxspec.drafters.model import model
 
 
-def without_backoff(tables: Model, min_context: int | None = None) -> Bound[Drafter]:
+def without_backoff(tables: Model, min_context: int | None = None) -> BoundDrafter:
     """Draft tokens from n-gram tables, but only after contexts of at least `min_context` tokens that were counted.
 
     Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so have a draft token

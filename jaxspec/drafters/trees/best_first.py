@@ -47,7 +47,7 @@ def grow(
     Returns:
         The draft; each node's number among the tokens that were fed, -1 if it was not; and the carry.
     """
-    batch, limit = context.limit.shape[0], context.limit
+    batch, limit = context.max_draft.shape[0], context.max_draft
     fed_tokens = jnp.zeros((batch, max(depth - 1, 1) * width), jnp.int32)
     fed_parent = jnp.zeros((batch, 0), jnp.int32)
     fed_as = jnp.zeros((batch, 0), jnp.int32)  # which candidate each fed token is

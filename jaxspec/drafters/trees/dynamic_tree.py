@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Array, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Caches,
     Draft,
     DraftContext,
@@ -17,16 +17,17 @@ from jaxspec.core import (
     LanguageModel,
     Model,
     Prompt,
+    TreeReader,
     TreeSize,
     Weights,
 )
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
-from jaxspec.drafters.trees.tree_cache import Logits, NodeReader
+from jaxspec.drafters.trees.tree_cache import Logits
 
 
-def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6, width: int = 8) -> Bound[Drafter]:
+def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, width: int = 8) -> BoundDrafter:
     """Drafts a model's `nodes` most probable continuations, as a tree: wide where it is unsure, deep where it is sure.
 
     Level by level the `width` most probable paths are continued by their `width` most probable tokens, which costs
@@ -75,7 +76,7 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
             f"nodes is {nodes}, but depth {depth} and width {width} see {candidates(depth, width)}: expected at most "
             "as many; raise the depth or the width"
         )
-    if reader.finish is not None and (fed := (depth - 1) * width) > nodes:
+    if reader.complete_target_pass is not None and (fed := (depth - 1) * width) > nodes:
         raise ValueError(
             f"depth {depth} and width {width} feed {fed} tokens to the target's cache, which has room for {nodes}: "
             f"expected at least {fed} nodes, or a smaller depth or width"
@@ -85,7 +86,7 @@ def dynamic_tree(draft: Model | Bound[Drafter], nodes: int = 32, depth: int = 6,
 
 
 @functools.lru_cache
-def _dynamic_tree(reader: NodeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
+def _dynamic_tree(reader: TreeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
     fed = (depth - 1) * width  # which may be more than are verified
     spare = max(fed - nodes, 0)
 
@@ -96,14 +97,14 @@ def _dynamic_tree(reader: NodeReader, lm: LanguageModel | None, nodes: int, dept
         state = caches.draft
 
         def first(carry: Any) -> Logits:
-            return reader.first(weights, state, carry, context, nodes + 1)
+            return reader.root_logits(weights, state, carry, context, nodes + 1)
 
         def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], carry: Any) -> Logits:
-            return reader.following(weights, tokens, parent, carry)
+            return reader.node_logits(weights, tokens, parent, carry)
 
-        carry = reader.start(weights, caches, context, fed)
+        carry = reader.begin_draft(weights, caches, context, fed)
         draft, slots, carry = grow(first, following, carry, context, nodes=nodes, depth=depth, width=width)
-        return draft, reader.after(caches, carry, context, slots)
+        return draft, reader.end_draft(caches, carry, context, slots)
 
     # No `finish`: nodes lie where they were fed, which is not their order in the draft.
     size = TreeSize(nodes, depth)

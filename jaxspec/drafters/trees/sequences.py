@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxspec.core import Bound, Drafter, Model
+from jaxspec.core import BoundDrafter, Model
 from jaxspec.core.checks import integers
 from jaxspec.drafters.common import name_of
 from jaxspec.drafters.trees.shape import branching
@@ -11,7 +11,7 @@ from jaxspec.drafters.trees.tree import tree
 LENGTH = 5
 
 
-def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int | None = None) -> Bound[Drafter]:
+def sequences(draft: Model | BoundDrafter, k: int = 4, length: int | None = None) -> BoundDrafter:
     """Drafts k continuations of `length` tokens, drawn independently of each other: a tree of k chains.
 
     Where two of them begin alike, what follows the second follows the first, too, so that nothing is lost: with x y and
@@ -37,7 +37,7 @@ def sequences(draft: Model | Bound[Drafter], k: int = 4, length: int | None = No
         >>> jaxspec.generate(target, prompt, drafter=sequences(draft, k=3, length=2), **options).lengths.tolist()
         [9]
     """
-    reader = None if isinstance(draft, Model) else getattr(draft.functions, "reader", None)
+    reader = None if isinstance(draft, Model) else draft.functions.tree_reader
     most = None if reader is None else reader.depth
     k, length = integers(k=k, length=min(LENGTH, most or LENGTH) if length is None else length)
     if k < 1 or length < 1:

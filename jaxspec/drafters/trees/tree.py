@@ -11,22 +11,33 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.core import Bound, Caches, Draft, DraftContext, Drafter, LanguageModel, Model, TreeSize, Weights, noise
+from jaxspec.core import (
+    BoundDrafter,
+    Caches,
+    Draft,
+    DraftContext,
+    Drafter,
+    LanguageModel,
+    Model,
+    TreeReader,
+    TreeSize,
+    Weights,
+    noise,
+)
 from jaxspec.core.checks import integer
 from jaxspec.drafters.trees import children, tree_cache
 from jaxspec.drafters.trees.children import DrawName
 from jaxspec.drafters.trees.shape import Level, Shape, seen, shape_of
 from jaxspec.drafters.trees.shape import branching as branching_choices
-from jaxspec.drafters.trees.tree_cache import NodeReader
 
 
 def tree(
-    draft: Model | Bound[Drafter],
+    draft: Model | BoundDrafter,
     branching: Sequence[int] | None = None,
     *,
     shape: Sequence[Sequence[int]] | None = None,
     draw: DrawName = "without_replacement",
-) -> Bound[Drafter]:
+) -> BoundDrafter:
     """Drafts a tree, whose nodes have children that are chosen from the model's distribution there.
 
     Each level costs one pass, over those of its nodes that have children. The model's cache holds these as the target's
@@ -86,25 +97,25 @@ def tree(
 
 
 @functools.lru_cache
-def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
+def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        state, batch = caches.draft, context.limit.shape[0]
+        state, batch = caches.draft, context.max_draft.shape[0]
         keys = noise.at(context.keys, context.row.length, noise.Purpose.DRAFT)
 
         def read(level: Level, depth: int, tokens: Int[Array, "B F"], carry: Any):
             if not depth:
-                return reader.first(weights, state, carry, context, nodes + 1)
+                return reader.root_logits(weights, state, carry, context, nodes + 1)
             first, last = level.parents[0] - 1, level.parents[-1]
             parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
-            return reader.following(weights, tokens[:, first:last], parent, carry)
+            return reader.node_logits(weights, tokens[:, first:last], parent, carry)
 
         tokens = jnp.zeros((batch, nodes), jnp.int32)  # those that were fed
         origin = jnp.zeros((batch, 1), jnp.int32)  # of each parent in the level, as a fed token: itself, or its twin
-        carry = reader.start(weights, caches, context, shape.fed)
+        carry = reader.begin_draft(weights, caches, context, shape.fed)
         found, chosen, parents, done = [], [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
@@ -132,11 +143,13 @@ def _tree(reader: NodeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
         if found[0] is not None:
             draws = in_order([made.draws for made in chosen])
             made = made._replace(log_probs=jnp.concatenate(found, axis=1), draws=draws)
-        return made, reader.after(caches, carry, context, jnp.asarray(slots, jnp.int32))
+        return made, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
 
     size = TreeSize(nodes, len(shape.levels))
     functions = reader.init(nodes), propose, reader.commit(size.depth - 1)
-    return Drafter(*functions, lm, tree=size, finish=reader.finish, rollback=reader.rollback)
+    return Drafter(
+        *functions, lm, tree=size, complete_target_pass=reader.complete_target_pass, rollback=reader.rollback
+    )
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:

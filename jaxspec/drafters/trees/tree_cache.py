@@ -15,20 +15,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import (
-    Bound,
+    BoundDrafter,
     Cache,
     Caches,
     Commit,
     DraftContext,
     Drafter,
     DraftInit,
-    Finish,
     Forward,
     LanguageModel,
     Model,
     Params,
     Prompt,
-    Rollback,
+    TreeReader,
     Verdict,
     Weights,
 )
@@ -44,49 +43,18 @@ class TreeState(NamedTuple):
 
     Attributes:
         cache: of the model.
-        seen: how many tokens of each row it holds for certain.
+        num_cached: how many tokens of each row it holds for certain.
         start: how long each row was when its tree was drafted: its first node's place.
         slots: each draft token's place after `start`; -1: it was not fed.
     """
 
     cache: Cache
-    seen: Int[Array, " B"]
+    num_cached: Int[Array, " B"]
     start: Int[Array, " B"]
     slots: Int[Array, "B N"]
 
 
-class NodeReader(NamedTuple):
-    """What a drafter of trees needs of whatever drafts: its distributions after any node.
-
-    Attributes:
-        init: nodes of a tree -> `DraftInit`.
-        start: (weights, caches, context, fed nodes) -> the carry of the functions below; of one structure throughout.
-        first: (weights, state, carry, context, width) -> logits after each row's last committed token [B, 1, W].
-            `width`: tokens of a pass that reads what was committed in rounds without a draft.
-        following: (weights, tokens, parent, carry) -> logits after the next n nodes [B, n, W]. `parent` is that of all
-            nodes fed so far, with these, as `core.Extend` has it.
-        after: (caches, carry, context, slots) -> the caches after a tree was drafted.
-        commit: most nodes of a path that are fed -> `Commit`.
-        vocab_size: width of the logits.
-        depth: the deepest node that it has logits for; None: any.
-        finish: of a reader that feeds nodes to the target's own cache, where they lie as verification has them if they
-            are the first ones of the draft; see `Drafter.finish`.
-        rollback: as in `Drafter`.
-    """
-
-    init: Callable[[int], DraftInit]
-    start: Callable[[Weights, Caches, DraftContext, int], Any]
-    first: Callable[[Weights, Any, Any, DraftContext, int], Logits]
-    following: Callable[[Weights, Int[Array, "B n"], Int[Array, "B F"], Any], Logits]
-    after: Callable[[Caches, Any, DraftContext, Int[Array, "B N"]], Caches]
-    commit: Callable[[int], Commit]
-    vocab_size: int
-    depth: int | None = None
-    finish: Finish | None = None
-    rollback: Rollback | None = None
-
-
-def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
+def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
     """How a model, or a drafter of chains that can draft trees, reads nodes.
 
     Args:
@@ -102,9 +70,9 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
                 f"{draft.name or 'the model'} takes chains only (its LanguageModel has no select): use drafters.model"
             )
         return of_model(draft.lm)
-    if not isinstance(draft, Bound):
+    if not isinstance(draft, BoundDrafter):
         raise TypeError(f"draft is {draft!r}: expected a jaxspec.Model, or one of jaxspec.drafters")
-    found = draft.functions.reader
+    found = draft.functions.tree_reader
     if found is None:
         raise ValueError(
             "the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads, block, "
@@ -115,17 +83,17 @@ def reader_of(draft: Model | Bound[Drafter], depth: int) -> NodeReader:
     return found
 
 
-def with_trees(draft: Model | Bound[Drafter], functions: Drafter, kind: str) -> Bound[Drafter]:
+def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> BoundDrafter:
     """A drafter of trees of a `kind`, with the values of what it drafts with."""
     assert functions.tree is not None
     name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
     if isinstance(draft, Model):
-        return Bound(functions, draft.params, (draft,), name=name)
+        return BoundDrafter(functions, draft.params, (draft,), name=name)
     return draft._replace(functions=functions, name=name)
 
 
 @functools.lru_cache
-def of_model(lm: LanguageModel) -> NodeReader:
+def of_model(lm: LanguageModel) -> TreeReader:
     """A model as a reader: the carry is its cache."""
 
     def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
@@ -138,7 +106,7 @@ def of_model(lm: LanguageModel) -> NodeReader:
         return read_nodes(lm, weights.draft, cache, tokens, parent)
 
     init, commit = functools.partial(init_for, lm), functools.partial(commit_for, lm)
-    return NodeReader(init, start, first, following, after_draft, commit, lm.vocab_size, rollback=take_back)
+    return TreeReader(init, start, first, following, after_draft, commit, lm.vocab_size, rollback=take_back)
 
 
 def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
@@ -157,9 +125,9 @@ def read_row(lm: LanguageModel, params: Params, state: TreeState, context: Draft
 
     `width`: tokens of a pass that reads what was committed in rounds without a draft.
     """
-    before = ModelState(state.cache, state.seen)
+    before = ModelState(state.cache, state.num_cached)
     width = width if context.adaptive else 0
-    forward, cache = read_last_two(lm, params, before, context.row, context.limit > 0, width)
+    forward, cache = read_last_two(lm, params, before, context.row, context.max_draft > 0, width)
     return last_logits(lm, params, forward)[:, None], cache
 
 
@@ -173,10 +141,10 @@ def read_nodes(
 
 def after_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
     """The state after a tree was drafted; rows that may not draft keep the place of their last one."""
-    state, drafted, length = caches.draft, context.limit > 0, context.row.length
+    state, drafted, length = caches.draft, context.max_draft > 0, context.row.length
     slots = jnp.where(drafted[:, None], slots, state.slots)
-    seen, start = jnp.where(drafted, length, state.seen), jnp.where(drafted, length, state.start)
-    return caches._replace(draft=TreeState(cache, seen, start, slots))
+    num_cached, start = jnp.where(drafted, length, state.num_cached), jnp.where(drafted, length, state.start)
+    return caches._replace(draft=TreeState(cache, num_cached, start, slots))
 
 
 def commit_for(lm: LanguageModel, levels: int) -> Commit:
@@ -184,15 +152,15 @@ def commit_for(lm: LanguageModel, levels: int) -> Commit:
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         state, path = caches.draft, verdict.path
-        cache, seen = state.cache, state.seen
+        cache, num_cached = state.cache, state.num_cached
         if levels and path is not None and lm.select is not None:
             step = jnp.arange(levels, dtype=path.dtype)[None, :]
             slot = jnp.take_along_axis(state.slots, path[:, :levels], axis=1)
             fed = jnp.logical_and(slot >= 0, step < verdict.num_accepted[:, None])
             # Nothing else moves: in a round without a draft `start` lies in what is committed.
             cache = lm.select(cache, state.start, jnp.where(fed, slot, step))
-            seen = seen + jnp.sum(fed, axis=1, dtype=seen.dtype)
-        return caches._replace(draft=state._replace(cache=cache, seen=jnp.minimum(seen, row.length - 2)))
+            num_cached = num_cached + jnp.sum(fed, axis=1, dtype=num_cached.dtype)
+        return caches._replace(draft=state._replace(cache=cache, num_cached=jnp.minimum(num_cached, row.length - 2)))
 
     return commit
 
@@ -203,4 +171,4 @@ def read_if_wanted(context: DraftContext, depth: int, read: Read, cache: Any) ->
         return read(cache)
     logits, _ = jax.eval_shape(read, cache)
     nothing = jnp.zeros(logits.shape, logits.dtype)
-    return jax.lax.cond(jnp.any(context.limit > depth), read, lambda cache: (nothing, cache), cache)
+    return jax.lax.cond(jnp.any(context.max_draft > depth), read, lambda cache: (nothing, cache), cache)
