@@ -96,7 +96,7 @@ def stages(prepared: Prepared, rounds: int = INNER) -> dict[str, float]:
 
     def run() -> None:
         nonlocal state
-        for _ in range(rounds):  # `loop.rounds` waits for each round, which would be seen in the profile
+        for _ in range(rounds):  # `loop.iterate_rounds` waits for each round, which would be seen in the profile
             state, _ = loop.advance(prepared.decoder, prepared.weights, state)
         if bool(jax.block_until_ready(state).done.any()):
             raise ValueError(

@@ -57,7 +57,7 @@ class Samples(NamedTuple):
 def context(prepared: Prepared, draws: int) -> Context:
     """The target's distributions after a generation's prompt and its first token, by passes over one token."""
     plain = _unlimited(prepared.plain())
-    state, _ = next(loop.rounds(plain))
+    state, _ = next(loop.iterate_rounds(plain))
     first = int(state.tokens[0, state.start[0]])
     params = SamplingParams(jnp.repeat(plain.request.sampling_params.temperature, BATCH))
     cache = token_rows.take_rows(state.caches.target, jnp.zeros(BATCH, jnp.int32))
@@ -98,7 +98,9 @@ def draw(prepared: Prepared, first: int, key: Key[Array, ""], draws: int) -> Sam
                 state = state._replace(tokens=tokens, request=state.request._replace(keys=keys))
             return state, info
 
-        *_, (state, _) = itertools.islice(loop.rounds(prepared, many), 1 + TOKENS)  # a round commits at least one
+        *_, (state, _) = itertools.islice(
+            loop.iterate_rounds(prepared, many), 1 + TOKENS
+        )  # a round commits at least one
         if bool(jnp.any(state.failed)):
             raise FloatingPointError("the target's logits were not finite after the prompt: check its parameters")
         found.append(np.asarray(token_rows.window(state.tokens, state.start + 1, TOKENS)))

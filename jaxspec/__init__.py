@@ -104,9 +104,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
-    found = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"jaxspec.{name}")
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"jaxspec.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

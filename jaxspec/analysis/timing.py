@@ -34,7 +34,7 @@ def run_all(generations: Iterable[Prepared]) -> None:
 def start_all(generations: Iterable[Prepared]) -> None:
     """Of each, prefill and the first token, left on the device."""
     for prepared in generations:
-        next(loop.rounds(prepared))[0].tokens.block_until_ready()
+        next(loop.iterate_rounds(prepared))[0].tokens.block_until_ready()
 
 
 def latency(variants: Sequence[Sequence[Prepared]], repeats: int) -> list[tuple[Spread, Spread] | None]:
@@ -70,7 +70,7 @@ def token_ms(prepared: Prepared) -> list[float]:
 def timed_rounds(prepared: Prepared) -> Iterator[tuple[float, RoundInfo | None]]:
     """Milliseconds of prefill (with None) and of each round, and what happened in it."""
     began = time.perf_counter()
-    for state, info in loop.rounds(prepared):
+    for state, info in loop.iterate_rounds(prepared):
         jax.block_until_ready((state, info))
         yield 1e3 * (time.perf_counter() - began), info
         began = time.perf_counter()

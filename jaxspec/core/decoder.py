@@ -1,4 +1,4 @@
-"""What runs rounds: its request, what it carries from round to round, and what it reports."""
+"""The decoder, which runs rounds: its request, the state from round to round, and its reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Caches(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is requested for each row; all traced, all batch-first.
+    """The request of each row; all traced, all batch-first.
 
     Attributes:
         keys: one PRNG key per row.
@@ -103,7 +103,7 @@ class State(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What happened in one round; reported, never carried.
+    """The report of one round; never carried.
 
     Attributes:
         draft, draft_length: the draft tokens, and how many of them were verified (0 for a finished row; see `Stats`).
@@ -134,7 +134,7 @@ class DecoderInit(Protocol):
 
 class DecoderStep(Protocol):
     def __call__(self, weights: Weights, state: State) -> tuple[State, RoundInfo]:
-        """One round: one pass of the target. Finished rows are frozen."""
+        """Runs one round: one pass of the target. Finished rows are frozen."""
         ...
 
 

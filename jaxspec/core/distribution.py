@@ -30,7 +30,7 @@ class Distribution(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What precedes each position of a pass: the committed row, then the draft tokens that lead to the position.
+    """The tokens before each position of a pass: the committed row, then the draft tokens that lead to the position.
 
     For a row [a b | c d] (the prompt a b) and the draft tokens x y after it, the positions after d, x and y have
     start 2, row.length 4, draft_tokens [x y], seen `[[0, 0], [1, 0], [1, 1]]`.

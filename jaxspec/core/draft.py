@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 
 class Draw(enum.IntEnum):
-    """How a draft token was chosen, given the distribution that its parent's entry of `Draft.log_probs` holds."""
+    """The way in which a draft token was chosen from the distribution in its parent's entry of `Draft.log_probs`."""
 
     FIXED = 0  # not drawn: a function of what precedes it (an argmax, a look-up), which is a point mass
     WITHOUT_REPLACEMENT = 1  # drawn from the entry without the tokens of its earlier siblings, normalised
@@ -49,7 +49,7 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What an acceptance rule decided.
+    """The decision of an acceptance rule.
 
     Attributes:
         num_accepted: how many draft tokens of each row are accepted, 0..draft.length.

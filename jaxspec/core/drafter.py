@@ -1,4 +1,4 @@
-"""What drafts tokens, and the context of a round it is given."""
+"""The drafter, and the context of a round that it is given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DraftContext(NamedTuple):
-    """What the decoder tells a drafter of a round; read, never carried.
+    """The facts of a round that a decoder gives a drafter; read, never carried.
 
     Attributes:
         keys: of the rows.
@@ -93,14 +93,14 @@ class Rollback(Protocol):
 
 
 class TreeSize(NamedTuple):
-    """How many nodes a drafter's trees have, and how many of them at most lie on one path."""
+    """The number of nodes of a drafter's trees, and the most of them that lie on one path."""
 
     nodes: int
     depth: int
 
 
 class TreeReader(NamedTuple):
-    """What a drafter of trees needs of whatever drafts: its distributions after any node.
+    """The functions with which a drafter of trees reads the distributions after any node.
 
     Attributes:
         init: nodes of a tree -> `DraftInit`.

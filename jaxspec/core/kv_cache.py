@@ -90,7 +90,7 @@ def key_positions(
 def mask(
     length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None = None
 ) -> Bool[Array, "B T S"]:
-    """Which cache entries each of `step` tokens, just written at its row's `length`, may read.
+    """Says which cache entries each of `step` tokens, just written at its row's `length`, may read.
 
     >>> mask(jnp.array([1]), 2, 4).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 1, 0]]]
@@ -108,7 +108,7 @@ def mask(
 
 
 def _tree_start(length: Int[Array, " B"], step: int, parent: Int[Array, "B N"]) -> Int[Array, " B"]:
-    """Where in the cache a tree begins whose last `step` nodes are fed at `length`."""
+    """Finds where in the cache a tree begins whose last `step` nodes are fed at `length`."""
     return length - jnp.asarray(parent.shape[1] - step, length.dtype)
 
 

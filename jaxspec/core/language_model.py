@@ -1,4 +1,4 @@
-"""What a model is: pure functions over a prompt and an opaque cache."""
+"""The language model: pure functions over a prompt and an opaque cache."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Embed(Protocol):
 
 
 class Parts(NamedTuple):
-    """Which parts of a stack of layers to run; static. A part that is skipped adds nothing to the residual stream.
+    """The parts of a stack of layers to run; static. A part that is skipped adds nothing to the residual stream.
 
     Attributes:
         attention: layers whose attention runs (of an encoder-decoder, that to the encoder's output, too), ascending.
@@ -129,7 +129,7 @@ class EmbedStep(Protocol):
         tokens: Int[Array, "batch step"],
         parent: Int[Array, "batch nodes"] | None = None,
     ) -> Float[Array, "batch step dim"]:
-        """What the first layer reads of tokens that `Extend` would feed."""
+        """Returns what the first layer reads of tokens that `Extend` would feed."""
         ...
 
 
@@ -174,7 +174,7 @@ class PrefillEncoded(Protocol):
 
 
 class Encoder(NamedTuple):
-    """What it takes for two encoder-decoders to share an encoder (`drafters.share_encoder`).
+    """The functions with which two encoder-decoders share an encoder (`drafters.share_encoder`).
 
     Attributes:
         params: a model's parameters -> those that `Forward.encoded` is made with.

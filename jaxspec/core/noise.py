@@ -20,7 +20,7 @@ CLOSE = (1e-6, 1e-4, 1e-2)  # how far below the largest value its own may be whe
 
 
 class Purpose(enum.IntEnum):
-    """What a draw is for; draws for different purposes at one position are independent."""
+    """The purpose of a draw; draws for different purposes at one position are independent."""
 
     TOKEN = 0  # plain sampling of the token at a position
     DRAFT = 1  # draft tokens
@@ -30,7 +30,7 @@ class Purpose(enum.IntEnum):
 
 
 def row_keys(key: Key[Array, ""] | Keys, batch: int) -> Keys:
-    """One key per row: `fold_in(key, row)`, or the caller's own array of keys.
+    """Makes one key per row: `fold_in(key, row)`, or the caller's own array of keys.
 
     Raises:
         ValueError: an array of keys whose length is not the batch's.
@@ -71,21 +71,21 @@ def uniform(keys: Keys, count: int) -> Float[Array, "batch count"]:
     True
     """
 
-    def one(key: Key[Array, ""]) -> Float[Array, " count"]:
+    def draw(key: Key[Array, ""]) -> Float[Array, " count"]:
         return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(jnp.arange(count))
 
-    return jax.vmap(one)(keys)
+    return jax.vmap(draw)(keys)
 
 
 def gumbel(keys: Key[Array, "*shape"], vocab: int) -> Float[Array, "*shape vocab"]:
     """The noise that `categorical` draws with these keys, for callers that need it again."""
 
-    def one(key: Key[Array, ""]) -> Float[Array, " vocab"]:
+    def draw(key: Key[Array, ""]) -> Float[Array, " vocab"]:
         return jax.random.gumbel(key, (vocab,), jnp.float32)
 
     for _ in keys.shape:
-        one = jax.vmap(one)
-    return one(keys)
+        draw = jax.vmap(draw)
+    return draw(keys)
 
 
 def categorical(
@@ -94,7 +94,7 @@ def categorical(
     wanted: Bool[Array, "*shape"] | None = None,
     drawn: Float[Array, "*shape vocab"] | None = None,
 ) -> Int[Array, "*shape"]:
-    """One draw for each key by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
+    """Draws once for each key by the Gumbel-max trick; tokens of probability 0 (-inf) are never drawn.
 
     `shape` is [batch], or [batch, nodes] for several draws of each row. With `wanted`, only those draws will be looked
     at; nothing is drawn where none will. `drawn` is what `gumbel` has given for these keys, if it was called.
@@ -158,9 +158,9 @@ def first_largest(
         group = jnp.where(jnp.logical_and(group > 0, rest >= best - gap * scale), number, group)
     if free is not None:
         group = jnp.where(free, group, len(CLOSE) + 1)
-    found = jnp.min(index + vocab * group, axis=-1)
+    lowest = jnp.min(index + vocab * group, axis=-1)
     # NaN is close to nothing; the last index stands for it.
-    return jnp.where(found < vocab * (len(CLOSE) + 1), found % vocab, vocab - 1)
+    return jnp.where(lowest < vocab * (len(CLOSE) + 1), lowest % vocab, vocab - 1)
 
 
 def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*shape count"]:
@@ -174,10 +174,10 @@ def largest(values: Float[Array, "*shape vocab"], count: int) -> Int[Array, "*sh
     """
     if count > FEW:
         return jax.lax.top_k(values, count)[1].astype(jnp.int32)
-    index, found = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
+    index, chosen = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1), []
     free = jnp.ones(values.shape, bool)
     for _ in range(count):
         # Of tokens that are all -inf the lowest that is left: as with a sort, none comes twice.
-        found.append(first_largest(values, free))
-        free = jnp.logical_and(free, index != found[-1][..., None])
-    return jnp.stack(found, axis=-1)
+        chosen.append(first_largest(values, free))
+        free = jnp.logical_and(free, index != chosen[-1][..., None])
+    return jnp.stack(chosen, axis=-1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 def check_names(
     names: Iterable[str],
-    known: Sequence[str],
+    options: Sequence[str],
     theirs: Mapping[str, str] | None = None,
     elsewhere: Mapping[str, str] | None = None,
 ) -> None:
@@ -28,10 +28,10 @@ def check_names(
     TypeError: there is no option 'temprature': did you mean temperature?
     """
     for name in names:
-        if name in known:
+        if name in options:
             continue
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, options, n=1)
         meant = (elsewhere or {}).get(name) or (f"did you mean {near[0]}?" if near else "")
         if theirs is not None and name in theirs:
             meant = f"it is called {theirs[name]}"
-        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(known)}")
+        raise TypeError(f"there is no option {name!r}: {meant or 'expected one of ' + ', '.join(options)}")

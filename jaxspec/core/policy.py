@@ -1,4 +1,4 @@
-"""What decides how many tokens are drafted."""
+"""The policy, which decides how many tokens are drafted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PolicyShouldContinue(Protocol):
     def __call__(
         self, params: Params, state: Any, index: int | Int[Array, ""], confidences: Float[Array, "batch draft"]
     ) -> Bool[Array, " batch"]:
-        """Whether each row drafts another token after token number `index`; `confidences` after that are 0."""
+        """Says whether each row drafts another token after token number `index`; `confidences` after that are 0."""
         ...
 
 

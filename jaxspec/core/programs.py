@@ -47,12 +47,12 @@ class Jitted(Generic[Result]):
         return program(**traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.jit(...).lower`."""
+        """Lowers the program, as `jax.jit(...).lower` does."""
         program, traced = self._of(args, kwargs)
         return program.lower(**traced)
 
     def num_programs(self) -> int:
-        """How many programs are kept, compiled."""
+        """Counts the programs that are kept, compiled."""
         return sum(program._cache_size() for program in self._alive)
 
 

@@ -38,7 +38,7 @@ Outputs = TypeVar("Outputs", Forward, Distribution)
 
 
 class RoundResult(NamedTuple):
-    """What a round has made.
+    """The result of one round.
 
     Attributes:
         draft: as it was judged.
@@ -66,8 +66,10 @@ def size_of(drafter: Drafter, gamma: int) -> TreeSize:
 
 
 def check_trees(target: LanguageModel, drafter: Drafter, rule: Rule) -> None:
-    """Raises:
-    ValueError: a drafter of trees with a model or a rule that takes chains only.
+    """Refuses a drafter of trees with a model or a rule that takes chains only.
+
+    Raises:
+        ValueError: the target has no `select`, or the rule judges chains only.
     """
     if drafter.tree is None:
         return
@@ -96,7 +98,7 @@ def run_round(
         target: whose cache holds `context.row` but its last token.
         drafter, rule: as in `decode.speculative`.
         weights, caches: of target and drafter.
-        context: what the drafter is given; rows whose limit is 0 still get their next token.
+        context: what the drafter is given; rows whose `max_draft` is 0 still get their next token.
         to_distribution: the target's logits to distributions.
         widths: of `bucket_widths`.
     """
@@ -152,15 +154,15 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     >>> truncate(star._replace(parent=jnp.array([[2, 0, 0]])), jnp.array([2]), vocab=10).parent.tolist()
     [[-1, 0, 0]]
     """
-    known = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
+    valid = jnp.logical_and(draft.tokens >= 0, draft.tokens < vocab)
     tokens = jnp.clip(draft.tokens, 0, vocab - 1)
     if draft.parent is None:
-        run = jnp.sum(jnp.cumprod(known.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
+        run = jnp.sum(jnp.cumprod(valid.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
         return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
     node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
     parent = jnp.where(draft.parent < node, draft.parent, -1)
     near = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]
-    stays = jnp.logical_and(jnp.logical_and(known, near), node <= draft.length[:, None])
+    stays = jnp.logical_and(jnp.logical_and(valid, near), node <= draft.length[:, None])
     parent = jnp.where(stays, parent, -1)
     length = jnp.max(jnp.where(tree.in_tree(parent), node, 0), axis=1)
     return draft._replace(tokens=tokens, parent=parent, length=length)

@@ -27,10 +27,10 @@ def _size(tokenizer: Any, tokens: int) -> int:
 def words(tokenizer: Any) -> list[str | None]:
     """Returns the token of each id from 0 on; None where the tokenizer has none."""
     ids = sorted(set(tokenizer.get_vocab().values()))
-    found: list[str | None] = [None] * size(tokenizer)
+    texts: list[str | None] = [None] * size(tokenizer)
     for index, word in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
-        found[index] = word
-    return found
+        texts[index] = word
+    return texts
 
 
 def ends(model: Model) -> list[int]:

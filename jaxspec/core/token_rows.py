@@ -103,7 +103,7 @@ def num_to_commit(
     left: Int[Array, " batch"],
     eos: Int[Array, "batch ends"],
 ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-    """How many of `count` new tokens of each row to commit, and whether the row ends with them.
+    """Counts how many of `count` new tokens of each row to commit, and says whether the row ends with them.
 
     A row is cut after its first end-of-sequence token, and gets no more than the tokens `left` to it. With eos (9,):
     new [a b 9 c], count 4, left 8 commits 3 and ends; new [a b c d], count 3, left 2 commits 2 and ends.
@@ -120,7 +120,7 @@ def num_to_commit(
 
 
 def repeat_rows(tree: Any, times: int) -> Any:
-    """Each row several times, one after the other: before [a b], after [a a b b]. Of a tree whose leaves begin so.
+    """Repeats each row of every leaf of a pytree: before [a b], after [a a b b].
 
     >>> repeat_rows(jnp.array([3, 5]), 2).tolist()
     [3, 3, 5, 5]
@@ -129,7 +129,7 @@ def repeat_rows(tree: Any, times: int) -> Any:
 
 
 def take_rows(tree: Any, rows: Int[Array, " n"]) -> Any:
-    """Some rows of a state, in the given order: of a `core.State`, or of anything whose leaves are batch-first.
+    """Takes some rows of a `core.State`, or of anything whose leaves are batch-first, in the given order.
 
     >>> take_rows({"length": jnp.array([5, 6, 7])}, jnp.array([2, 0]))["length"].tolist()
     [7, 5]

@@ -56,7 +56,7 @@ def depth(parent: Int[Array, "B N"]) -> Int[Array, "B N"]:
 
 
 def in_tree(parent: Int[Array, "B N"]) -> Bool[Array, "B N"]:
-    """Which nodes of a `Draft.parent` follow the last committed token, over whichever nodes; -1 cuts a branch off.
+    """Says which nodes of a `Draft.parent` follow the last committed token, over whichever nodes; -1 cuts a branch off.
 
     >>> in_tree(jnp.array([[0, -1, 1, 2]])).tolist()  # the last one follows the one that was cut off
     [[True, False, True, False]]
@@ -70,10 +70,10 @@ def last_on_path(parent: Int[Array, "B N"], count: int) -> Int[Array, "B N count
     >>> last_on_path(jnp.array([[-1, 0, 0, 1]]), 2).tolist()
     [[[-1, 0], [0, 1], [0, 2], [1, 3]]]
     """
-    whole, level = ancestors(parent), depth(parent)
+    above, level = ancestors(parent), depth(parent)
     wanted = level[:, :, None] - jnp.arange(count - 1, -1, -1, dtype=level.dtype)[None, None, :]
-    here = jnp.logical_and(whole[:, :, None, :], level[:, None, None, :] == wanted[..., None])
-    return jnp.where(wanted >= 0, jnp.argmax(here, axis=-1).astype(level.dtype), wanted)
+    is_wanted = jnp.logical_and(above[:, :, None, :], level[:, None, None, :] == wanted[..., None])
+    return jnp.where(wanted >= 0, jnp.argmax(is_wanted, axis=-1).astype(level.dtype), wanted)
 
 
 def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
@@ -93,14 +93,14 @@ def path_of(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> tuple[Int[
 
 
 def reached(parent: Int[Array, "B N"], chosen: Bool[Array, "B N"]) -> Bool[Array, "B N"]:
-    """Which nodes of a `Draft.parent` are chosen, and all above them, too.
+    """Says which nodes of a `Draft.parent` are chosen, and all above them, too.
 
     >>> reached(jnp.array([[0, 0, 1, 2, 4]]), jnp.array([[False, True, True, True, True]])).tolist()
     [[False, True, False, True, True]]
     """
-    whole = ancestors(fed(parent))
-    passed = jnp.logical_or(jnp.logical_not(whole), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :])
-    return jnp.logical_and(jnp.all(passed, axis=-1), whole[:, :, 0])[:, 1:]
+    above = ancestors(fed(parent))
+    passed = jnp.logical_or(jnp.logical_not(above), jnp.pad(chosen, ((0, 0), (1, 0)), constant_values=True)[:, None, :])
+    return jnp.logical_and(jnp.all(passed, axis=-1), above[:, :, 0])[:, 1:]
 
 
 def path_to(parent: Int[Array, "B N"], last: Int[Array, " B"]) -> tuple[Int[Array, " B"], Int[Array, "B N"]]:
@@ -127,7 +127,7 @@ def _in_order(on_path: Bool[Array, "B N"]) -> tuple[Int[Array, " B"], Int[Array,
 
 
 def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Array, "B N+1"]:
-    """For each fed token the first one that is reached by the same tokens, which may be itself.
+    """Finds for each fed token the first one that is reached by the same tokens, which may be itself.
 
     Args:
         parent: as in `Draft`; nodes that are no part of the tree are like no other.
@@ -141,8 +141,8 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
 
     def one(node: Int[Array, ""], first: Int[Array, "B N+1"]) -> Int[Array, "B N+1"]:
         above = jnp.where(parent >= 0, jnp.take_along_axis(first, jnp.maximum(parent, 0), axis=1), -1 - number[None, :])
-        here, token = (jax.lax.dynamic_slice_in_dim(x, node, 1, axis=1) for x in (above, tokens))
-        same = jnp.logical_and(above == here, tokens == token)
+        branch, token = (jax.lax.dynamic_slice_in_dim(x, node, 1, axis=1) for x in (above, tokens))
+        same = jnp.logical_and(above == branch, tokens == token)
         twin = jnp.argmax(same, axis=1).astype(jnp.int32)[:, None]  # at most itself: later nodes are not known yet
         return jax.lax.dynamic_update_slice_in_dim(first, twin + 1, node + 1, axis=1)
 
@@ -151,7 +151,7 @@ def same_prefix(parent: Int[Array, "B N"], tokens: Int[Array, "B N"]) -> Int[Arr
 
 
 class BestNodes(NamedTuple):
-    """Some of the nodes of a larger tree.
+    """Takes some of the nodes of a larger tree.
 
     Attributes:
         tokens: theirs.

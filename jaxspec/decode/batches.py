@@ -26,8 +26,9 @@ class Batch(NamedTuple):
 
 
 def take(prepared: Prepared, rows: Sequence[int] | Int[np.ndarray, " batch"]) -> Prepared:
-    """Some rows of a generation, in the given order, with their own keys and options: a row's text is the same in any
-    batch.
+    """Returns some rows of a generation, in the given order, with their own keys and options.
+
+    A row's text is the same in any batch.
 
     Raises:
         ValueError: a generation of several samples of each prompt.
@@ -60,7 +61,9 @@ def _of_rows(name: str, value: Any, rows: np.ndarray) -> Any:
 
 
 def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
-    """All rows in batches of one shape, which share a program; a short last one is filled with copies of the last row.
+    """Splits all rows into batches of one shape, which share a program.
+
+    A short last batch is filled with copies of the last row.
 
     Raises:
         ValueError: batch < 1.
@@ -81,15 +84,15 @@ def in_batches(prepared: Prepared, batch: int) -> Iterator[Batch]:
 def whole_batches(prepared: Prepared, batch: int, rows: int) -> list[Prepared]:
     """About `rows` rows in whole batches; where there are too few they begin again, with other keys."""
     have = len(prepared.prompt.length)
-    found = []
+    parts = []
     for numbers in np.arange(batch * max(1, rows // batch)).reshape(-1, batch):
         part, lap = take(prepared, numbers % have), jnp.asarray(numbers // have)
         if prepared.options["key"] is not None and numbers[-1] >= have:
             keys = part.request.keys
             keys = jnp.where(lap > 0, jax.vmap(jax.random.fold_in)(jax.random.clone(keys), lap), keys)
             part = part._replace(request=part.request._replace(keys=keys), options=dict(part.options) | {"key": keys})
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def run(prepared: Prepared) -> loop.Outcome:

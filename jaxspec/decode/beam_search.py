@@ -57,7 +57,7 @@ from jaxspec.sampling.params import OPTIONS
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """What `beam_search` returns: the best hypotheses of each prompt, the best first.
+    """The result of `beam_search`: the best hypotheses of each prompt, the best first.
 
     Attributes:
         texts: of each prompt, its hypotheses; empty if the target has no tokenizer.
@@ -82,7 +82,7 @@ class BeamSearch:
         return (self.steps - 1) / np.maximum(self.passes, 1)
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict of plain values per hypothesis."""
+        """Lists one flat dict of plain values per hypothesis."""
         return [
             {"row": row, "rank": rank, "text": self.texts[row][rank] if self.texts else None}
             | {"tokens": self.tokens[row, rank, : self.lengths[row, rank]].tolist()}
@@ -165,8 +165,8 @@ def beam_search(
     draft_beams = 2 * beams if draft_beams is None else integer(draft_beams, "draft_beams", "an integer")
     if draft_beams < beams:
         raise ValueError(f"draft_beams is {draft_beams} and beams {beams}: expected at least as many, or no step fits")
-    given: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
-    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **given)
+    shared: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos_ids=eos_ids)
+    prepared = prepare(target, prompts, drafter=drafter, gamma=gamma, **shared)
     draft = None if prepared.drafter is None else prepared.drafter.functions.lm
     for who, lm in (("the target", target.lm), ("the drafter", draft)):
         if lm is not None and lm.select is None:
@@ -180,14 +180,14 @@ def beam_search(
     size = Size(
         beams, draft_beams if draft is not None else 0, gamma if draft is not None else 0, prepared.max_new_tokens
     )
-    found = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
-    if found.failed.any():
-        raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(found.failed)}")
-    return _result(target, found)
+    final = sharding.fetch(_search(target.lm, draft, size, prepared.weights, prepared.prompt, goal))
+    if final.failed.any():
+        raise FloatingPointError(f"the target's logits were not finite for prompts {np.flatnonzero(final.failed)}")
+    return _result(target, final)
 
 
 class Size(NamedTuple):
-    """What is static of a search: beams, draft beams, steps that are drafted, and most new tokens."""
+    """The static sizes of a search: beams, draft beams, steps that are drafted, and most new tokens."""
 
     beams: int
     draft_beams: int
@@ -206,7 +206,7 @@ class Size(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """What a search carries from round to round; every leaf has the prompts as its first axis.
+    """The state of a search from round to round; every leaf has the prompts as its first axis.
 
     Attributes:
         beams: see `Beams`.
@@ -253,11 +253,11 @@ def _search(
     with jax.named_scope("prefill"):
         forward, cache = prefill(target, weights.target)
         caches = Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
-    one, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
+    scores, zero = jnp.zeros((batch, 1)), jnp.zeros((batch,), jnp.int32)
     log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
-    found = bookkeeping.best_candidates(one, log_probs, tokens, count)
+    candidates = bookkeeping.best_candidates(scores, log_probs, tokens, count)
     beams = bookkeeping.start(batch, size.beams, size.new)
-    beams, _, _ = bookkeeping.advance(beams, found, goal)
+    beams, _, _ = bookkeeping.advance(beams, candidates, goal)
     failed = jnp.isnan(log_probs[:, 0, 0])
     beams = beams._replace(done=jnp.logical_or(beams.done, failed))
     parent, above = (jnp.full((batch, n), -1, jnp.int32) for n in (size.retained, size.beams))
@@ -265,20 +265,20 @@ def _search(
 
     def one_round(state: SearchState) -> SearchState:
         last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
-        found, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
+        drafted, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
         if draft is not None:
             with jax.named_scope("draft"):
                 cache = draft.rewind(draft_cache, base + size.retained)
                 above = jnp.concatenate([state.parent, state.above], axis=1)
-                found, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
-        fed = jnp.concatenate([last, found.tokens], axis=1)
-        parent = jnp.concatenate([state.parent, state.above, found.parent], axis=1)
+                drafted, draft_cache = _draft(draft, size, weights.draft, cache, state.beams, above, goal.eos, target)
+        fed = jnp.concatenate([last, drafted.tokens], axis=1)
+        parent = jnp.concatenate([state.parent, state.above, drafted.parent], axis=1)
         with jax.named_scope("target"):
             cache = target.rewind(state.caches.target, base + size.retained)
             forward, cache = target.extend(weights.target, cache, fed, parent)
             log_probs, tokens = bookkeeping.best_tokens(forward.logits, count)
         with jax.named_scope("steps"):
-            beams, walk = _steps(state.beams, log_probs, tokens, found, size, goal)
+            beams, walk = _steps(state.beams, log_probs, tokens, drafted, size, goal)
         with jax.named_scope("commit"):
             order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
             path = size.retained - state.count[:, None] + order
@@ -329,16 +329,16 @@ def _draft(
         forward, cache = lm.extend(params, cache, known(lm, fed), jnp.concatenate(parents, axis=1))
         logits = sampling.match_vocab(forward.logits, target.vocab_size)
         log_probs, best = bookkeeping.best_tokens(logits, size.draft_beams, without=eos)
-        found = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
-        scores, fed = found.scores, found.tokens
+        candidates = bookkeeping.best_candidates(scores, log_probs, best, size.draft_beams)
+        scores, fed = candidates.scores, candidates.tokens
         tokens.append(fed)
-        parents.append(first + found.origins)
+        parents.append(first + candidates.origins)
         first = size.retained + size.beams + level * size.draft_beams
     return DraftTree(jnp.concatenate(tokens, axis=1), jnp.concatenate(parents[1:], axis=1)), cache
 
 
 class Walk(NamedTuple):
-    """What the steps of a round went through.
+    """The nodes that the steps of a round went through.
 
     Attributes:
         retained: the fed tokens that some beam went through.
@@ -361,19 +361,19 @@ def _steps(
     size: Size,
     goal: Goal,
 ) -> tuple[Beams, Walk]:
-    """As many steps as the verified tree allows: one, and one more for each level that holds all beams."""
+    """Makes as many steps as the verified tree allows: one, and one more for each level that holds all beams."""
     count = bookkeeping.num_candidates(size.beams, goal.eos.shape[1])
     node = jnp.broadcast_to(jnp.arange(size.beams, dtype=jnp.int32)[None, :], beams.scores.shape)
     every = jnp.arange(size.fed, dtype=jnp.int32)[None, None, :]
     moved = going = jnp.logical_not(beams.done)
     walk = Walk(jnp.zeros((len(going), size.fed), bool), node, moved, jnp.zeros_like(going))
     for depth in range(size.gamma + 1):
-        here, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
+        at_node, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
         alive = beams.scores > -jnp.inf
-        bad = jnp.any(jnp.logical_and(jnp.isnan(here[..., 0]), alive), axis=1)
-        here = jnp.where(alive[:, :, None], here, -jnp.inf)
-        found = bookkeeping.best_candidates(beams.scores, here, best, count)
-        after, origins, chosen = bookkeeping.advance(beams, found, goal)
+        bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
+        at_node = jnp.where(alive[:, :, None], at_node, -jnp.inf)
+        candidates = bookkeeping.best_candidates(beams.scores, at_node, best, count)
+        after, origins, chosen = bookkeeping.advance(beams, candidates, goal)
         above = jnp.take_along_axis(node, origins, axis=1)
         on_way = jnp.any(jnp.logical_and(node[:, :, None] == every, alive[:, :, None]), axis=1)
         walk = Walk(
@@ -386,8 +386,8 @@ def _steps(
         if depth < size.gamma:
             follows = draft.parent[:, None, :] == size.retained + above[:, :, None]
             same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
-            there = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
-            going = jnp.logical_and(going, jnp.logical_and(jnp.all(there, axis=1), jnp.logical_not(beams.done)))
+            covered = jnp.logical_or(jnp.any(same, axis=-1), beams.scores == -jnp.inf)
+            going = jnp.logical_and(going, jnp.logical_and(jnp.all(covered, axis=1), jnp.logical_not(beams.done)))
             node = size.beams + jnp.argmax(same, axis=-1).astype(jnp.int32)
     return beams, walk
 
@@ -400,7 +400,7 @@ def _keep(
     walk: Walk,
     size: Size,
 ) -> tuple[Int[Array, "B F"], Int[Array, "B H"], Int[Array, "B K"]]:
-    """Where the retained tokens go: after those that are there, in order.
+    """Finds the places of the retained tokens: after those that are there, in order.
 
     Returns:
         The fed tokens, the retained ones first; the parents of all retained entries; what each beam's last token
@@ -422,8 +422,17 @@ def _check_options(options: dict[str, Any]) -> None:
     sampled = [name for name in options if name in (*OPTIONS, "key", "rule", "policy")]
     if sampled:
         raise ValueError(f"beam search does not sample, and got {', '.join(sampled)}: use jaxspec.generate for that")
-    own = ("beams", "drafter", "gamma", "draft_beams", "max_new_tokens", "eos_ids", "length_penalty", "early_stopping")
-    inputs.check_names(options, own)
+    names = (
+        "beams",
+        "drafter",
+        "gamma",
+        "draft_beams",
+        "max_new_tokens",
+        "eos_ids",
+        "length_penalty",
+        "early_stopping",
+    )
+    inputs.check_names(options, names)
 
 
 def _check_beams(target: Model, beams: Any) -> int:
@@ -436,8 +445,8 @@ def _check_beams(target: Model, beams: Any) -> int:
     return beams
 
 
-def _result(target: Model, found: SearchState) -> BeamSearch:
-    b, passes = jax.device_get((found.beams, found.passes))
+def _result(target: Model, final: SearchState) -> BeamSearch:
+    b, passes = jax.device_get((final.beams, final.passes))
     width = int(b.lengths.max())
     real = np.arange(width)[None, None, :] < b.lengths[:, :, None]
     tokens = np.where(real, b.hypotheses[:, :, :width], 0)

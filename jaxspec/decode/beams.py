@@ -21,7 +21,7 @@ MODES: tuple[EarlyStopping, ...] = (False, True, "never")  # of which `Goal.stop
 
 
 class Beams(NamedTuple):
-    """What a search holds of each prompt. All of its running beams have the same number of tokens.
+    """The beams and hypotheses of each prompt. All of its running beams have the same number of tokens.
 
     Attributes:
         tokens, scores: the running beams, the best first: their new tokens, and the sum of their log probabilities;
@@ -42,7 +42,7 @@ class Beams(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What ends a hypothesis, and what it is worth; all traced.
+    """The end tokens and limits of hypotheses, and how they are scored; all traced.
 
     Attributes:
         limit: most new tokens.
@@ -74,14 +74,14 @@ class Candidates(NamedTuple):
 
 
 def start(batch: int, beams: int, most: int) -> Beams:
-    """One beam of no tokens for each prompt."""
+    """Starts with one beam of no tokens for each prompt."""
     tokens, none = jnp.zeros((batch, beams, most), jnp.int32), jnp.full((batch, beams), -jnp.inf)
     zero = jnp.zeros((batch,), jnp.int32)
     return Beams(tokens, none.at[:, 0].set(0.0), zero, tokens, tokens[..., 0], none, zero > 0)
 
 
 def num_candidates(beams: int, ends: int) -> int:
-    """How many continuations a step looks at: so many that K of them do not end, whatever ends."""
+    """Counts the continuations that a step looks at: so many that K of them do not end, whatever ends."""
     return max(2, 1 + ends) * beams
 
 
@@ -117,17 +117,17 @@ def best_candidates(
     >>> found.origins.tolist(), found.tokens.tolist()  # 0.36 and 0.3
     ([[1, 0]], [[5, 7]])
     """
-    each = log_probs.shape[-1]
+    width = log_probs.shape[-1]
     flat = (scores[:, :, None] + log_probs).reshape(scores.shape[0], -1)
     missing = max(count - flat.shape[1], 0)
     flat = jnp.pad(flat, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     best, index = jax.lax.top_k(flat, count)  # of equals the first
     index = jnp.minimum(index, flat.shape[1] - missing - 1).astype(jnp.int32)
-    return Candidates(best, index // each, jnp.take_along_axis(tokens.reshape(scores.shape[0], -1), index, axis=1))
+    return Candidates(best, index // width, jnp.take_along_axis(tokens.reshape(scores.shape[0], -1), index, axis=1))
 
 
-def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
-    """One step: candidates that end become hypotheses, and the best of the others go on.
+def advance(beams: Beams, candidates: Candidates, goal: Goal) -> tuple[Beams, Int[Array, "B K"], Int[Array, "B K"]]:
+    """Makes one step: candidates that end become hypotheses, and the best of the others go on.
 
     Of the K best candidates those that end are compared with the hypotheses so far, and the K best of all stay. A
     prompt that is done stays as it is.
@@ -143,12 +143,12 @@ def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Arr
     beam_count = beams.tokens.shape[1]
     length = beams.steps + 1
     last = length >= goal.limit
-    ends = jnp.any(found.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
+    ends = jnp.any(candidates.tokens[:, :, None] == goal.eos[:, None, :], axis=-1)
     ends = jnp.logical_or(ends, last[:, None])
 
     first = slice(0, beam_count)
-    extended = _extend(beams.tokens, found.origins[:, first], found.tokens[:, first], beams.steps)
-    worth = found.scores[:, first] / _penalty(length, goal)[:, None]
+    extended = _extend(beams.tokens, candidates.origins[:, first], candidates.tokens[:, first], beams.steps)
+    worth = candidates.scores[:, first] / _penalty(length, goal)[:, None]
     worth = jnp.concatenate([beams.final_scores, jnp.where(ends[:, first], worth, -jnp.inf)], axis=1)
     final_scores, chosen = jax.lax.top_k(worth, beam_count)  # of equals the earlier one
     both = jnp.concatenate([beams.hypotheses, extended], axis=1)
@@ -157,7 +157,7 @@ def advance(beams: Beams, found: Candidates, goal: Goal) -> tuple[Beams, Int[Arr
 
     stay = jnp.argsort(ends, axis=1, stable=True)[:, first]
     origins, tokens, scores = (
-        jnp.take_along_axis(x, stay, axis=1) for x in (found.origins, found.tokens, found.scores)
+        jnp.take_along_axis(x, stay, axis=1) for x in (candidates.origins, candidates.tokens, candidates.scores)
     )
     scores = jnp.where(jnp.take_along_axis(ends, stay, axis=1), -jnp.inf, scores)
 
@@ -192,9 +192,9 @@ def last_tokens(beams: Beams) -> Int[Array, "B K"]:
 def _extend(
     tokens: Int[Array, "B K T"], origins: Int[Array, "B n"], new: Int[Array, "B n"], at: Int[Array, " B"]
 ) -> Int[Array, "B n T"]:
-    """Some beams, each with a further token."""
-    here = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
-    return jnp.where(here, new[:, :, None], jnp.take_along_axis(tokens, origins[:, :, None], axis=1))
+    """Appends a further token to each of some beams."""
+    is_place = jnp.arange(tokens.shape[2], dtype=at.dtype)[None, None, :] == at[:, None, None]
+    return jnp.where(is_place, new[:, :, None], jnp.take_along_axis(tokens, origins[:, :, None], axis=1))
 
 
 def _penalty(length: Int[Array, " B"], goal: Goal) -> Float[Array, " B"]:

@@ -41,9 +41,9 @@ class ShownTrace(loop.Trace):
             tokens, lengths: the new tokens, as a `Generation` has them.
             tokenizer: spells them; without one they are shown as ids.
         """
-        made = cls(*arrays)
-        made._tokens, made._lengths, made._tokenizer = tokens, lengths, tokenizer
-        return made
+        rounds = cls(*arrays)
+        rounds._tokens, rounds._lengths, rounds._tokenizer = tokens, lengths, tokenizer
+        return rounds
 
     def _repr_html_(self) -> str | None:
         if self._tokens is None or self._lengths is None:
@@ -75,7 +75,7 @@ def page(out: Generation) -> str:
 
 
 def records(out: Generation) -> list[dict[str, Any]]:
-    """One flat dict of plain values per row."""
+    """Lists one flat dict of plain values per row."""
     rate, per_round = out.stats.acceptance_rate, out.stats.tokens_per_round
     return [
         {"row": row, "text": out.texts[row] if out.texts else None, "tokens": _tokens(out, row)}
@@ -86,7 +86,10 @@ def records(out: Generation) -> list[dict[str, Any]]:
 
 
 def rounds(out: Generation, row: int) -> list[dict[str, Any]]:
-    """What each round of a row drafted and committed; of trees also parents (-1: not verified) and accepted paths."""
+    """Lists the draft and the committed tokens of each round of a row; for trees also parents and accepted paths.
+
+    A parent of -1 is a node that was not verified.
+    """
     steps = trace.of_row(_tokens(out, row), out.trace, row)
     return [
         {"draft": s.draft, "num_accepted": s.num_accepted, "new": s.new}
@@ -116,14 +119,13 @@ def _figure(tokens: list[int], arrays: loop.Trace, row: int, tokenizer: Any) -> 
 
 
 def _counts(out: Generation, row: int) -> str:
-    one = {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
-    counts = f"{_count(one['emitted'], 'token')}, {_count(one['rounds'], 'pass', 'passes')} after prefill"
-    if not one["drafted"]:
+    stats = {name: int(counts[row]) for name, counts in out.stats._asdict().items()}
+    counts = f"{_count(stats['emitted'], 'token')}, {_count(stats['rounds'], 'pass', 'passes')} after prefill"
+    if not stats["drafted"]:
         return counts
     per_round = float(out.stats.tokens_per_round[row])
-    return (
-        f"{counts} ({per_round:.2f} tokens each), {one['accepted']} of {_count(one['drafted'], 'draft token')} accepted"
-    )
+    drafted = _count(stats["drafted"], "draft token")
+    return f"{counts} ({per_round:.2f} tokens each), {stats['accepted']} of {drafted} accepted"
 
 
 def _tokens(out: Generation, row: int) -> list[int]:

@@ -20,7 +20,7 @@ SHOWN, WIDE = 4, 90  # rows, and characters of each, that the repr of a Generati
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What `generate` returns; a notebook shows its texts, counts and rounds.
+    """The result of `generate`; a notebook shows its texts, counts and rounds.
 
     Attributes:
         texts: one per row, without the prompt, cut before a stop string; empty if the target has no tokenizer.
@@ -55,7 +55,7 @@ class Generation:
     _tokenizer: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict of plain values per row: text, tokens and counts, as `pandas.DataFrame` takes them."""
+        """Lists one flat dict of plain values per row: text, tokens and counts, as `pandas.DataFrame` takes them."""
         return display.records(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What `stream` yields: text that will not change any more, and the round it came from.
+    """A piece that `stream` yields: text that will not change any more, and the round it came from.
 
     Attributes:
         text: new text, whole words and characters only; may be empty.
@@ -225,7 +225,7 @@ def pieces(prepared: Prepared, stop: Sequence[str] = ()) -> Iterator[Piece]:
 def _pieces(prepared: Prepared, stop: stopping.Stop) -> Iterator[Piece]:
     committed: list[int] = []
     shown = visible = ""
-    for state, info in loop.rounds(prepared, stopping.edit(stop) if stop.strings else None):
+    for state, info in loop.iterate_rounds(prepared, stopping.edit(stop) if stop.strings else None):
         row = (state.tokens, state.length, state.start, state.done, state.failed, state.stats, info)
         tokens, length, start, done, failed, stats, info = sharding.fetch(row)
         if failed[0]:

@@ -1,4 +1,4 @@
-"""What people pass, as what is meant, or an error in their words: prompts, keys, end tokens, names of options."""
+"""Reads what people pass (prompts, keys, end tokens, names of options), or says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ def check_untraced(*trees: Any) -> None:
         )
 
 
-def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+def check_names(names: Iterable[str], expected: Sequence[str]) -> None:
     """Refuses keywords that are no options of `generate`; see `option_names.check_names`."""
-    option_names.check_names(names, known, THEIR_NAMES, NOT_HERE)
+    option_names.check_names(names, expected, THEIR_NAMES, NOT_HERE)
 
 
 def uncalled(value: Any, name: str, home: str) -> str:
-    """What is wrong with a value that is none of `home`'s: perhaps a name, or a factory that was not called."""
+    """Says what is wrong with a value that is none of `home`'s: perhaps a name, or a factory that was not called."""
     if isinstance(value, str | os.PathLike):
-        known = value in getattr(importlib.import_module(home), "__all__", ())
-        meant = f"{home}.{value}(...)" if known else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
+        is_name = value in getattr(importlib.import_module(home), "__all__", ())
+        meant = f"{home}.{value}(...)" if is_name else f"jaxspec.load({str(value)!r})" if name in LOADED else ""
         return f"{name} is {str(value)!r}, a name" + (f": pass {meant}" if meant else "")
     if hasattr(value, "state_dict"):
         return (
@@ -100,8 +100,8 @@ def uncalled(value: Any, name: str, home: str) -> str:
             "came from"
         )
     if callable(value) and getattr(value, "__module__", "").startswith("jaxspec"):
-        made = f"{home}.{value.__name__}"
-        return f"{name} is the function {value.__name__}: call it, and pass what it returns, {made}(...)"
+        factory = f"{home}.{value.__name__}"
+        return f"{name} is the function {value.__name__}: call it, and pass what it returns, {factory}(...)"
     return f"{name} is of type {type(value).__name__}"
 
 
@@ -123,7 +123,7 @@ def key_of(key: Any) -> jax.Array:
 
 def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
     """End tokens as ids: one or several, by id or by name."""
-    found = []
+    ids = []
     for end in as_list(eos_ids):
         if isinstance(end, str):
             if tokenizer is None:
@@ -132,8 +132,8 @@ def end_ids(eos_ids: Any, tokenizer: Any) -> list[int]:
             if end not in vocabulary:
                 raise ValueError(f"eos_ids has {end!r}, which is no token of the target's")
             end = vocabulary[end]
-        found.append(end)
-    return found
+        ids.append(end)
+    return ids
 
 
 def rows_of(prompts: Any) -> Prompt | list[Any]:
@@ -193,7 +193,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _ids_of(row: Any, index: int) -> list[int]:
-    """One prompt's ids."""
+    """Reads one prompt's ids."""
     ids = _as_python(row)
     if isinstance(row, Prompt):
         raise TypeError(f"prompt {index} is a jaxspec.Prompt, which has rows itself: expected it without a list")

@@ -14,7 +14,9 @@ from jaxspec.decode.request import Prepared
 
 
 class Trace(NamedTuple):
-    """What every round drafted and committed; rows are padded with rounds in which they were finished (all counts 0).
+    """The draft and the committed tokens of every round.
+
+    Rows are padded with rounds in which they were finished: all counts are 0 there.
 
     The fields are `core.RoundInfo`'s, with an axis for the rounds; parent and path are None for chains.
     """
@@ -52,7 +54,7 @@ def run(prepared: Prepared) -> Outcome:
     return generation(prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
 
 
-def rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
+def iterate_rounds(prepared: Prepared, edit: Edit | None = None) -> Iterator[tuple[State, RoundInfo | None]]:
     """The state after prefill (with None) and after each round, until all rows are done: the host's own loop.
 
     Args:
@@ -101,7 +103,7 @@ def generation(decoder: Decoder, weights: Weights, prompt: Prompt, request: Requ
 
 
 def outcome(state: State, trace: Trace, max_new_tokens: int) -> Outcome:
-    """What a finished state holds."""
+    """Returns the tokens and counts of a finished state."""
     new = token_rows.window(state.tokens, state.start, max_new_tokens)
     return Outcome(new, state.length - state.start, state.failed, state.stats, trace)
 
@@ -114,5 +116,5 @@ def start(decoder: Decoder, weights: Weights, prompt: Prompt, request: Request, 
 
 @programs.jit(static_argnames=("decoder",), donate_argnames=("state",))
 def advance(decoder: Decoder, weights: Weights, state: State) -> tuple[State, RoundInfo]:
-    """One round. The state given is consumed: its buffers become the new state's."""
+    """Runs one round. The state given is consumed: its buffers become the new state's."""
     return decoder.step(weights, state)

@@ -81,7 +81,7 @@ class Prepared(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether tokens of some row are drawn, and not the most probable ones."""
+        """Says whether tokens of some row are drawn, and not the most probable ones."""
         return bool(np.any(np.asarray(self.request.sampling_params.temperature) > 0))
 
     def plain(self) -> Prepared:
@@ -287,8 +287,8 @@ def _drafter(target: Model, drafter: Any, rule: Rule) -> BoundDrafter | None:
 
 def drafter_lms(drafter: BoundDrafter) -> list[LanguageModel]:
     """The language models that draft."""
-    own = drafter.functions.lm
-    return ([] if own is None else [own]) + [model.lm for model in drafter.models]
+    lm = drafter.functions.lm
+    return ([] if lm is None else [lm]) + [model.lm for model in drafter.models]
 
 
 def _check_pair(target: Model, draft: Model) -> None:

@@ -15,7 +15,7 @@ from jaxspec.decode.request import Prepared, drafter_lms
 
 
 class Arguments(NamedTuple):
-    """What `Decoder.init` takes.
+    """The arguments of `Decoder.init`.
 
     Attributes:
         weights, prompt: of both models; what is read.
@@ -68,9 +68,9 @@ def rollout(
         >>> sample(jax.random.key(7)).tolist()
         [8]
     """
-    given = arguments(prepared, weights=weights, prompt=prompt, key=key)
-    constant = jax.lax.stop_gradient(given.weights)
-    return loop.generation(prepared.decoder, constant, given.prompt, given.request, prepared.max_new_tokens)
+    inputs = arguments(prepared, weights=weights, prompt=prompt, key=key)
+    constant = jax.lax.stop_gradient(inputs.weights)
+    return loop.generation(prepared.decoder, constant, inputs.prompt, inputs.request, prepared.max_new_tokens)
 
 
 def arguments(
@@ -80,7 +80,7 @@ def arguments(
     prompt: Prompt | None = None,
     key: Key[Array, ""] | Keys | None = None,
 ) -> Arguments:
-    """What `prepared.decoder.init` takes, for a loop of your own over `prepared.decoder.step`; see `rollout`."""
+    """Returns what `prepared.decoder.init` takes, for a loop of your own over `decoder.step`; see `rollout`."""
     if not isinstance(prepared, Prepared):
         raise TypeError(f"the generation is of type {type(prepared).__name__}: expected what jaxspec.prepare returned")
     if not isinstance(weights, Weights | None):

@@ -108,8 +108,8 @@ def speculative(
             prefix = states.prefix(state)._replace(draft_tokens=draft_tokens, seen=seen)
             return sampler(sampling_params, sampling.match_vocab(logits, target.vocab_size), prefix)
 
-        params, own = state.request.sampling_params, state.request.draft_sampling_params
-        drafts_from = functools.partial(to_distribution, params if own is None else own)
+        params, draft_params = state.request.sampling_params, state.request.draft_sampling_params
+        drafts_from = functools.partial(to_distribution, params if draft_params is None else draft_params)
         context = states.draft_context(policy, state, depth, drafts_from)
         judges = functools.partial(to_distribution, params)
         done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths)

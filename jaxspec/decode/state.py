@@ -1,4 +1,4 @@
-"""What every decoder does around its passes: starts rows, commits tokens, ends rows, counts."""
+"""The work of every decoder around its passes: start rows, commit tokens, end rows, count."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def init_state(
 
 
 def samples(prompt: Prompt, request: Request) -> int:
-    """How many rows of a request continue each prompt: they lie one after the other, and share its prefill."""
+    """Counts the rows of a request that continue each prompt: they lie one after the other, and share its prefill."""
     return request.max_new_tokens.shape[0] // prompt.length.shape[0]
 
 
 def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """What the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
+    """Returns what the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
     if lm.start_token is None:
         return prompt
     return Prompt(jnp.full((prompt.tokens.shape[0], 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length))
 
 
 def prefix(state: State) -> Prefix:
-    """What precedes the next token: the committed row."""
+    """Returns what precedes the next token: the committed row."""
     return Prefix(Prompt(state.tokens, state.length), state.start)
 
 
@@ -142,7 +142,7 @@ def draft_context(policy: Policy | None, state: State, gamma: int, to_distributi
 
 
 def max_useful_draft(state: State) -> Int[Array, " B"]:
-    """How many draft tokens can save a row a pass: as many as it may still generate, but for the one of any pass.
+    """Counts the draft tokens that can save a row a pass: one fewer than it may still generate.
 
     A row with 6 tokens of 9 is done after 2 accepted ones. More would never be emitted, and counting them would
     describe the limit, not the drafter. A finished row has use for none.

@@ -64,7 +64,7 @@ def stop_of(tokenizer: Any, strings: Sequence[str]) -> Stop:
 def run(prepared: Prepared, stop: Stop) -> loop.Outcome:
     """`loop.run`, ending a row when its text holds a stop string."""
     infos = []
-    for state, info in loop.rounds(prepared, edit(stop)):
+    for state, info in loop.iterate_rounds(prepared, edit(stop)):
         if info is not None:
             infos.append(info)
         last = state
@@ -74,7 +74,7 @@ def run(prepared: Prepared, stop: Stop) -> loop.Outcome:
 
 
 def edit(stop: Stop) -> loop.Edit:
-    """For `loop.rounds`: ends every row whose text holds a stop string at the token that completes it.
+    """Ends every row whose text holds a stop string at the token that completes it.
 
     The tokens after the string were then never committed, nor counted.
     """
@@ -111,7 +111,7 @@ def _trace(infos: Sequence[RoundInfo], batch: int, nodes: int) -> loop.Trace:
 
 
 def tokens_needed(stop: Stop, tokens: Sequence[int], settled: int) -> int | None:
-    """How many of a row's tokens it takes until their text holds a stop string; None if none occurs.
+    """Counts how many of a row's tokens it takes until their text holds a stop string; None if none occurs.
 
     Args:
         stop: the strings.
@@ -148,7 +148,7 @@ def stable_text(stop: Stop, tokens: Sequence[int]) -> str:
 
 
 def _is_open(stop: Stop, token: int) -> bool:
-    """Whether a token is one of a run of bytes, or none that such a run would end at."""
+    """Says whether a token is one of a run of bytes, or none that such a run would end at."""
     word = None if token in stop.special else stop.tokenizer.convert_ids_to_tokens(token)
     return word is None or BYTE.fullmatch(word) is not None
 
@@ -164,19 +164,19 @@ def _marked(stop: Stop, tokens: Sequence[int]) -> str:
 
 
 def _common(text: str, other: str) -> int:
-    """How many characters two texts have in common from their beginnings on."""
+    """Counts the characters that two texts have in common from their beginnings on."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the first of the stop strings begins, None if none occurs.
+    """Finds where the first of the stop strings begins, None if none occurs.
 
     >>> find_stop("one. two", [".", "two"])
     3
     """
-    found = [at for at in (text.find(s) for s in stop) if at >= 0]
-    return min(found) if found else None
+    places = [at for at in (text.find(s) for s in stop) if at >= 0]
+    return min(places) if places else None
 
 
 def stable_prefix(text: str, stop: Sequence[str] = ()) -> str:

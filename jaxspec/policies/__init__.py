@@ -1,4 +1,4 @@
-"""How many tokens to draft: draft-length policies, one per file.
+"""Draft-length policies, which choose how many tokens to draft, one per file.
 
 `generate(..., gamma=8, policy=policies.adaptive(c=0.05))`: gamma is then the most draft tokens of a round. Policies
 look at one row at a time, so that text goes on being independent of batch mates; a batch drafts as long as its longest

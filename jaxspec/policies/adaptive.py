@@ -14,7 +14,7 @@ from jaxspec.policies.common import checked, draft_depth
 
 
 class Params(NamedTuple):
-    """Of each row; `verify` [rows, n]: what each further token adds to the verify pass, the last for all beyond."""
+    """The numbers of each row; `verify` [rows, n]: what each further token adds to a pass, the last for all beyond."""
 
     c: Any
     verify: Any
@@ -108,17 +108,17 @@ def _adaptive() -> Policy:
     def update(
         params: Params, state: AcceptanceState, draft: Draft, verdict: Verdict, num_committed: Int[Array, " B"]
     ) -> AcceptanceState:
-        made, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
-        left = jnp.where(made, 1.0 - params.forget, 1.0)
+        drafted, accepted = draft.length > 0, verdict.num_accepted.astype(jnp.float32)
+        left = jnp.where(drafted, 1.0 - params.forget, 1.0)
         # One trial a level: of siblings that were tried, one is accepted or none.
         trials = jnp.minimum(verdict.num_accepted + 1, draft_depth(draft)).astype(jnp.float32)
         longer = jnp.minimum(2 * state.pause, LONGEST * params.pause).astype(state.pause.dtype)
-        in_vain = jnp.where(jnp.logical_and(made, state.idle > 0), longer, state.pause)
+        in_vain = jnp.where(jnp.logical_and(drafted, state.idle > 0), longer, state.pause)
         # What is forgotten makes room for the first belief, so that the estimate never rests on nothing.
         return AcceptanceState(
             left * state.accepted + (1.0 - left) * params.alpha * params.weight + accepted,
             left * state.num_tested + (1.0 - left) * params.weight + trials,
-            jnp.where(made, 0, state.idle + 1),
+            jnp.where(drafted, 0, state.idle + 1),
             jnp.where(accepted > 0, params.pause, in_vain).astype(state.pause.dtype),
         )
 
@@ -135,14 +135,14 @@ def best_length(
     """
     powers = jnp.cumprod(jnp.broadcast_to(alpha[:, None], (alpha.shape[0], gamma)), axis=1)
     tokens = 1.0 + jnp.pad(jnp.cumsum(powers, axis=1), ((0, 0), (1, 0)))
-    known = verify[:, jnp.minimum(jnp.arange(gamma), verify.shape[1] - 1)]
-    each = jnp.broadcast_to(known, powers.shape) + jnp.broadcast_to(c, alpha.shape)[:, None]
-    cost = 1.0 + jnp.pad(jnp.cumsum(each, axis=1), ((0, 0), (1, 0)))
+    verify_cost = verify[:, jnp.minimum(jnp.arange(gamma), verify.shape[1] - 1)]
+    token_cost = jnp.broadcast_to(verify_cost, powers.shape) + jnp.broadcast_to(c, alpha.shape)[:, None]
+    cost = 1.0 + jnp.pad(jnp.cumsum(token_cost, axis=1), ((0, 0), (1, 0)))
     return jnp.argmax(tokens / cost, axis=1).astype(jnp.int32)
 
 
 def _increments(v: Any) -> np.ndarray:
-    """What each draft token adds to the verify pass, one row for all prompts.
+    """Returns what each draft token adds to the verify pass, one row for all prompts.
 
     Its width is a multiple of `WIDTH`, so that lists of any usual length share a program, and it always ends with the
     mean: the last increment of a staircase is most often 0, which does not describe what lies beyond.

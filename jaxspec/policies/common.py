@@ -1,4 +1,4 @@
-"""What policies share: checks of their values, states that never change, probabilities."""
+"""Helpers of policies: checks of their values, states that never change, probabilities."""
 
 from __future__ import annotations
 

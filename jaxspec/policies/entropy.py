@@ -56,9 +56,9 @@ def _entropy() -> Policy:
         return as_length(jnp.minimum(params.most, gamma))
 
     def confidence(distribution: Distribution) -> Float[Array, " B"]:
-        found = log_probs(distribution)
-        each = jnp.where(found > -jnp.inf, -jnp.exp(found) * found, 0.0)
-        return jnp.sum(each, axis=-1) / jnp.log(float(max(found.shape[-1], 2)))
+        log_p = log_probs(distribution)
+        terms = jnp.where(log_p > -jnp.inf, -jnp.exp(log_p) * log_p, 0.0)
+        return jnp.sum(terms, axis=-1) / jnp.log(float(max(log_p.shape[-1], 2)))
 
     def smoothed(params: Params, state: Float[Array, " B"], confidences: Float[Array, "B G"]) -> Float[Array, " B"]:
         return params.beta * state + (1.0 - params.beta) * confidences[:, 0]
@@ -75,7 +75,7 @@ def _entropy() -> Policy:
         if draft.aux is None or "confidence" not in draft.aux:
             return state
         read = draft.aux["confidence"]
-        known = jnp.logical_and(draft.length > 0, jnp.logical_not(jnp.isnan(read[:, 0])))
-        return jnp.where(known, smoothed(params, state, read), state)
+        is_read = jnp.logical_and(draft.length > 0, jnp.logical_not(jnp.isnan(read[:, 0])))
+        return jnp.where(is_read, smoothed(params, state, read), state)
 
     return Policy(init, max_draft, update, confidence, should_continue)

@@ -17,7 +17,7 @@ class Params(NamedTuple):
 
 
 def oracle(accepted: Int[np.ndarray, "B N"]) -> BoundPolicy:
-    """As many draft tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
+    """Drafts as many tokens as will be accepted, so that none is rejected: the upper bound of section 3.5 of the paper.
 
     Not a way to decode, as one must have decoded before: it measures what any policy could gain on a text.
 

@@ -109,9 +109,9 @@ def pass_probability(draft: Draft, target: Distribution) -> Float[Array, "B G"]:
         - draft_distributions(draft, target.log_probs.shape[-1])[:, 1:]
     )
     left = jnp.pad(jnp.sum(jnp.maximum(following, 0.0), axis=-1), ((0, 0), (0, min(1, ratio.shape[1]))))
-    whole = left + 1.0 - ratio
+    total = left + 1.0 - ratio
     # Nothing over nothing: what follows has one distribution under both, and longer prefixes pass as surely as this
     # one.
-    inner = jnp.where(whole > 0, left / jnp.where(whole > 0, whole, 1.0), 1.0)
+    inner = jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), 1.0)
     prefix = jnp.arange(1, ratio.shape[1] + 1, dtype=draft.length.dtype)[None, :]
     return jnp.where(prefix < length, inner, jnp.where(prefix == length, ratio, 0.0))

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 def lenient_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
-    """No token above p / l.
+    """Bounds each token's probability by p / l.
 
     >>> lenient_ceiling(jnp.log(jnp.array([0.75, 0.25]))).tolist()
     [1.0, 0.5]
@@ -50,7 +50,7 @@ def lenient_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]
 
 
 def typical_ceiling(log_p: Float[Array, "*shape V"]) -> Float[Array, "*shape V"]:
-    """No token at or below the threshold above p; nothing of the others.
+    """Bounds tokens at or below the threshold by p, and leaves the others free.
 
     >>> typical_ceiling(jnp.log(jnp.array([0.96875, 0.03125]))).tolist()
     [1.0, 0.03125]

@@ -1,4 +1,4 @@
-"""What acceptance rules share: uniform draws, probabilities of draft tokens, the residual, matching against tokens.
+"""Helpers of acceptance rules: uniform draws, probabilities of draft tokens, the residual, matching against tokens.
 
 Axis letters as in `jaxspec.core`: B batch, G draft tokens of a chain, N nodes of a tree, V vocabulary, T any number of
 positions.
@@ -18,12 +18,12 @@ LARGEST = 80.0  # of a logarithm whose exponential float32 holds
 
 
 def is_real(draft: Draft) -> Bool[Array, "B N"]:
-    """Which draft tokens of each row are real, and not padding."""
+    """Says which draft tokens of each row are real, and not padding."""
     return jnp.arange(draft.tokens.shape[1], dtype=draft.length.dtype)[None, :] < draft.length[:, None]
 
 
 def require_chain(draft: Draft, rule: str) -> None:
-    """For rules without trees.
+    """Refuses trees, for rules that judge chains only.
 
     Raises:
         ValueError: a tree.
@@ -33,7 +33,7 @@ def require_chain(draft: Draft, rule: str) -> None:
 
 
 def count_accepted(accepted: Bool[Array, "B G"], length: Int[Array, " B"]) -> Int[Array, " B"]:
-    """How many draft tokens of a chain precede the first that is not accepted, or not real.
+    """Counts the draft tokens of a chain that precede the first that is not accepted, or not real.
 
     >>> count_accepted(jnp.array([[True, False, True], [True, True, True]]), jnp.array([3, 2])).tolist()
     [1, 2]
@@ -80,7 +80,7 @@ def real_parent(draft: Draft) -> Int[Array, "B N"]:
 
 
 def at_nodes(values: Float[Array, "B T V"], draft: Draft) -> Float[Array, "B N"]:
-    """Of each node of a tree, the value of its token at its parent: its probability there, of log probabilities.
+    """Reads for each node of a tree the value of its token at its parent: its probability there, of log probabilities.
 
     >>> star = Draft(jnp.array([[2, 0]]), jnp.array([2]), parent=jnp.array([[0, 1]]))
     >>> at_nodes(jnp.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]), star).tolist()

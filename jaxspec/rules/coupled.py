@@ -66,8 +66,8 @@ def acceptance_ratio(
     [1.0, 0.5]
     """
     ratio = likelihood_ratio(log_p, log_q, tokens)[..., None]
-    known = jnp.where(ratio > 0, ratio, 1.0)
-    rivals = jnp.sum(jnp.maximum(jnp.exp(log_p), jnp.exp(log_q) / known), axis=-1)
+    safe_ratio = jnp.where(ratio > 0, ratio, 1.0)
+    rivals = jnp.sum(jnp.maximum(jnp.exp(log_p), jnp.exp(log_q) / safe_ratio), axis=-1)
     return jnp.where(ratio[..., 0] > 0, 1 / rivals, 0.0)
 
 
@@ -82,11 +82,11 @@ def match_drawn(
         tokens.append(noise.categorical(at, target.log_probs[:, i], drawn=gumbel[:, i]))
     plain = jnp.stack(tokens, axis=1)
     count = count_accepted(draft.tokens == plain, draft.length)
-    whole = count == draft.length
+    all_accepted = count == draft.length
     last = noise.at(keys, position + draft.length, noise.Purpose.TOKEN)
-    bonus = noise.categorical(last, take_position(target.log_probs, draft.length), whole)
+    bonus = noise.categorical(last, take_position(target.log_probs, draft.length), all_accepted)
     sampled = take_position(plain, jnp.minimum(count, plain.shape[1] - 1))
-    return chain_verdict(draft, count, jnp.where(whole, bonus, sampled))
+    return chain_verdict(draft, count, jnp.where(all_accepted, bonus, sampled))
 
 
 def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
@@ -111,12 +111,12 @@ def walk(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribut
         accepted = jnp.any(right, axis=1)
         child = jnp.argmax(right, axis=1).astype(jnp.int32) if nodes else jnp.zeros((batch,), jnp.int32)
         trials = jnp.logical_and(children, jnp.logical_or(node <= child[:, None], jnp.logical_not(accepted)[:, None]))
-        here = jnp.logical_and(accepted[:, None], node == count[:, None])
+        is_step = jnp.logical_and(accepted[:, None], node == count[:, None])
         return (
             jnp.where(accepted, child + 1, current),
             count + accepted.astype(count.dtype),
             tested + jnp.sum(trials, axis=1, dtype=tested.dtype),
-            jnp.where(here, child[:, None], path),
+            jnp.where(is_step, child[:, None], path),
             jnp.where(going, drawn, token),
             accepted,
         )

@@ -75,12 +75,12 @@ def selection(
     _, r = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.ones_like(candidates), candidates))
     b, a = masses(r)
     factor = jnp.minimum(jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 1.0), r)  # a <= r b, up to rounding
-    some = count > 0
-    return r, jnp.where(some, a, 0.0), jnp.where(some, factor, 0.0)
+    has_draws = count > 0
+    return r, jnp.where(has_draws, a, 0.0), jnp.where(has_draws, factor, 0.0)
 
 
 class Walk(NamedTuple):
-    """Where each row is on its way down the tree.
+    """The place of each row on its way down the tree.
 
     Attributes:
         current: the fed token whose children are judged, or were.
@@ -111,11 +111,11 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
 
     def distributions(s: Walk) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
         p = jnp.exp(take_position(nodes.log_p, s.current))
-        one = (jnp.arange(vocab, dtype=jnp.int32)[None, :] == s.point[:, None]).astype(jnp.float32)
+        ones = (jnp.arange(vocab, dtype=jnp.int32)[None, :] == s.point[:, None]).astype(jnp.float32)
         if nodes.log_q is None:
-            return p, one
+            return p, ones
         q = jnp.exp(take_position(nodes.log_q, jnp.minimum(s.entry, nodes.log_q.shape[1] - 1)))
-        return p, jnp.where((s.point >= 0)[:, None], one, q)
+        return p, jnp.where((s.point >= 0)[:, None], ones, q)
 
     def judge(s: Walk) -> Walk:
         children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
@@ -139,8 +139,8 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
             going=accepted,
         )
 
-    zero, one = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
-    start = Walk(zero, one, one, zero, zero - 1, zero, zero == 0)
+    zero, ones = jnp.zeros_like(draft.length, jnp.int32), jnp.ones(draft.length.shape, jnp.float32)
+    start = Walk(zero, ones, ones, zero, zero - 1, zero, zero == 0)
     end = jax.lax.while_loop(lambda s: jnp.any(s.going), judge, start)
     p, q = distributions(end)
     rest = jnp.maximum(p - end.factor[:, None] * jnp.minimum(p / end.r[:, None], q), 0.0)

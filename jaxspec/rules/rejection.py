@@ -26,7 +26,7 @@ from jaxspec.rules.common import (
     tree_verdict,
     uniforms,
 )
-from jaxspec.rules.residual_tree import Left
+from jaxspec.rules.residual_tree import Residual
 
 
 @functools.lru_cache
@@ -110,7 +110,7 @@ def residual_token(
 
 
 class Walk(NamedTuple):
-    """Where each row is on its way down the tree.
+    """The place of each row on its way down the tree.
 
     Attributes:
         current: the fed token whose children are tried.
@@ -120,7 +120,7 @@ class Walk(NamedTuple):
 
     current: Int[Array, " B"]
     tried: Int[Array, " B"]
-    left: Left
+    left: Residual
 
 
 def verify_tree(
@@ -147,12 +147,12 @@ def verify_tree(
     def trial(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]:
         """The child that is to be tried, whether it is accepted, and whether rejected."""
         children = jnp.logical_and(nodes.parent == s.current[:, None], number >= s.tried[:, None])
-        child, there = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
+        child, has_child = jnp.argmax(children, axis=1).astype(jnp.int32), jnp.any(children, axis=1)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
         passes = take_position(u, child) * (lenience * q) < p
         if forced is not None:
             passes = jnp.where(forced[0], take_position(forced[1], child), passes)
-        return child, jnp.logical_and(there, passes), jnp.logical_and(there, jnp.logical_not(passes))
+        return child, jnp.logical_and(has_child, passes), jnp.logical_and(has_child, jnp.logical_not(passes))
 
     def accept(s: Walk) -> Walk:
         child, accepted, _ = trial(s)

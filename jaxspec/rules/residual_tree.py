@@ -1,4 +1,4 @@
-"""What is left of the target's distribution at the nodes of a tree once some of their children are rejected.
+"""The residual: what is left of the target's distribution at a node once some of its children are rejected.
 
 What rules on trees share (`rejection`, `traversal`). At a node p becomes max(a p - b q, 0), and 0 at the tokens of
 rejected children: taking more of q away and normalising changes the two numbers only, so no array of distributions is
@@ -40,8 +40,8 @@ class Tree(NamedTuple):
     log_q: Float[Array, "B I V"] | None
 
 
-class Left(NamedTuple):
-    """What is left of p after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children.
+class Residual(NamedTuple):
+    """The residual after each fed token: max(a p - b q, 0), but 0 at the tokens of rejected children.
 
     Attributes:
         a, b: see above; 1 and 0 before any rejection.
@@ -71,13 +71,13 @@ def read(draft: Draft, target: Distribution) -> Tree:
     return Tree(tokens, parent, draws, p, q, repeated, target.log_probs, draft.log_probs)
 
 
-def initial(tree: Tree) -> Left:
-    """Before any rejection."""
-    one = jnp.ones((tree.tokens.shape[0], tree.tokens.shape[1] + 1), jnp.float32)
-    return Left(one, jnp.zeros_like(one), one)
+def initial(tree: Tree) -> Residual:
+    """Returns the residual before any rejection."""
+    ones = jnp.ones((tree.tokens.shape[0], tree.tokens.shape[1] + 1), jnp.float32)
+    return Residual(ones, jnp.zeros_like(ones), ones)
 
 
-def trial_probs(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+def trial_probs(tree: Tree, left: Residual, child: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """The probability of a child's token in what is left of p at its parent, and in what the child was drawn from.
 
     Its elder siblings are rejected. The second is 1 for a point mass.
@@ -92,9 +92,9 @@ def trial_probs(tree: Tree, left: Left, child: Int[Array, " B"]) -> tuple[Float[
 
 
 def after_rejection(
-    tree: Tree, left: Left, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
-) -> tuple[Float[Array, " B"], Left]:
-    """What is left once a child is rejected: of w p at its parent, where w is a weight, norm(max(w p - q, 0)).
+    tree: Tree, left: Residual, child: Int[Array, " B"], weight: Float[Array, " B"], rejected: Bool[Array, " B"]
+) -> tuple[Float[Array, " B"], Residual]:
+    """Computes what is left once a child is rejected: of w p at its parent, where w is a weight, norm(max(w p - q, 0)).
 
     Args:
         tree, left: with all its elder siblings rejected.
@@ -117,22 +117,22 @@ def after_rejection(
     return mass, seen._replace(a=put(left.a, at, a * scale, turned), b=put(left.b, at, b * scale, turned))
 
 
-def log_left(tree: Tree, left: Left, at: Int[Array, " B"]) -> Float[Array, "B V"]:
+def log_left(tree: Tree, left: Residual, at: Int[Array, " B"]) -> Float[Array, "B V"]:
     """The logarithm of what is left of p after a fed token all of whose children are rejected, not normalised."""
     a, b = (take_position(x, at) for x in left[:2])
     rest, _ = _rest(tree, at, jnp.full_like(at, tree.tokens.shape[1]), a, b)
-    some = jnp.any(rest > 0, axis=-1, keepdims=True)
-    return jnp.where(some, jnp.log(rest), take_position(tree.log_p, at))
+    has_mass = jnp.any(rest > 0, axis=-1, keepdims=True)
+    return jnp.where(has_mass, jnp.log(rest), take_position(tree.log_p, at))
 
 
 def put(x: Array, at: Int[Array, " B"], value: Float[Array, " B"], where: Bool[Array, " B"]) -> Array:
     """x with x[b, at[b]] = value[b], in some rows."""
-    here = jnp.arange(x.shape[1], dtype=at.dtype)[None, :] == at[:, None]
-    return jnp.where(jnp.logical_and(here, where[:, None]), value[:, None], x)
+    is_place = jnp.arange(x.shape[1], dtype=at.dtype)[None, :] == at[:, None]
+    return jnp.where(jnp.logical_and(is_place, where[:, None]), value[:, None], x)
 
 
-def _scale(tree: Tree, left: Left, child: Int[Array, " B"], at: Int[Array, " B"]) -> Float[Array, " B"]:
-    """What q is multiplied by in a child's own distribution, given its elder siblings; 0: it is a point mass."""
+def _scale(tree: Tree, left: Residual, child: Int[Array, " B"], at: Int[Array, " B"]) -> Float[Array, " B"]:
+    """Computes the factor of q in a child's own distribution, given its elder siblings; 0: it is a point mass."""
     draw, unseen = take_position(tree.draws, child), take_position(left.unseen, at)
     normalised = jnp.where(unseen != 0, 1.0 / jnp.where(unseen != 0, unseen, 1.0), 0.0)
     scale = jnp.where(draw == int(Draw.WITH_REPLACEMENT), 1.0, normalised)
@@ -147,11 +147,11 @@ def _rest(
     node, row = jnp.arange(nodes, dtype=jnp.int32)[None, :], jnp.arange(rows, dtype=jnp.int32)[:, None]
     gone = jnp.logical_and(tree.parent == at[:, None], node <= last[:, None])
     place = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
-    there = jnp.ones((rows, vocab), bool).at[row, place].set(False, mode="drop")
+    is_left = jnp.ones((rows, vocab), bool).at[row, place].set(False, mode="drop")
     p = jnp.exp(take_position(tree.log_p, at))
     if tree.log_q is None:
-        return jnp.where(there, jnp.maximum(a[:, None] * p, 0.0), 0.0), jnp.ones_like(a)
+        return jnp.where(is_left, jnp.maximum(a[:, None] * p, 0.0), 0.0), jnp.ones_like(a)
     q = jnp.exp(take_position(tree.log_q, jnp.minimum(at, tree.log_q.shape[1] - 1)))
-    taken = jnp.where(b[:, None] != 0, b[:, None] * q, 0.0)
-    rest = jnp.where(there, jnp.maximum(a[:, None] * p - taken, 0.0), 0.0)
-    return rest, jnp.sum(jnp.where(there, q, 0.0), axis=-1)
+    removed = jnp.where(b[:, None] != 0, b[:, None] * q, 0.0)
+    rest = jnp.where(is_left, jnp.maximum(a[:, None] * p - removed, 0.0), 0.0)
+    return rest, jnp.sum(jnp.where(is_left, q, 0.0), axis=-1)

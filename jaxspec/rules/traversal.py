@@ -13,7 +13,7 @@ from jaxspec.core import Distribution, Draft, Keys, Rule, Verdict, tree
 from jaxspec.rules import residual_tree
 from jaxspec.rules.block import block
 from jaxspec.rules.common import exact_match, likelihood_ratio, sample_residual, take_position, tree_verdict, uniforms
-from jaxspec.rules.residual_tree import Left, put
+from jaxspec.rules.residual_tree import Residual, put
 
 SMALLEST = 1e-37  # of what is divided by
 
@@ -69,19 +69,19 @@ def traversal() -> Rule:
 
 
 class Walk(NamedTuple):
-    """Where each row is.
+    """The place of each row on its way through the tree.
 
     Attributes:
         current: the fed token that is judged, or whose children are.
-        there: draft tokens that are still on the tree.
+        on_tree: draft tokens that are still on the tree.
         weight: of each fed token; of no meaning before it is entered.
         left: of p after each fed token.
     """
 
     current: Int[Array, " B"]
-    there: Bool[Array, "B N"]
+    on_tree: Bool[Array, "B N"]
     weight: Float[Array, "B N+1"]
-    left: Left
+    left: Residual
 
 
 def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Distribution) -> Verdict:
@@ -94,15 +94,17 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
 
     def first_child(s: Walk) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         """The first child that is left, and whether there is one; below a weight of 0 no node passes."""
-        children = jnp.logical_and(s.there, nodes.parent == s.current[:, None])
-        some = jnp.logical_and(jnp.any(children, axis=1), take_position(s.weight, s.current) > 0)
-        return jnp.argmax(children, axis=1).astype(jnp.int32), some
+        children = jnp.logical_and(s.on_tree, nodes.parent == s.current[:, None])
+        has_child = jnp.logical_and(jnp.any(children, axis=1), take_position(s.weight, s.current) > 0)
+        return jnp.argmax(children, axis=1).astype(jnp.int32), has_child
 
     def enter(s: Walk) -> Walk:
-        child, some = first_child(s)
+        child, has_child = first_child(s)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
         weight = jnp.minimum(take_position(s.weight, s.current) * p / jnp.maximum(q, SMALLEST), 1.0)
-        return s._replace(current=jnp.where(some, child + 1, s.current), weight=put(s.weight, child + 1, weight, some))
+        return s._replace(
+            current=jnp.where(has_child, child + 1, s.current), weight=put(s.weight, child + 1, weight, has_child)
+        )
 
     def descend(s: Walk) -> Walk:
         return jax.lax.while_loop(lambda s: jnp.any(first_child(s)[1]), enter, s)
@@ -115,14 +117,14 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         parent = jnp.maximum(take_position(nodes.parent, child), 0)
         weight = take_position(s.weight, parent)
         mass, left = residual_tree.after_rejection(nodes, s.left, child, weight, failed)
-        whole = mass + (1.0 - weight)
+        total = mass + (1.0 - weight)
         # Nothing over nothing: w p equals q, and the child's weight was 1, up to rounding.
-        after = jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0)
+        after = jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), 1.0)
         gone = jnp.logical_and(failed[:, None], number == child[:, None])
         return descend(
             Walk(
                 current=jnp.where(failed, parent, s.current),
-                there=jnp.logical_and(s.there, jnp.logical_not(gone)),
+                on_tree=jnp.logical_and(s.on_tree, jnp.logical_not(gone)),
                 weight=put(s.weight, parent, after, failed),
                 left=left,
             )

@@ -86,10 +86,10 @@ def _typical(epsilon: float, delta: float) -> Rule:
         return tree_verdict(parent, *tree.path_to(parent, last), next_token)
 
     def thresholds(log_p: Float[Array, "B T V"]) -> Float[Array, "B T"]:
-        """One position at a time: the entropy of all would take another array of their size."""
+        """Computes one position at a time: the entropy of all would take another array of their size."""
         at = functools.partial(jax.lax.dynamic_index_in_dim, log_p, axis=1, keepdims=False)
-        each = jax.lax.map(lambda t: threshold(at(t), epsilon, delta), jnp.arange(log_p.shape[1], dtype=jnp.int32))
-        return each.T
+        positions = jnp.arange(log_p.shape[1], dtype=jnp.int32)
+        return jax.lax.map(lambda t: threshold(at(t), epsilon, delta), positions).T
 
     def log_prob(log_p: Float[Array, "B T V"], tokens: Int[Array, "B T"]) -> Float[Array, "B T"]:
         return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
@@ -113,10 +113,10 @@ def likeliest_longest(
     """
     reached = tree.reached(parent, passes)
     above = tree.ancestors(tree.fed(parent))[:, 1:, 1:]
-    whole = jnp.sum(jnp.where(above, jnp.where(reached, log_p, 0.0)[:, None, :], 0.0), axis=-1)
+    path_log_prob = jnp.sum(jnp.where(above, jnp.where(reached, log_p, 0.0)[:, None, :], 0.0), axis=-1)
     depth = jnp.where(reached, jnp.sum(above, axis=-1), 0)
     longest = jnp.logical_and(reached, depth == jnp.max(depth, axis=1, keepdims=True))
-    best = jnp.argmax(jnp.where(longest, whole, -jnp.inf), axis=1).astype(jnp.int32)
+    best = jnp.argmax(jnp.where(longest, path_log_prob, -jnp.inf), axis=1).astype(jnp.int32)
     return jnp.where(jnp.any(reached, axis=1), best + 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""From `generate`'s sampling options to a sampler and its traced values: one entry an option."""
+"""The sampling options of `generate`, each turned into a part of the sampler and its traced values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxspec.sampling.samplers import SamplingParams, at_temperature, chain, gre
 
 
 class Sizes(NamedTuple):
-    """What options are checked against: prompts, the width of the logits, and the tokenizer's largest id plus one."""
+    """The number of prompts, the width of the logits and the tokenizer's largest id plus one: bounds of options."""
 
     batch: int
     vocab: int
@@ -56,7 +56,7 @@ def per_row(value: Any, batch: int, name: str, dtype: Any) -> np.ndarray:
 
 
 def as_list(values: Any) -> list[Any]:
-    """One value, or several, as a list; what is an array, of any library, as Python's numbers.
+    """Lists one value or several; what is an array, of any library, as Python's numbers.
 
     >>> as_list(3), as_list({3}), as_list("end"), as_list(np.array([3, 4]))
     ([3], [3], ['end'], [3, 4])
@@ -83,10 +83,10 @@ def check_ids(ids: Iterable[Any], name: str, vocab: int) -> list[int]:
         ValueError: something else is among them: text, a float, True, an integer past the vocabulary.
     """
     expected = f"ids from 0 to {vocab - 1}"
-    found = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
-    if odd := [token for token in found if not 0 <= token < vocab]:
+    checked = [integer(token, f"one of {name}", f"an integer: {expected}") for token in ids]
+    if odd := [token for token in checked if not 0 <= token < vocab]:
         raise ValueError(f"{name} has {odd[0]}: expected {expected}")
-    return found
+    return checked
 
 
 def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = np.float32):
@@ -100,7 +100,7 @@ def _numbers(allowed: Callable[[np.ndarray], Any], expected: str, dtype: Any = n
 
 
 def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
-    whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
+    biases = np.zeros((sizes.batch, sizes.vocab), np.float32)
     expected = f"{{id: bias}}, or an array of shape ({sizes.vocab},) or ({sizes.batch}, {sizes.vocab})"
     if isinstance(bias, Mapping):
         ids = check_ids(bias, name, sizes.vocab)
@@ -108,25 +108,25 @@ def _bias(bias: Any, name: str, sizes: Sizes) -> np.ndarray:
             number = _array(value, name, expected)
             if number.shape or number.dtype.kind not in "iuf":
                 raise ValueError(f"{name} has {value!r} for token {token}: expected a number")
-            whole[:, token] = number
+            biases[:, token] = number
     else:
         array = _array(bias, name, expected)
         if array.dtype.kind not in "iuf":
             raise ValueError(f"{name} is {bias!r}: expected {expected}")
         if array.shape not in ((sizes.vocab,), (sizes.batch, sizes.vocab)):
             raise ValueError(f"{name} has shape {array.shape}: expected {expected}")
-        whole[:] = array
-    bad = whole[np.isnan(whole) | np.isposinf(whole)]
+        biases[:] = array
+    bad = biases[np.isnan(biases) | np.isposinf(biases)]
     if bad.size:
         raise ValueError(f"{name} has {bad[0]}: expected finite numbers, or -inf to ban a token")
-    return whole
+    return biases
 
 
 def _banned(banned: Sequence[int] | int, name: str, sizes: Sizes) -> np.ndarray:
     banned = check_ids(as_list(banned), name, sizes.vocab)
-    whole = np.zeros((sizes.batch, sizes.vocab), np.float32)
-    whole[:, banned] = -np.inf
-    return whole
+    biases = np.zeros((sizes.batch, sizes.vocab), np.float32)
+    biases[:, banned] = -np.inf
+    return biases
 
 
 _positive = _numbers(lambda x: (x > 0) & np.isfinite(x), "a positive number (1 is none), or None")
@@ -209,34 +209,34 @@ def sampling_of(target: Model, batch: int, options: Mapping[str, Any]) -> Sampli
     """
     vocab = target.lm.vocab_size
     sizes = Sizes(batch, vocab, vocab if target.tokenizer is None else min(token_ids.size(target.tokenizer), vocab))
-    given = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
-    found: dict[str, np.ndarray] = {}
+    set_options = {name: value for name, value in options.items() if value is not None and not _is_empty(value)}
+    values: dict[str, np.ndarray] = {}
     processors: dict[LogitsProcessor, None] = {}  # in order, each once
     for name, option in OPTIONS.items():
-        if name in given:
-            array = option.convert(given[name], name, sizes)
-            found[option.field] = found[option.field] + array if option.field in found else array
+        if name in set_options:
+            array = option.convert(set_options[name], name, sizes)
+            values[option.field] = values[option.field] + array if option.field in values else array
             if option.processor is not None:
                 processors[option.processor] = None
-    if "bias" in found:
-        silent = np.flatnonzero(np.isneginf(found["bias"][:, : sizes.ids]).all(axis=1))
+    if "bias" in values:
+        silent = np.flatnonzero(np.isneginf(values["bias"][:, : sizes.ids]).all(axis=1))
         if silent.size:
             raise ValueError(
                 f"logit_bias and banned rule out all {sizes.ids} tokens for prompt {silent[0]}: leave at least one"
             )
-    own = found.pop("draft", None)
-    temperature = found.setdefault("temperature", np.zeros(batch, np.float32))
-    params = SamplingParams(**jax.tree.map(jnp.asarray, found))
-    is_greedy = np.ndim(given.get("temperature", 0.0)) == 0 and temperature[0] == 0
-    bound = 1 << (int(found["top_k"].max()) - 1).bit_length() if "top_k" in found else None
-    end = greedy() if is_greedy else at_temperature(bound and min(vocab, bound), "top_p" in found, "min_p" in found)
+    draft_params = values.pop("draft", None)
+    temperature = values.setdefault("temperature", np.zeros(batch, np.float32))
+    params = SamplingParams(**jax.tree.map(jnp.asarray, values))
+    is_greedy = np.ndim(set_options.get("temperature", 0.0)) == 0 and temperature[0] == 0
+    bound = 1 << (int(values["top_k"].max()) - 1).bit_length() if "top_k" in values else None
+    end = greedy() if is_greedy else at_temperature(bound and min(vocab, bound), "top_p" in values, "min_p" in values)
     sampler = chain(*processors, to=end)
     if sizes.ids < vocab:
         sampler = mask_padding_ids(sampler, sizes.ids)
-    if own is None or is_greedy:
+    if draft_params is None or is_greedy:
         return Sampling(sampler, params, None)
     return Sampling(
-        sampler, params, params._replace(temperature=jnp.asarray(np.where(temperature > 0, own, temperature)))
+        sampler, params, params._replace(temperature=jnp.asarray(np.where(temperature > 0, draft_params, temperature)))
     )
 
 

@@ -79,7 +79,7 @@ def presence_and_frequency_penalties(
 
 
 def count_tokens(row: Prompt, start: Int[Array, " B"], vocab: int) -> Int[Array, "B V"]:
-    """How often each token occurs in each row from `start` on; padding does not count.
+    """Counts how often each token occurs in each row from `start` on; padding does not count.
 
     >>> count_tokens(Prompt(jnp.array([[0, 2, 2, 1]]), jnp.array([3])), jnp.array([1]), 3).tolist()
     [[0, 0, 2]]

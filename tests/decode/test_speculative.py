@@ -187,7 +187,7 @@ def test_cache_holds_the_committed_tokens_but_the_last(model, branching):
         return model.lm.extend(model.params, cache, tokens)[1]
 
     accepted = set()
-    for number, (state, info) in enumerate(loop.rounds(prepared)):
+    for number, (state, info) in enumerate(loop.iterate_rounds(prepared)):
         if number == 7:
             break
         accepted |= set() if info is None else set(np.asarray(info.num_accepted).tolist())

@@ -325,7 +325,7 @@ def test_a_node_is_penalised_for_its_own_path():
 def test_finished_rows_are_frozen():
     prepared = prepare(TARGET, prompt(), drafter=top_choices(BLEND), max_new_tokens=[2, 17, 6, 3])
     frozen = {}
-    for state, info in loop.rounds(prepared):
+    for state, info in loop.iterate_rounds(prepared):
         now = jax.device_get((state.tokens, state.length, state.stats, state.done, info))
         tokens, length, stats, done, info = now
         for row in np.flatnonzero(done):
