@@ -120,6 +120,7 @@ def run_round(
             )
         if width == 1:
             return TargetPass(forward, cache, to_distribution(forward.logits))
+        # Which draft tokens [.., N] precede the position after each fed token [.., T]: for penalties on repetition.
         chain = jnp.tri(width, width - 1, -1, bool)[None]
         seen = chain if branch is None else tree.ancestors(branch)[:, :, 1:]
         return TargetPass(forward, cache, to_distribution(forward.logits, draft.tokens[:, : width - 1], seen))
@@ -159,6 +160,7 @@ def truncate(draft: Draft, limit: Int[Array, " B"], vocab: int) -> Draft:
     if draft.parent is None:
         run = jnp.sum(jnp.cumprod(valid.astype(draft.length.dtype), axis=1), axis=1).astype(draft.length.dtype)
         return draft._replace(tokens=tokens, length=jnp.minimum(jnp.minimum(draft.length, run), limit))
+    # Nodes are numbered from 1, 0 is the last committed token; -1 marks what is no part of the tree.
     node = jnp.arange(1, tokens.shape[1] + 1, dtype=draft.length.dtype)[None, :]
     parent = jnp.where(draft.parent < node, draft.parent, -1)
     near = tree.depth(tree.fed(parent))[:, 1:] <= limit[:, None]

@@ -250,6 +250,7 @@ def _search(
     def prefill(lm: LanguageModel, params: Any) -> tuple[Forward, Cache]:
         return lm.prefill(params, prompt, token_rows.prefill_length(lm, prompt) + size.retained + size.fed)
 
+    # The first step, from prefill's own logits: every running beam has one token, and nothing is retained yet.
     with jax.named_scope("prefill"):
         forward, cache = prefill(target, weights.target)
         caches = Caches(cache, () if draft is None else prefill(draft, weights.draft)[1])
@@ -264,6 +265,8 @@ def _search(
     state = SearchState(beams, parent, zero, above, caches, zero, failed)
 
     def one_round(state: SearchState) -> SearchState:
+        # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last tokens
+        # of the beams and the D draft tokens, level by level.
         last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
         drafted, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
         if draft is not None:
@@ -280,6 +283,7 @@ def _search(
         with jax.named_scope("steps"):
             beams, walk = _steps(state.beams, log_probs, tokens, drafted, size, goal)
         with jax.named_scope("commit"):
+            # Fed tokens that some beam went through move to the end of the retained ones.
             order, retained, above = _keep(state.parent, state.count, state.above, parent, walk, size)
             path = size.retained - state.count[:, None] + order
 
@@ -291,6 +295,7 @@ def _search(
                 deepest = known(draft, fed[:, -size.draft_beams :])
                 return draft.extend(weights.draft, cache, deepest, parent)[1]
 
+            # The draft model has not read its own last level: it does so where one of these tokens is retained.
             if draft is not None:
                 wanted = jnp.any(walk.retained[:, -size.draft_beams :])
                 read = functools.partial(read_last_level, draft)
@@ -368,6 +373,7 @@ def _steps(
     moved = going = jnp.logical_not(beams.done)
     walk = Walk(jnp.zeros((len(going), size.fed), bool), node, moved, jnp.zeros_like(going))
     for depth in range(size.gamma + 1):
+        # The C best continuations of each beam, after the node where it is [B, K, C], and plain beam search's step.
         at_node, best = (jnp.take_along_axis(x, node[:, :, None], axis=1) for x in (log_probs, tokens))
         alive = beams.scores > -jnp.inf
         bad = jnp.any(jnp.logical_and(jnp.isnan(at_node[..., 0]), alive), axis=1)
@@ -383,6 +389,7 @@ def _steps(
             jnp.logical_or(walk.failed, jnp.logical_and(bad, going)),
         )
         beams = bookkeeping.where(going, after, beams)
+        # A prompt goes on while the draft tree holds the last token of all of its running beams.
         if depth < size.gamma:
             follows = draft.parent[:, None, :] == size.retained + above[:, :, None]
             same = jnp.logical_and(follows, draft.tokens[:, None, :] == chosen[:, :, None])
@@ -408,6 +415,7 @@ def _keep(
     """
     order = jnp.argsort(jnp.logical_not(walk.retained), axis=1, stable=True).astype(jnp.int32)
     place = count[:, None] + jnp.cumsum(walk.retained, axis=1, dtype=jnp.int32) - 1  # of each retained token
+    # A parent is a slot: below H a retained entry, which keeps its number; from H on a fed token, which gets a place.
     old = parent[:, size.retained :]
     inner = jnp.take_along_axis(place, jnp.maximum(old - size.retained, 0), axis=1)
     new = jnp.take_along_axis(jnp.where(old < size.retained, old, inner), order, axis=1)

@@ -115,10 +115,12 @@ def speculative(
         done = run_round(target, drafter, rule, weights, state.caches, context, judges, widths)
         draft, verdict, new, forward, distribution, caches = done
         with jax.named_scope("commit"):
+            # Rows end as failed where a position that was read is not finite, or the rule's answer is no token.
             invalid = states.is_invalid(forward, distribution, fed_on_path(verdict, nodes + 1))
             impossible = states.is_impossible(draft, verdict, target.vocab_size)
             bad = jnp.where(invalid, int(Failure.LOGITS), jnp.where(impossible, int(Failure.RULE), 0))
             state, committed = states.commit(state, new, verdict.num_accepted + 1, bad)
+            # An end token or the limit may cut what was accepted; the target's cache follows the committed row.
             caches = caches._replace(target=target.rewind(caches.target, state.length - 1))
             row = Prompt(state.tokens, state.length)
             state = state._replace(caches=drafter.commit(weights, caches, row, verdict, forward))

@@ -120,6 +120,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
     def judge(s: Walk) -> Walk:
         children = jnp.logical_and(after == s.current[:, None], s.going[:, None])
         eldest = jnp.argmax(children, axis=1).astype(jnp.int32)
+        # All candidates of a place at a time; but of siblings that were not drawn independently only the eldest.
         other = jnp.logical_and(children, nodes.draws != int(Draw.WITH_REPLACEMENT))
         alone = jnp.logical_and(jnp.any(other, axis=1)[:, None], number > eldest[:, None])
         judged = jnp.logical_and(children, jnp.logical_not(alone))
@@ -130,6 +131,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         r, _, factor = selection(*distributions(now), jnp.sum(judged, axis=1))
         passes = jnp.logical_and(judged, u * r[:, None] * jnp.where(point_mass, 1.0, nodes.q) < nodes.p)
         accepted, child = jnp.any(passes, axis=1), jnp.argmax(passes, axis=1).astype(jnp.int32)
+        # The candidates after the accepted one were never tested.
         trials = jnp.logical_and(judged, jnp.logical_or(number <= child[:, None], jnp.logical_not(accepted)[:, None]))
         return now._replace(
             current=jnp.where(accepted, take_position(first, child + 1), s.current),

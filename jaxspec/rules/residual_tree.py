@@ -107,11 +107,13 @@ def after_rejection(
         no trial was needed: the numbers stay.
     """
     at = jnp.maximum(take_position(tree.parent, child), 0)
+    # w (a p - b q) less the child's scaled q is again of the form a' p - b' q: a' = w a, b' = w b + scale.
     a, b = (weight * take_position(x, at) for x in left[:2])
     b = b + _scale(tree, left, child, at)
     rest, unseen = _rest(tree, at, child, a, b)
     mass = jnp.sum(rest, axis=-1)
     turned = jnp.logical_and(rejected, mass > MIN_MASS)
+    # Normalising divides both numbers by the mass.
     scale = 1.0 / jnp.where(turned, mass, 1.0)
     seen = left._replace(unseen=put(left.unseen, at, unseen, rejected))
     return mass, seen._replace(a=put(left.a, at, a * scale, turned), b=put(left.b, at, b * scale, turned))
@@ -148,6 +150,7 @@ def _rest(
     gone = jnp.logical_and(tree.parent == at[:, None], node <= last[:, None])
     place = jnp.where(gone, tree.tokens, vocab)  # out of the vocabulary: nowhere
     is_left = jnp.ones((rows, vocab), bool).at[row, place].set(False, mode="drop")
+    # From here on rows of the vocabulary, [B, V]: the only ones that a rejection reads.
     p = jnp.exp(take_position(tree.log_p, at))
     if tree.log_q is None:
         return jnp.where(is_left, jnp.maximum(a[:, None] * p, 0.0), 0.0), jnp.ones_like(a)

@@ -99,6 +99,7 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         return jnp.argmax(children, axis=1).astype(jnp.int32), has_child
 
     def enter(s: Walk) -> Walk:
+        # One level down in every row whose place has a child left: the child's weight is min(1, w p / q).
         child, has_child = first_child(s)
         p, q = residual_tree.trial_probs(nodes, s.left, child)
         weight = jnp.minimum(take_position(s.weight, s.current) * p / jnp.maximum(q, SMALLEST), 1.0)
@@ -113,6 +114,8 @@ def verify_tree(keys: Keys, position: Int[Array, " B"], draft: Draft, target: Di
         return take_position(drawn, s.current) >= take_position(s.weight, s.current)
 
     def leave(s: Walk) -> Walk:
+        # In rows whose node fails its test: take it off the tree, and weigh its parent anew by what is left of p there,
+        # w' = s / (s + 1 - w); then go down to the parent's next leaf. Other rows have accepted, and stay.
         failed, child = fails(s), jnp.maximum(s.current - 1, 0)
         parent = jnp.maximum(take_position(nodes.parent, child), 0)
         weight = take_position(s.weight, parent)
