@@ -265,8 +265,8 @@ def _search(
     state = SearchState(beams, parent, zero, above, caches, zero, failed)
 
     def one_round(state: SearchState) -> SearchState:
-        # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last tokens
-        # of the beams and the D draft tokens, level by level.
+        # Slots of the cache after the prompt: H retained entries (-1: not used yet); then what is fed, the K last
+        # tokens of the beams and the D draft tokens by level.
         last, live = bookkeeping.last_tokens(state.beams), jnp.logical_not(state.beams.done)
         drafted, draft_cache = DraftTree(last[:, :0], last[:, :0]), state.caches.draft
         if draft is not None:
