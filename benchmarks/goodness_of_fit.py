@@ -28,8 +28,9 @@ from benchmarks.options import parser_of
 from benchmarks.samples import EXPECTED, Context
 from jaxspec import rules
 from jaxspec.analysis.statistics import holm_adjust
-from jaxspec.cli import console, drafter_names, names
+from jaxspec.cli import console, drafter_names
 from jaxspec.cli.options import TARGET
+from jaxspec.cli.prompts import prepared_pair
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared
 from jaxspec.rules import catalogue
@@ -314,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     draft = options.draft or drafter_names.default_model(options.target)
-    prepared = names.prepared_pair(options.target, draft, "float32", None, 16, gamma=options.gamma)
+    prepared = prepared_pair(options.target, draft, "float32", None, 16, gamma=options.gamma)
     draws = Draws(options.prompts, options.draws, options.seed)
     fits = of_rules(prepared, draws, lambda what: print(what, file=sys.stderr, flush=True))
     out = Console(highlight=False)

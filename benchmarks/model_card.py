@@ -24,7 +24,7 @@ from jaxspec.analysis.result import BenchResult
 from jaxspec.analysis.runner import Config, run
 from jaxspec.analysis.setting import Task, product
 from jaxspec.analysis.table import words
-from jaxspec.cli import console, drafter_names, names, rows
+from jaxspec.cli import console, drafter_names, names
 from jaxspec.cli.options import TARGET
 from jaxspec.core import Model
 from jaxspec.decode import batches
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target, draft = (names.model(name, options.dtype) for name in pair)
     sizes = {"rows": options.count, "new_tokens": options.max_new_tokens}
     cards = card(target, draft, options.data, **sizes, doing=lambda what: print(what, file=sys.stderr, flush=True))
-    out = rows.printer(options.markdown)
+    out = console.printer(options.markdown)
     out.print(environment.line(environment.current()))
     view = table(cards, target.name, draft.name)
     view.title = f"{target.name} and {draft.name}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from jaxspec.cli import rows
+from jaxspec.cli import workload as workloads
 from jaxspec.cli.workload import Workload
 
 
@@ -37,8 +37,8 @@ def workload(
 
 
 def run(*arguments: Any, **options: Any) -> list[Any]:
-    """Measures and prints as `jaxspec bench` does (`cli.rows.run`); ends the process with 1 where a setting failed."""
+    """Measures and prints as `jaxspec bench` does (`workload.run`); ends the process with 1 where a setting failed."""
     try:
-        return rows.run(*arguments, **options)
+        return workloads.run(*arguments, **options)
     except typer.Exit as end:
         raise SystemExit(end.exit_code) from None

@@ -37,10 +37,10 @@ from jaxspec.analysis.roofline import load_of
 from jaxspec.analysis.setting import PLANNED, Setting, Task, dtype_of
 from jaxspec.analysis.table import Column
 from jaxspec.analysis.timing import interleave
-from jaxspec.cli import drafter_names, rows
+from jaxspec.cli import drafter_names
 from jaxspec.cli.main import app
+from jaxspec.cli.names import model
 from jaxspec.cli.options import TARGET
-from jaxspec.cli.workload import model
 from jaxspec.core import Model
 from jaxspec.decode.request import prepare
 
@@ -220,11 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in (work.target, work.draft):
         if not name.startswith("random:"):
             parser.error(f"got {name}: expected random:SHAPE as --target and --draft")
-    target, draft = (model(name, work, work.dtype, seed) for seed, name in enumerate((work.target, work.draft)))
+    shapes = work.target, work.draft
+    target, draft = (model(name, work.dtype, work.mesh, seed=work.seed + i) for i, name in enumerate(shapes))
     settings = table_2(target, draft, texts=work.rows, new_tokens=work.max_new_tokens)
     least = floor(target, draft, work.max_new_tokens)
-    config = rows.config_of(work, ("speed", "costs"))
-    run(target, settings, work, config, (BESIDE_THE_PAPER,), more=lambda results: explained(results, draft, least))
+    more = lambda results: explained(results, draft, least)  # noqa: E731
+    run(target, settings, work, ("speed", "costs"), (BESIDE_THE_PAPER,), more=more)
 
 
 def of_own_pair(table: str, arguments: list[str]) -> None:

@@ -28,7 +28,6 @@ from jaxspec import drafters
 from jaxspec.analysis import environment, table
 from jaxspec.analysis.result import BenchResult, over
 from jaxspec.analysis.setting import Backend, Setting, dtype_of
-from jaxspec.cli import rows
 from jaxspec.cli.workload import settings_of
 from jaxspec.core import BoundDrafter, Model, Prompt
 from jaxspec.decode import batches
@@ -241,9 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check()
     target, settings = settings_of(work)
     both = beside_each_other(settings)
-    config = rows.config_of(work, ("speed",))
     results = run(
-        target, both, work, config, (table.PEERS,), more=lambda results: [*speeds(results), *whole_heads(both)]
+        target, both, work, ("speed",), (table.PEERS,), more=lambda results: [*speeds(results), *whole_heads(both)]
     )
     if any(x.same_text is not None and x.same_text < x.texts for x in results):
         raise SystemExit(1)

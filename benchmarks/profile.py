@@ -22,8 +22,9 @@ import jax
 
 from benchmarks.options import parser_of
 from jaxspec.analysis import cost
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import drafter_names
 from jaxspec.cli.options import TARGET
+from jaxspec.cli.prompts import prepared_pair
 from jaxspec.core import token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     draft = options.draft or drafter_names.default_model(options.target)
     limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens, "eos_ids": ()}
-    prepared = names.prepared_pair(options.target, draft, options.dtype, None, 1, **limits)
+    prepared = prepared_pair(options.target, draft, options.dtype, None, 1, **limits)
     for stage, milliseconds in stages(prepared, options.rounds).items():
         print(f"{stage:8} {milliseconds:8.3f} ms a round")
     print(passes(prepared.plain()))

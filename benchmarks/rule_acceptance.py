@@ -20,8 +20,9 @@ from benchmarks.options import parser_of
 from jaxspec.analysis import divergence, environment, replay
 from jaxspec.analysis.statistics import Rate, Ratio
 from jaxspec.analysis.table import words
-from jaxspec.cli import console, drafter_names, names, rows
+from jaxspec.cli import console, drafter_names
 from jaxspec.cli.options import TARGET
+from jaxspec.cli.prompts import prepared_pair
 from jaxspec.rules import catalogue
 
 CANDIDATES = (2, 4)
@@ -54,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    draft, out = options.draft or drafter_names.default_model(options.target), rows.printer(options.markdown)
+    draft, out = options.draft or drafter_names.default_model(options.target), console.printer(options.markdown)
     limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens}
-    prepared = names.prepared_pair(options.target, draft, "float32", None, options.count, **limits)
+    prepared = prepared_pair(options.target, draft, "float32", None, options.count, **limits)
     out.print(environment.line(environment.current()))
     for temperature in options.temperature:
         trace = replay.collect(prepared.replace(temperature=temperature))

@@ -24,7 +24,7 @@ from jaxspec.analysis import cost, environment
 from jaxspec.analysis.random_model import random_model, random_prompt
 from jaxspec.analysis.statistics import Spread
 from jaxspec.analysis.timing import interleave
-from jaxspec.cli import console, rows
+from jaxspec.cli import console
 from jaxspec.core import Draft, Keys, Rule, noise
 from jaxspec.decode.request import prepare
 from jaxspec.rules import catalogue
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    out = rows.printer(options.markdown)
+    out = console.printer(options.markdown)
     out.print(environment.line(environment.current()))
     for size in beside_passes(options.shape, options.batch, options.gamma, repeats=options.repeats):
         console.show(out, table_of(size, options.shape, options.gamma), options.markdown)

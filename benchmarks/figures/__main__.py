@@ -26,8 +26,9 @@ from benchmarks.options import parser_of
 from jaxspec import rules
 from jaxspec.analysis import acceptance, bench, cost, divergence, replay
 from jaxspec.analysis.setting import setting_of
-from jaxspec.cli import drafter_names, names
+from jaxspec.cli import drafter_names
 from jaxspec.cli.options import TARGET
+from jaxspec.cli.prompts import prepared_pair
 from jaxspec.decode import batches
 from jaxspec.decode.request import Prepared
 
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         draft = options.draft or drafter_names.default_model(options.target)
         limits = {"gamma": options.gamma, "max_new_tokens": options.max_new_tokens}
-        prepared = names.prepared_pair(options.target, draft, "float32", None, options.count, **limits)
+        prepared = prepared_pair(options.target, draft, "float32", None, options.count, **limits)
         drawn = itertools.chain(of_theory(), of_pair(prepared, options.repeats))
     for name, figure in drawn:
         print(*style.save(figure, options.out, name, formats), sep="\n", flush=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
@@ -49,12 +50,12 @@ def convert(
 
     if form not in ("", HUGGING_FACE, OURS):
         raise ValueError(f"--format is {form!r}, expected {HUGGING_FACE} or {OURS}")
-    found = stored(front.find(source))
-    form = form or (OURS if found.format == HUGGING_FACE else HUGGING_FACE)
-    known = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
-    stored_as = dtype or (found.dtype if found.dtype in known else "float32")
-    if stored_as not in known:
-        raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(known)} for {form}")
+    stored_form, stored_dtype, description = stored(front.find(source))
+    form = form or (OURS if stored_form == HUGGING_FACE else HUGGING_FACE)
+    dtypes = orbax.DTYPES if form == OURS else ("float32", "bfloat16")
+    stored_as = dtype or (stored_dtype if stored_dtype in dtypes else "float32")
+    if stored_as not in dtypes:
+        raise ValueError(f"--dtype is {stored_as!r}, expected one of {', '.join(dtypes)} for {form}")
     kind = ("Hugging Face model", huggingface.CONFIG) if form == HUGGING_FACE else ("checkpoint", orbax.MANIFEST)
     if complaint := folders.occupied(to.expanduser().resolve(), kind[0], overwrite, marker=kind[1]):
         raise ValueError(complaint)
@@ -66,49 +67,39 @@ def convert(
         if form == HUGGING_FACE:
             huggingface.save(model, to, overwrite=overwrite)
         else:
-            write(model, to, stored_as, found.about, overwrite, drafted)
+            write(model, to, stored_as, description, overwrite, drafted)
     count, size = int8.count(model.params), sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
     if as_json:
         report = {"folder": to, "format": form, "dtype": stored_as, "parameters": count, "bytes": size}
         return console.print_json(report)
-    numbers = f"{console.count(count)} parameters, {stored_as}, {console.size(size)}"
+    numbers = f"{console.count(count)} parameters, {stored_as}, {filesize.decimal(size)}"
     Console(highlight=False).print(Text(f"{to}: {numbers}, {form}"), soft_wrap=True)
 
 
-class Stored(NamedTuple):
-    """A folder's format, its matrices' dtype (float32 where it is none that we write), and its own description."""
-
-    format: str
-    dtype: str
-    about: dict[str, Any]
-
-
-def stored(folder: Path) -> Stored:
-    """What a folder has."""
+def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and its description."""
     from jaxspec.weights import gguf, huggingface, orbax, t5x
     from jaxspec.weights import loading as front
 
     form = front.format_of(folder)
     if form == front.T5X:
-        return Stored(form, t5x.stored_dtype(folder), {})
+        return form, t5x.stored_dtype(folder), {}
     if form == front.OURS:
         manifest = orbax.read_manifest(folder)
-        return Stored(form, manifest.dtype, manifest.about)
+        return form, manifest.dtype, manifest.about
     if form == front.GGUF:
         gguf.read(folder)
-        return Stored(form, "float32", {})
+        return form, "float32", {}
     huggingface.read_config(folder)
     table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
     dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
-    return Stored(form, "bfloat16" if dtype == "bfloat16" else "float32", {})
+    return form, "bfloat16" if dtype == "bfloat16" else "float32", {}
 
 
-def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: bool, draft_tokens: Any = None) -> None:
-    """Writes a checkpoint of jaxspec's; arguments as those of `weights.orbax.save`.
-
-    Raises:
-        ValueError: the model has no tokenizer, or one with ids that the model lacks.
-    """
+def write(
+    model: Model, to: Path, dtype: str, description: dict[str, Any], overwrite: bool, draft_tokens: Any = None
+) -> None:
+    """Writes a checkpoint of jaxspec's, as `weights.orbax.save`, with the model's own tokenizer."""
     from jaxspec.core import token_ids
     from jaxspec.nets import family_of
     from jaxspec.weights import orbax, vocabulary
@@ -124,8 +115,7 @@ def write(model: Model, to: Path, dtype: str, about: dict[str, Any], overwrite: 
             f"{model.name}: the tokenizer has ids up to {ids - 1}, the model only up to {config.vocab_size - 1}: take "
             "the tokens that were added out of its files, or choose --format huggingface"
         )
-    about = about | {"converted_from": model.name}
-    described: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "about": about}
-    described["draft_tokens"] = draft_tokens
+    manifest: dict[str, Any] = {"name": to.resolve().name, "family": family_of(config), "draft_tokens": draft_tokens}
+    manifest["about"] = description | {"converted_from": model.name}
     with vocabulary.written(model.tokenizer) as words:
-        orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **described)
+        orbax.save(to, model.params, config, words, dtype=dtype, overwrite=overwrite, **manifest)

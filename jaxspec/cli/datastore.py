@@ -40,10 +40,10 @@ def datastore(
         raise ValueError(complaint)
     files.check_writable(out)
     target = vocabulary.load(tokenizer)
-    found = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
+    documents = [text for path in texts for text in corpus.read_texts(path, field, task or ())]
     with console.progress() as bar:
-        reading, sorting = bar.add_task("texts", total=len(found)), bar.add_task("suffixes", total=2)
-        rows = corpus.token_rows(found, target.tokenizer, lambda count: bar.advance(reading, count))
+        reading, sorting = bar.add_task("texts", total=len(documents)), bar.add_task("suffixes", total=2)
+        rows = corpus.token_rows(documents, target.tokenizer, lambda count: bar.advance(reading, count))
         store = stores.build(
             rows,
             vocab_size=target.size,
@@ -51,12 +51,12 @@ def datastore(
             vocabulary=stores.vocabulary_of(target.tokenizer),
             advance=lambda: bar.advance(sorting),
         )
-    about = {
+    description = {
         "texts": [path.name for path in texts],
         "field": field,
         "tasks": task or [],
         "tokenizer": Path(tokenizer).resolve().name,
     }
-    manifest = stores.save(out, store, about, overwrite=overwrite)
+    manifest = stores.save(out, store, description, overwrite=overwrite)
     size = sum(entry[0] for entry in manifest.files.values())
     print(f"{out}: {manifest.tokens:,} tokens of {manifest.documents:,} texts, {size:,} bytes")

@@ -1,22 +1,140 @@
-"""What the names of drafters on a command line mean."""
+"""Drafters by their names on a command line: NAME=NUMBERS:INNER, and several of these with + between them."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxspec.cli import names
-from jaxspec.cli.drafter_syntax import COUNTED, OWN_LAYERS, Written, parse, parts, refuse_misspelt
 from jaxspec.cli.options import DRAFT, TARGET
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundDrafter, Model
 
+COUNTED = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}  # orders of tables of held-out references
+OF_TARGET = ("head", "early_exit", "skip_layers")  # made of the target, whose head may be trimmed
+
+
+class Kind(NamedTuple):
+    """The form of a kind of drafter, NAME=NUMBERS:INNER.
+
+    Attributes:
+        usage: what messages say.
+        inner: how many names follow the colon.
+        models: how many of them, from the first on, must be models.
+        least, most: how many numbers may follow the =.
+    """
+
+    usage: str
+    inner: int = 0
+    models: int = 0
+    least: int = 0
+    most: int = 0
+
+
+_TRIM = "trim=NUMBER:NAME, the number of tokens to draft; NAME may be early_exit=4 or head:FOLDER"
+_TREE = "tree:NAME or tree=4x2x1:NAME, with how children are drawn tree=4x2x1-mixed:NAME"
+_HORIZONTAL = "horizontal_cascade:NAME:NAME or horizontal_cascade=2:NAME:NAME"
+KINDS = {  # `jaxspec.drafters` has a factory of each name, which `drafter` calls with inner drafters and numbers
+    "prompt_lookup": Kind("prompt_lookup=NUMBER, the fewest tokens to match", most=1),
+    "online_ngram": Kind("online_ngram"),
+    "token_recycling": Kind("token_recycling"),
+    "suffix": Kind("suffix"),
+    "lookahead": Kind("lookahead"),
+    "jacobi": Kind("jacobi"),
+    "retrieval": Kind("retrieval:FOLDER", inner=1),
+    "head": Kind("head:FOLDER", inner=1),
+    "greedy": Kind("greedy:NAME", inner=1),
+    "share": Kind("share:NAME", inner=1, models=1),
+    "trim": Kind(_TRIM, inner=1, models=1, least=1, most=1),
+    "without_backoff": Kind("without_backoff:NAME or without_backoff=NUMBER:NAME", inner=1, models=1, most=1),
+    "tree": Kind(_TREE, inner=1, most=9),
+    "dynamic_tree": Kind("dynamic_tree:NAME or dynamic_tree=32:NAME", inner=1, most=1),
+    "sequences": Kind("sequences:NAME or sequences=4:NAME", inner=1, most=1),
+    "cascade": Kind("cascade:NAME:INNER or cascade=3:NAME:INNER", inner=2, models=1, most=1),
+    "horizontal_cascade": Kind(_HORIZONTAL, inner=2, most=1),
+    "early_exit": Kind("early_exit=4", least=1, most=1),
+    "skip_layers": Kind("skip_layers=5x7:6 (attention:mlp)"),
+}
+
+
+class Written(NamedTuple):
+    """A drafter's name in parts: its kind, numbers after the =, names after the colon (of `skip_layers` the layers on
+    either side of it), and, of a tree, how children are drawn."""
+
+    kind: str
+    numbers: tuple[int, ...] = ()
+    inner: tuple[str, ...] = ()
+    draw: str = ""
+
+
+def parse(name: str) -> Written | None:
+    """Takes a name apart; returns None if it is that of a model, and refuses what is nearly another and no path.
+
+    >>> parse("tree=4x2-mixed:debian-t5-draft")
+    Written(kind='tree', numbers=(4, 2), inner=('debian-t5-draft',), draw='mixed')
+    >>> parse("skip_layers=5x7:6").inner, parse("debian-t5-draft")
+    (('5x7', '6'), None)
+    >>> parse("prompt_lookp=2")
+    Traceback (most recent call last):
+    ValueError: there is no drafter 'prompt_lookp=2': did you mean prompt_lookup=NUMBER, the fewest tokens to match?
+    """
+    front, colon, rest = name.partition(":")
+    kind, _, written = front.partition("=")
+    if kind not in KINDS:
+        if not name:
+            raise ValueError("the drafter is '': expected the name of a model, or of another drafter")
+        usages = {kind: form.usage for kind, form in KINDS.items()} | {counted: counted for counted in COUNTED}
+        near = difflib.get_close_matches(kind, usages, n=1, cutoff=0.75)
+        if near and not Path(name).expanduser().exists():
+            raise ValueError(f"there is no drafter {name!r}: did you mean {usages[near[0]]}?")
+        return None
+    form = KINDS[kind]
+    wrong = ValueError(f"the drafter is {name!r}: expected {form.usage}")
+    if kind == "skip_layers":  # layers are counted from 0, and either side may be empty
+        sides = tuple(f"{written}{colon}{rest}".split(":"))
+        if len(sides) > 2 or not any(sides) or not all(re.fullmatch(r"([0-9]+(x[0-9]+)*)?", side) for side in sides):
+            raise wrong
+        return Written(kind, inner=sides)
+    written, _, draw = written.partition("-") if kind == "tree" else (written, "", "")
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in written.split("x")) if written else ()
+    inner = tuple(rest.split(":", form.inner - 1)) if colon else ()
+    if 0 in numbers or not form.least <= len(numbers) <= form.most or len(inner) != form.inner or "" in inner:
+        raise wrong
+    return Written(kind, numbers, inner, draw)
+
+
+def is_model(name: str) -> bool:
+    """Tells the name of a model from that of a drafter that is made of something.
+
+    >>> is_model("debian-t5-draft"), is_model("tree=4x2:debian-t5-draft"), is_model("prompt_lookup+debian-t5-draft")
+    (True, False, False)
+    """
+    return len(parts(name)) == 1 and re.split("[=:]", name)[0] not in {*KINDS, *COUNTED}
+
+
+def parts(name: str) -> list[str]:
+    """Splits a name at each + into drafters; but no + of a path that exists separates.
+
+    >>> parts("prompt_lookup+greedy:debian-t5-draft")
+    ['prompt_lookup', 'greedy:debian-t5-draft']
+    """
+    joined, pieces = [], name.split("+")
+    while pieces:
+        path = pieces[0].rpartition(":")[2]  # or the beginning of one: the longest that exists counts
+        ends = (n for n in range(len(pieces), 1, -1) if Path("+".join([path, *pieces[1:n]])).expanduser().exists())
+        end = next(ends, 1)
+        joined.append("+".join(pieces[:end]))
+        pieces = pieces[end:]
+    return joined
+
 
 def default(target: str) -> str:
-    """The drafter of a target for which none is named: a model that is made for it, else a look-up, said in a line."""
+    """Names the drafter where none is chosen: the target's model, else a look-up, with a line on standard error."""
     if (name := _sibling(target)) is not None:
         return name
     print(
@@ -28,11 +146,7 @@ def default(target: str) -> str:
 
 
 def default_model(target: str) -> str:
-    """As `default`, where only a model will do.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Names the drafter where none is chosen and only a model will do; refuses a target that has none."""
     if (name := _sibling(target)) is not None:
         return name
     raise ValueError(
@@ -42,7 +156,7 @@ def default_model(target: str) -> str:
 
 
 def _sibling(target: str) -> str | None:
-    """The shipped model that drafts for a target."""
+    """Names the shipped model that drafts for a target."""
     from jaxspec.weights import loading
 
     if target == TARGET:
@@ -52,11 +166,7 @@ def _sibling(target: str) -> str | None:
 
 
 def check(name: str, dtype: str = "float32") -> None:
-    """Refuses the name of a drafter that cannot be, before any model is loaded; the hub is not asked.
-
-    Raises:
-        ValueError: no such drafter, or one of its models or folders is not there.
-    """
+    """Refuses a name, or a model or folder in it, that is not there, before any is loaded; the hub is not asked."""
     from jaxspec.draft_heads import load
     from jaxspec.drafters.lookups import datastore
     from jaxspec.weights import loading
@@ -65,14 +175,13 @@ def check(name: str, dtype: str = "float32") -> None:
         if part in (*COUNTED, "retrieval"):
             continue
         if (written := parse(part)) is None:
-            refuse_misspelt(part)
             names.check_model(part, dtype)
         elif written.kind == "retrieval":
             datastore.read_manifest(Path(written.inner[0]))
         elif written.kind == "head":
             if not loading.is_hub_id(written.inner[0]):
                 load.find(written.inner[0])
-        else:
+        elif written.kind != "skip_layers":
             for inner in written.inner:
                 check(inner, dtype)
 
@@ -83,17 +192,14 @@ def drafter(
     target: Model | None = None,
     references: Callable[[], Sequence[str]] | None = None,
 ) -> Model | BoundDrafter:
-    """A drafter by its name, as `drafter_syntax` has them; several with + between: the first that has a draft.
+    """Makes a drafter by its name, which `KINDS` has; of several with + between them, the first that has a draft.
 
     Args:
         name: a model's, or one of a drafter. A + in a path that exists belongs to the path.
-        load: of the models among them.
-        target: the model to draft for; if given, a datastore must have been built with its vocabulary.
+        load: a function that loads the models among them.
+        target: the model to draft for; if there is one, a datastore must have been built with its vocabulary.
         references: texts that n-grams are counted on, and a datastore without a folder is built of; None: both
             are refused.
-
-    Raises:
-        ValueError: no such drafter, a datastore that was built with another vocabulary, or no texts to count.
     """
     from jaxspec import drafters
     from jaxspec.core import Model
@@ -109,13 +215,12 @@ def drafter(
         return _counted(name, target, references)
     written = parse(name)
     if written is None:
-        refuse_misspelt(name)
         return model(name)
-    kind, numbers, inner, draw, _ = written
-    if kind in ("head", *OWN_LAYERS):
+    kind, numbers, inner, draw = written
+    if kind in OF_TARGET:
         return _of_target(name, written, target)
-    if kind == "trim" and (own := parse(inner[0])) is not None and own.kind in ("head", *OWN_LAYERS):
-        return _of_target(name, own, target, head_size=numbers[0])
+    if kind == "trim" and (trimmed := parse(inner[0])) is not None and trimmed.kind in OF_TARGET:
+        return _of_target(name, trimmed, target, head_size=numbers[0])
     if kind == "retrieval":
         return drafters.retrieval(inner[0], target)
     if kind == "prompt_lookup":
@@ -123,46 +228,43 @@ def drafter(
     if kind == "cascade":
         middle = model(inner[0])  # for which the inner one drafts
         return drafters.cascade(middle, drafter(inner[1], load, middle, references), gamma=(*numbers, 3)[0])
-    made = [drafter(part, load, target, references) for part in inner]
-    if kind == "tree":
-        options: dict[str, Any] = {"draw": draw} if draw else {}
-        return drafters.tree(made[0], numbers or None, **options)
-    if kind not in ("trim", "share", "without_backoff"):
-        return getattr(drafters, kind)(*made, *numbers)
-    (small,) = made
-    if not isinstance(small, Model):
+    made_of: list[Any] = [drafter(part, load, target, references) for part in inner]
+    if not all(isinstance(part, Model) for part in made_of[: KINDS[kind].models]):
         raise ValueError(f"the drafter is {name!r}: expected a model after the colon")
+    if kind == "tree":
+        how: dict[str, Any] = {"draw": draw} if draw else {}
+        return drafters.tree(made_of[0], numbers or None, **how)
+    if kind == "share":
+        return made_of[0] if target is None else cross_tokenizer.share_vocabulary(made_of[0], target)
     if kind == "trim":
         try:
-            return trim.trim_vocabulary(small, size=numbers[0])
+            return trim.trim_vocabulary(made_of[0], size=numbers[0])
         except ValueError as error:
             raise ValueError(f"the drafter is {name!r}: {error}") from None
-    if kind == "share":
-        return small if target is None else cross_tokenizer.share_vocabulary(small, target)
-    return drafters.without_backoff(small, *numbers)
+    return getattr(drafters, kind)(*made_of, *numbers)
 
 
 def _of_target(name: str, written: Written, target: Model | None, head_size: int | None = None) -> BoundDrafter:
-    """A drafter that reads the target's hidden states, or is made of its layers, with a head of `head_size` tokens."""
+    """Makes a drafter that reads the target's hidden states, or has its layers, with a head of `head_size` tokens."""
     from jaxspec import drafters
     from jaxspec.draft_heads.load import load_drafter
     from jaxspec.vocab import trim
 
-    if written.kind == "head":
-        if target is None:
-            raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
-        head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
-        return load_drafter(written.inner[0], target=target, head=head)
+    if target is None and written.kind == "head":
+        raise ValueError(f"the drafter is {name!r}: it reads a target's hidden states, and there is no target here")
     if target is None:
         raise ValueError(f"the drafter is {name!r}, which is made of the target's layers: expected a target")
     head = None if head_size is None else trim.trim_vocabulary(target, size=head_size)
+    if written.kind == "head":
+        return load_drafter(written.inner[0], target=target, head=head)
     if written.kind == "early_exit":
-        return drafters.early_exit(target, written.layers[0][0], head=head)
-    return drafters.skip_layers(target, *written.layers, head=head)
+        return drafters.early_exit(target, written.numbers[0], head=head)
+    layers = [tuple(map(int, side.split("x"))) if side else () for side in written.inner]
+    return drafters.skip_layers(target, *layers, head=head)
 
 
 def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] | None) -> BoundDrafter | Model:
-    """N-gram tables, or a datastore, of texts."""
+    """Makes n-gram tables, or a datastore, of texts."""
     from jaxspec import drafters
     from jaxspec.drafters.lookups import datastore
     from jaxspec.files import corpus
@@ -181,6 +283,8 @@ def _counted(name: str, target: Model, references: Callable[[], Sequence[str]] |
         raise ValueError(f"no held-out texts are left to make a {name} of: take fewer prompts")
     if name in COUNTED:
         return drafters.ngram(texts, target, order=COUNTED[name])._replace(name=name)
-    about = {"vocab_size": target.lm.vocab_size, "start_token": target.lm.start_token}
-    rows, words = corpus.token_rows(texts, target.tokenizer), datastore.vocabulary_of(target.tokenizer)
-    return drafters.retrieval(datastore.build(rows, vocabulary=words, **about), target)
+    vocabulary = datastore.vocabulary_of(target.tokenizer)
+    sizes = {"vocab_size": target.lm.vocab_size, "start_token": target.lm.start_token}
+    return drafters.retrieval(
+        datastore.build(corpus.token_rows(texts, target.tokenizer), vocabulary=vocabulary, **sizes), target
+    )

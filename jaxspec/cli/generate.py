@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import beams as searching
+from jaxspec import sharding
+from jaxspec import trace as tracing
 from jaxspec.cli import compare as comparing
 from jaxspec.cli import console, drafter_names, names, options, show
-from jaxspec.cli import prompts as given_prompts
-from jaxspec.cli import session as sessions
-from jaxspec.cli.beams import Search
-from jaxspec.cli.counts import Decoded, row_report, totals, totals_report, whole_report
-from jaxspec.cli.decoding import decode_all
-from jaxspec.cli.options import JsonLines, flag, group_of, number, sampling_options, text
-from jaxspec.cli.session import Session, Settings
+from jaxspec.cli import prompts as prompting
+from jaxspec.cli.options import TARGET, flag, group_of, number, sampling_options, seed_number, text
+from jaxspec.core import Model
+from jaxspec.decode import beam_search
+from jaxspec.decode.batches import Batch, in_batches
+from jaxspec.decode.generate import complete, pieces
+from jaxspec.decode.request import Prepared, prepare
+from jaxspec.trace import Prefix, Round
+
+COST_REPEATS = 9  # timings of each pass, for a policy: they are waited for
+DRAFTS = (
+    "What drafts: a model, prompt_lookup, online_ngram, retrieval:DIR, trim=4096:MODEL, greedy:MODEL, tree:MODEL, .."
+)
+STOPS = {"no": False, "yes": True, "never": "never"}
+
+
+class Settings(NamedTuple):
+    """The options of `generate`, but for those of sampling."""
+
+    target: Annotated[str, text("MODEL", "A shipped model, a folder, or a hub id.")] = TARGET
+    draft: Annotated[str | None, text("NAME", DRAFTS, "--draft", "-d")] = None
+    gamma: Annotated[int, text("N", "Draft tokens a round; with a --policy, at most.", "--gamma", "-g")] = 3
+    policy: Annotated[str, text("NAME", "How many to draft: adaptive, confidence=0.4, heuristic, entropy.")] = ""
+    rule: Annotated[str, text("NAME", "Which are accepted: rejection, block, lenient=0.3, ...")] = ""
+    max_new_tokens: Annotated[int, text("N", "Most new tokens of each prompt.", "--max-new-tokens", "-n")] = 96
+    batch: Annotated[int, number("Prompts decoded at a time.")] = 1
+    stop: Annotated[list[str] | None, text("TEXT", "Ends the text; may be repeated.")] = None
+    ban: Annotated[list[int] | None, text("ID", "A token id to never generate; repeatable.")] = None
+    seed: Annotated[int, seed_number("Of sampling; the same seed gives the same text.")] = 0
+    dtype: Annotated[str, text("DTYPE", "float32, bfloat16, or int8 matrices in float32.")] = "float32"
+    draft_dtype: Annotated[str, text("DTYPE", "The drafter's, if it is another.")] = ""
+    mesh: Annotated[str | None, text("MESH", "Devices to split models and batches over: data=2,model=4.")] = None
+
+
+class Search(NamedTuple):
+    """Options of a search, as those of the command line: see `jaxspec.beam_search`."""
+
+    beams: Annotated[int | None, number("Search for the N best texts.")] = None
+    length_penalty: Annotated[float, text("P", "Of --beams: score / length ** P.")] = 1.0
+    early_stopping: Annotated[str, text("WHEN", "Of --beams: no, yes or never.")] = "no"
 
 
 @group_of("settings", Settings)
@@ -33,9 +72,10 @@ def generate(
     trace: Annotated[bool, flag("Show each round and its draft tokens.", "--trace")] = False,
     compare: Annotated[bool, flag("Decode plainly, too; compare texts and speeds.", "--compare")] = False,
     check: Annotated[bool, flag("First measure how often a draft head is right.", "--check")] = False,
-    as_json: JsonLines = False,
+    as_json: Annotated[bool, flag("Print JSON; of a file, a line a prompt.", "--json")] = False,
     *,
     sampling: dict[str, Any],
+    context: typer.Context,
 ) -> None:
     """Generate text with speculative decoding, and show what it took.
 
@@ -58,60 +98,218 @@ def generate(
     if compare and settings.stop:
         raise ValueError("--compare times texts to their end tokens, and a --stop would not end them: leave one out")
     if search.beams:
-        searching.check(search, settings, sampling, {"--trace": trace, "--compare": compare})
+        _check_search(search, settings, sampling, {"--trace": trace, "--compare": compare})
     else:
-        options.refuse([name for name in options.given.get() if name in Search._fields], "generate without --beams")
-    texts, lines = given_prompts.given(prompt, prompts), as_json and (prompts is not None or prompt == "-")
-    sessions.check(settings, sampling)
+        options.refuse(options.typed(context, Search._fields), "generate without --beams")
+    texts, as_lines = prompting.from_arguments(prompt, prompts), as_json and (prompts is not None or prompt == "-")
+    if settings.draft is not None:
+        drafter_names.check(settings.draft, settings.draft_dtype or settings.dtype)
+    generation = _options(settings, sampling)
+    names.check_options(settings.draft is not None, **generation)
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     with err.status("loading the models"):
-        session = sessions.open_session(settings, sampling, texts, count, chat)
+        texts, prepared = _load(settings, generation, texts, count, chat)
     if check:
-        _check(session, err)
+        _check_head(prepared, settings, err)
     if search.beams:
-        searching.run(session, search, as_json, lines, show.headline(session), out)
-        return
+        return _search(texts, prepared, settings, search, as_json, as_lines, out)
     with err.status("measuring what passes cost"):
-        session = sessions.with_costs(session)
+        prepared = _with_costs(prepared, settings)
+    streamed = settings.batch == 1 and not as_json
     with err.status("compiling (stored for the next call)"):
-        sessions.warm_up(session, by_rounds=settings.batch == 1 and not as_json)
+        _warm_up(prepared, settings, streamed)
+    decoded, reports = decode_all(prepared, settings, streamed), []
     if as_json:
-        decoded, rows = _decode(session, trace, lines)
+        records = []
+        for prompt, (record,) in zip(texts, decoded, strict=True):
+            records.append(record)
+            reports.append(show.row_report(prompt, record, trace))
+            if as_lines:
+                console.print_json(reports[-1])
     else:
-        out.print(show.headline(session))
-        decoded = show.show(session, out, trace)
-        drafter = settings.draft if session.prepared.drafter is not None else None
-        out.print(Text(totals(decoded, session.prepared.target.name, drafter)))
-    found = None
+        out.print(show.headline(prepared, settings))
+        if trace:
+            records = show.show_trace(texts, decoded, prepared.target, out)
+        else:
+            records = show.show_text(texts, decoded, prepared.target, out, streamed)
+        drafter = settings.draft if prepared.drafter is not None else None
+        out.print(Text(show.totals_sentence(show.total(records), prepared.target.name, drafter)))
+    results = None
     if compare:
         with err.status("comparing with plain decoding"):
-            found = comparing.compare(session)
+            results = comparing.compare(prepared, settings)
     if as_json:
-        whole = totals_report(session, sampling, decoded, found)
-        console.print_json(whole if lines else whole_report(rows, whole))
-    elif found is not None:
-        comparing.show(*found, session, out)
+        described = settings._asdict() | {"temperature": 0.0} | sampling
+        totals = show.totals_report(prepared, described, records, results)
+        console.print_json(totals if as_lines else show.whole_report(reports, totals))
+    elif results is not None:
+        comparing.show(*results, prepared, out)
 
 
-def _decode(session: Session, trace: bool, lines: bool) -> tuple[list[Decoded], list[dict[str, Any]]]:
-    """Decodes all prompts; their reports are printed as batches end, if each is to be a line."""
-    decoded, rows = [], []
-    for prompt, row in zip(session.texts, decode_all(session), strict=True):
-        decoded.append(row)
-        rows.append(row_report(prompt, row, trace))
-        if lines:
-            console.print_json(rows[-1])
-    return decoded, rows
+def _check_search(search: Search, settings: Settings, sampling: dict[str, Any], shown: dict[str, Any]) -> None:
+    """Refuses options that a search does not have."""
+    refused = shown | {"--policy": settings.policy, "--rule": settings.rule, "--stop": settings.stop}
+    refused |= {"--ban": settings.ban} | {options.spelling(name): True for name in sampling}
+    if any(refused.values()):
+        named = ", ".join(name for name, value in refused.items() if value)
+        raise ValueError(f"--beams does not sample, and shows no rounds: drop {named}")
+    if search.early_stopping not in STOPS:
+        raise ValueError(f"--early-stopping is {search.early_stopping!r}: expected one of {', '.join(STOPS)}")
 
 
-def _check(session: Session, err: Console) -> None:
-    """Measures a head's acceptance rate, and says what it is."""
-    from jaxspec.core import Model
+def _options(settings: Settings, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Returns options of `jaxspec.generate`, but for the drafter, and for token ids."""
+    return {
+        "gamma": settings.gamma,
+        "rule": names.rule(settings.rule) if settings.rule else None,
+        "policy": names.policy(settings.policy) if settings.policy else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "key": jax.random.key(settings.seed),
+        **sampling,
+    }
+
+
+def _load(
+    settings: Settings, generation: dict[str, Any], texts: list[str], count: int, chat: bool
+) -> tuple[list[str], Prepared]:
+    """Loads the models; returns the prompts, held-out ones if there are none, and their generation."""
+    mesh = None if settings.mesh is None else sharding.mesh(settings.mesh)
+    target = names.model(settings.target, settings.dtype, mesh)
+    texts = texts or prompting.heldout_for(target, count)
+    drafter = None
+    if settings.draft is not None:
+        load = functools.partial(names.model, dtype=settings.draft_dtype or settings.dtype, mesh=mesh)
+        drafter = drafter_names.drafter(settings.draft, load, target)
+    if settings.ban:
+        generation = generation | {"banned": tuple(settings.ban)}
+    return texts, prepare(target, prompting.as_chat(target, texts) if chat else texts, drafter=drafter, **generation)
+
+
+def _check_head(prepared: Prepared, settings: Settings, err: Console) -> None:
+    """Measures a head's acceptance rate, and prints it."""
     from jaxspec.draft_heads import load
 
-    made, name = session.prepared.options["drafter"], session.settings.draft
-    if made is None or isinstance(made, Model) or made.target is None:
+    drafter, name = prepared.options["drafter"], settings.draft
+    if drafter is None or isinstance(drafter, Model) or drafter.target is None:
         raise ValueError(f"--check is of drafters that read hidden states, as head:DIR: --draft is {name}")
     with err.status("checking the head"):
-        rate = load.check_acceptance(made, name=str(name))
+        rate = load.check_acceptance(drafter, name=str(name))
     err.print(Text(f"{name}: {rate:.0%} of first draft tokens accepted at temperature 0", "dim"))
+
+
+def _with_costs(prepared: Prepared, settings: Settings) -> Prepared:
+    """Gives the policy `adaptive` the measured costs of passes over a batch of prompts; others need none."""
+    from jaxspec.analysis import cost
+
+    if settings.policy.partition("=")[0] != "adaptive" or prepared.drafter is None:
+        return prepared
+    costs = cost.policy_costs(next(in_batches(prepared, settings.batch)).prepared, repeats=COST_REPEATS)
+    return prepared.replace(policy=names.policy(settings.policy, **costs._asdict()))
+
+
+def _warm_up(prepared: Prepared, settings: Settings, streamed: bool) -> None:
+    """Compiles what decoding will run, by two rounds of the first batch: speeds are those of compiled programs."""
+    first = next(in_batches(prepared, settings.batch)).prepared
+    limit = jnp.minimum(first.request.max_new_tokens, 2 + first.decoder.gamma)
+    first = first._replace(request=first.request._replace(max_new_tokens=limit))
+    if streamed:
+        list(pieces(first, settings.stop or ()))
+    else:
+        complete(first, settings.stop or ())
+
+
+def decode_all(prepared: Prepared, settings: Settings, streamed: bool) -> Iterator[Iterable[dict[str, Any]]]:
+    """Decodes a batch of prompts at a time.
+
+    Args:
+        prepared: all prompts; batches have one shape, and so share a program.
+        settings: the size of a batch, and what ends a text.
+        streamed: whether to decode round by round; batches are then of one prompt.
+
+    Yields:
+        For each prompt its record: `Generation.records`' entry, with "seconds" and "trace", the rounds. Of a streamed
+        one there is a record after each round, of others the last one alone.
+    """
+    for part in in_batches(prepared, settings.batch):
+        if streamed:
+            yield _stream(part.prepared, settings.stop or ())
+        else:
+            yield from ((record,) for record in _complete(part, settings.stop or ()))
+
+
+def _complete(part: Batch, stop: Sequence[str]) -> list[dict[str, Any]]:
+    """Decodes a batch at once, and divides its seconds among its tokens."""
+    start = time.perf_counter()
+    generation = complete(part.prepared, stop)
+    seconds = time.perf_counter() - start
+    records = generation.records()[: part.real]
+    share = seconds / max(1, sum(len(record["tokens"]) for record in records))
+    for row, record in enumerate(records):
+        record["seconds"] = share * len(record["tokens"])
+        record["trace"] = tracing.of_row(record["tokens"], generation.trace, row)
+    return records
+
+
+def _stream(prepared: Prepared, stop: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Decodes one prompt round by round, yielding the record so far; the reader's time is not counted."""
+    running = pieces(prepared, stop)
+    record: dict[str, Any] = {"text": "", "tokens": [], "seconds": 0.0, "trace": []}
+    while True:
+        start = time.perf_counter()
+        piece = next(running, None)
+        record["seconds"] += time.perf_counter() - start
+        if piece is None:
+            return
+        before = Prefix(record["tokens"], len(record["tokens"]))
+        step = Round(before, piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        record["trace"].append(step)
+        record["tokens"] += piece.tokens
+        record["text"] += piece.text
+        record |= {name: int(count[0]) for name, count in piece.stats._asdict().items()}
+        yield record
+
+
+def _search(
+    texts: list[str],
+    prepared: Prepared,
+    settings: Settings,
+    search: Search,
+    as_json: bool,
+    as_lines: bool,
+    out: Console,
+) -> None:
+    """Searches a batch of prompts at a time, and prints hypotheses and counts; as JSON, or as a line a prompt."""
+    drafter = prepared.options["drafter"]
+    if drafter is not None and not isinstance(drafter, Model):
+        raise ValueError(f"--beams takes a model that drafts, not {settings.draft}: or --draft none")
+    stopping: Any = STOPS[search.early_stopping]
+    assert search.beams is not None
+    shared = {"beams": search.beams, "length_penalty": search.length_penalty, "early_stopping": stopping}
+    shared |= {name: prepared.options[name] for name in ("drafter", "gamma", "max_new_tokens", "eos_ids")}
+    parts = list(in_batches(prepared, settings.batch))
+    beam_search(prepared.target, parts[0].prepared.prompt, **shared)  # compiles
+    if not as_json:
+        out.print(show.headline(prepared, settings), "", sep="\n")
+    hypotheses: list[list[dict[str, Any]]] = []
+    steps, passes, seconds = 0, 0, 0.0
+    for part in parts:
+        start = time.perf_counter()
+        result = beam_search(prepared.target, part.prepared.prompt, **shared)
+        seconds += time.perf_counter() - start
+        steps += int((result.steps[: part.real] - 1).sum())
+        passes += int(result.passes[: part.real].sum())
+        for row in range(part.real):
+            number = len(hypotheses)
+            hypotheses.append([record | {"row": number} for record in result.records() if record["row"] == row])
+            if as_lines:
+                console.print_json({"prompt": texts[number], "hypotheses": hypotheses[-1]})
+            elif not as_json:
+                out.print(show.hypotheses(texts[number], hypotheses[-1]), "")
+    totals = {"seconds": seconds, "settings": settings._asdict() | search._asdict()}
+    if as_lines:
+        console.print_json(totals)
+    elif as_json:
+        console.print_json({"prompts": texts, "hypotheses": [record for row in hypotheses for record in row]} | totals)
+    else:
+        per_pass = steps / max(passes, 1)
+        out.print(f"{steps} steps after prefill's in {passes} passes ({per_pass:.2f} each), {seconds:.2f} s")

@@ -1,19 +1,24 @@
-"""The `jaxspec` command: which commands there are, and what they share (errors, --version)."""
+"""The `jaxspec` command: its commands, and what they share (errors, --version, signals, stored programs)."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import io
+import logging
 import os
 import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
-
-from jaxspec.cli import options, startup
 
 COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec --help` needs neither them nor jax
     "generate": "Generate text with speculative decoding, and show what it took.",
@@ -26,7 +31,8 @@ COMMANDS = {  # each in a file of its name, imported when it is called: `jaxspec
     "train": "Train a model, or a head on a model, by a recipe.",
     "datastore": "Build a datastore of texts such as the target writes, to draft from.",
 }
-INTERRUPTED, REFUSED = 130, 2  # exit codes: Ctrl-C, as shells have it; unusable input
+ELSEWHERE = {"measure": "bench"}  # commands that lie in another's file
+INTERRUPTED, TERMINATED, REFUSED = 130, 143, 2  # exit codes: Ctrl-C and kill, as shells have them; unusable input
 
 
 class Command(TyperCommand):
@@ -35,8 +41,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: typer.Context) -> Any:
         """Runs the command. Not reached by --help, which therefore needs no jax."""
         try:
-            startup.prepare(os.environ)
-            options.given.set([p.name for p in ctx.command.params if p.name and _typed(ctx, p.name)])
+            prepare(os.environ)
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -53,7 +58,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """All commands. What lists them sees their names and first lines; a file is imported when its command is called."""
+    """The commands. What lists them sees their names and first lines; a file is imported when its command is called."""
 
     def __init__(self, **options: Any):
         stubs = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
@@ -61,7 +66,9 @@ class Commands(TyperGroup):
         self.commands = stubs
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        startup.show_anything()
+        for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is an escape: \u03b3 for γ in ASCII
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         return super().main(*arguments, **options)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -71,12 +78,13 @@ class Commands(TyperGroup):
 
 @functools.lru_cache
 def command(name: str) -> TyperCommand:
-    """A command, with its options, from the file of its name."""
+    """Returns a command, with its options, from the file of its name."""
     home = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    home.command(name, cls=Command)(getattr(importlib.import_module(f"jaxspec.cli.{name}"), name))
-    found = typer.main.get_command(home)
-    assert isinstance(found, TyperCommand)
-    return found
+    module = importlib.import_module(f"jaxspec.cli.{ELSEWHERE.get(name, name)}")
+    home.command(name, cls=Command)(getattr(module, name))
+    typer_command = typer.main.get_command(home)
+    assert isinstance(typer_command, TyperCommand)
+    return typer_command
 
 
 app = typer.Typer(
@@ -90,8 +98,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         import jaxspec
 
         print(f"jaxspec {jaxspec.__version__}")
@@ -111,21 +119,50 @@ def common(
     """Options of all commands; their values are read from the context."""
 
 
-def _typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
 def _debugging(ctx: typer.Context) -> bool:
     return bool(ctx.find_root().params.get("debug")) or os.environ.get("JAXSPEC_DEBUG", "") not in ("", "0")
 
 
 def _message(error: Exception, command: Any) -> str:
-    """An error in words, which names the command's options; the operating system's own as `file: what is wrong`."""
+    """Writes an error with the command's options for the library's arguments; the system's as `file: what is wrong`."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    flags = {p.name: next((one for one in p.opts if one.startswith("--")), p.name) for p in command.params}
+    flags = {p.name: next((flag for flag in p.opts if flag.startswith("--")), p.name) for p in command.params}
     flags |= {"banned": "--ban"} if "ban" in flags else {}
     text = (str(error) or type(error).__name__).replace("pass overwrite=True", "pass --overwrite")
     text = re.sub(r", or None( to .*)?$", "", text)  # an option is left out instead
-    return re.sub(r"^\w+(?= (?:is|are|has) )", lambda found: flags.get(found[0], found[0]), text)
+    argument, _, rest = text.partition(" ")
+    return f"{flags[argument]} {rest}" if argument in flags and rest.startswith(("is ", "are ", "has ")) else text
+
+
+def prepare(environment: Mapping[str, str]) -> None:
+    """Sets up signals, libraries that would print, and the cache of compiled programs; --help needs none of it."""
+    if threading.current_thread() is threading.main_thread():
+        # so that what is half written is cleared away
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    # transformers, imported for its tokenizers only, would otherwise recommend PyTorch on every call.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import jax
+    from absl import logging as absl
+
+    absl.set_verbosity(absl.FATAL)  # of checkpoints that are written and read: what fails is raised, too
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # whose loop Ctrl-C leaves unfinished
+    keep_programs(jax.config, environment)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Returns where compiled programs are stored, unless JAX_COMPILATION_CACHE_DIR names a place.
+
+    >>> cache_folder({"XDG_CACHE_HOME": "/tmp/cache"}).as_posix()
+    '/tmp/cache/jaxspec/programs'
+    """
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "jaxspec" / "programs"
+
+
+def keep_programs(config: Any, environment: Mapping[str, str]) -> None:
+    """Turns on the persistent compilation cache, unless its place has been chosen already."""
+    if "JAX_COMPILATION_CACHE_DIR" not in environment and not config.jax_compilation_cache_dir:
+        config.update("jax_compilation_cache_dir", str(cache_folder(environment)))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -1,17 +1,14 @@
-"""`jaxspec models`: what is shipped, and what each size of the networks takes."""
+"""`jaxspec models`: the shipped checkpoints, and what each size of the networks takes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+from rich import filesize
 from rich.console import Console
 
 from jaxspec.cli import console
 from jaxspec.cli.options import Json
-
-if TYPE_CHECKING:
-    from jaxspec.analysis.memory import NetSize
 
 
 def models(as_json: Json = False) -> None:
@@ -33,61 +30,40 @@ def models(as_json: Json = False) -> None:
             family.title: [memory.of_config(name, config) for name, config in family.sizes.items()]
             for family in FAMILIES
         }
-        here = shipped()
-        read = {name: sum(file.stat().st_size for file in at.iterdir()) for name, at in draft_heads.shipped().items()}
+        checkpoints = shipped()
+        heads = draft_heads.shipped().items()
+        sizes_of_heads = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in heads}
     if as_json:
-        return console.print_json({"shipped": [one.to_dict() for one in here], "heads": read, "families": families})
+        return console.print_json({"shipped": checkpoints, "heads": sizes_of_heads, "families": families})
     out, cache = Console(highlight=False), "cache per token,\n"
     table = console.table(
         ("parameters", "stored as", "on disk", cache + "float32"), first="name", title="Shipped checkpoints"
     )
-    for one in here:
-        cells = console.count(one.size.parameters), one.stored_as, console.size(one.bytes)
-        table.add_row(one.size.name, *cells, console.size(one.size.cache_bytes_per_token["float32"]))
-    out.print(table if here else "no checkpoints come with this installation")
-    if read:
-        named = ", ".join(f"{name} ({console.size(size)})" for name, size in read.items())
+    for checkpoint in checkpoints:
+        cells = console.count(checkpoint["parameters"]), checkpoint["stored_as"], filesize.decimal(checkpoint["bytes"])
+        table.add_row(checkpoint["name"], *cells, filesize.decimal(checkpoint["cache_bytes_per_token"]["float32"]))
+    out.print(table if checkpoints else "no checkpoints come with this installation")
+    if sizes_of_heads:
+        named = ", ".join(f"{name} ({filesize.decimal(size)})" for name, size in sizes_of_heads.items())
         out.print(f"\nDrafters that read the hidden states of one of these (--draft head:NAME): {named}")
     for title, sizes in families.items():
         heads = ("parameters", "float32", "bfloat16", "int8", cache + "float32")
         table = console.table(heads, first="name", title=title)
         for size in sizes:
-            cells = map(console.size, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
+            cells = map(filesize.decimal, (*size.memory_bytes.values(), size.cache_bytes_per_token["float32"]))
             table.add_row(size.name, console.count(size.parameters), *cells)
         out.print("", table, sep="\n")
 
 
-class Shipped(NamedTuple):
-    """A checkpoint that comes with jaxspec.
-
-    Attributes:
-        size: of its network.
-        stored_as: the dtype of its matrices.
-        bytes: of its files.
-        about: what its manifest says.
-        folder: where it is.
-    """
-
-    size: NetSize
-    stored_as: str
-    bytes: int
-    about: dict[str, Any]
-    folder: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `jaxspec models --json` has of it: in one object."""
-        found = self._asdict()
-        return found.pop("size")._asdict() | found
-
-
-def shipped() -> list[Shipped]:
-    """The shipped checkpoints, from their manifests; no weights are read."""
+def shipped() -> list[dict[str, Any]]:
+    """Describes the shipped checkpoints by their manifests; no weights are read."""
     from jaxspec.analysis import memory
     from jaxspec.weights import loading, orbax
 
-    found = []
+    checkpoints = []
     for name, folder in loading.shipped().items():
         manifest = orbax.read_manifest(folder)
-        size, stored = memory.of_config(name, manifest.model), sum(entry[0] for entry in manifest.files.values())
-        found.append(Shipped(size, manifest.dtype, stored, manifest.about, folder))
-    return found
+        size = memory.of_config(name, manifest.model)
+        files = {"stored_as": manifest.dtype, "bytes": sum(entry[0] for entry in manifest.files.values())}
+        checkpoints.append(size._asdict() | files | {"about": manifest.about, "folder": folder})
+    return checkpoints

@@ -1,13 +1,11 @@
-"""What the names on a command line mean: models, policies, acceptance rules; pairs on prompts."""
+"""Models, policies and acceptance rules by their names on a command line; options checked before models are loaded."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxspec.core import BoundPolicy, Model, Rule
-    from jaxspec.decode.request import Prepared
 
 RANDOM = "random:"  # before a published shape
 POLICIES = {  # with the parameter that NAME=NUMBER sets
@@ -35,11 +33,7 @@ def model(name: str, dtype: str = "float32", mesh: Any = None, *, seed: int = 0)
 
 
 def check_model(name: str, dtype: str = "float32") -> None:
-    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the hub is not asked.
-
-    Raises:
-        ValueError: there is no such model, shape or dtype.
-    """
+    """Refuses the name of a model that is not there, or its dtype, before anything is loaded; the hub is not asked."""
     from jaxspec.analysis import random_model
     from jaxspec.weights import loading
 
@@ -55,7 +49,7 @@ def check_options(drafter: bool, **options: Any) -> None:
 
     Args:
         drafter: whether there will be one.
-        **options: but for the drafter, and for token ids.
+        **options: all but the drafter, and token ids.
 
     >>> check_options(True, gamma=-1)
     Traceback (most recent call last):
@@ -71,7 +65,7 @@ def check_options(drafter: bool, **options: Any) -> None:
 
 
 def policy(text: str, **costs: Any) -> BoundPolicy:
-    """A policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
+    """Makes a policy by its name, or by its name and its first number: "adaptive", "confidence=0.5".
 
     Args:
         text: name, or name=number.
@@ -98,7 +92,7 @@ def policy(text: str, **costs: Any) -> BoundPolicy:
 
 
 def rule(text: str) -> Rule:
-    """An acceptance rule by its name, or by its name and first number: "block", "lenient=0.3"; of a lenience 1 none.
+    """Makes an acceptance rule by its name, or by its name and first number: "block", "lenient=0.3".
 
     >>> rule("lenient=0.3").name, rule("lenient=1").name
     ('lenient(0.3)', 'rejection')
@@ -117,41 +111,3 @@ def rule(text: str) -> Rule:
         return getattr(rules, name)(*value) if value else catalogue.RULES[name].rule
     except ValueError as error:
         raise ValueError(f"--rule is {text!r}: {error}") from None
-
-
-def prepared_pair(
-    target: str,
-    draft: str,
-    dtype: str,
-    prompts: Path | None,
-    count: int,
-    seed: int = 0,
-    of_models: bool = True,
-    **more: Any,
-) -> Prepared:
-    """A pair on the first prompts of a file, or on held-out ones.
-
-    Args:
-        target, draft, dtype: of the models; what is made of texts is made of held-out ones after the first `count`.
-        prompts, count: a file or None, and how many of its prompts.
-        of_models: whether the drafter must be a model.
-        seed, **more: as `jaxspec.generate` takes them.
-    """
-    import functools
-
-    import jax
-
-    from jaxspec.cli import drafter_names, drafter_syntax
-    from jaxspec.cli.prompts import from_file, heldout_for, references
-    from jaxspec.decode.request import prepare
-
-    if of_models and (draft == "none" or not drafter_syntax.is_model(draft)):
-        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
-    texts = None if prompts is None else from_file(prompts, count)
-    check_options(True, key=jax.random.key(seed), **more)
-    check_model(target, dtype)
-    drafter_names.check(draft, dtype)
-    big = model(target, dtype)
-    left = functools.partial(references, big, count)
-    small = drafter_names.drafter(draft, lambda name: model(name, dtype), big, left)
-    return prepare(big, texts or heldout_for(big, count), drafter=small, key=jax.random.key(seed), **more)

@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, lists, names, options, tree_plan
-from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Repeats, Seed, Temperature
+from jaxspec.cli import console, drafter_names, options
+from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, number, text
+from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
     from jaxspec.analysis.plan import Plan
+    from jaxspec.decode.request import Prepared
 
-IGNORED = {  # options that would be, by what is asked for
-    "a plan for --alpha and --c": (
-        *("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype"),
-        *("nodes", "row_tokens"),
-    ),
-    "a plan for a --device": ("temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "nodes"),
-    "--tree": ("gamma", "c_hat", "row_tokens"),
-    "a plan for a pair": ("nodes", "c_hat", "row_tokens"),
+_COSTS = ("alpha", "c", "c_hat", "gamma", "as_json")
+_PAIR = ("target", "draft", "temperature", "prompts", "count", "max_new_tokens", "repeats", "seed", "dtype", "as_json")
+READ = {  # options, by the kind of plan
+    "a plan for --alpha and --c": (*_COSTS, "v"),
+    "a plan for a --device": (*_COSTS, "device", "target", "draft", "batch", "dtype", "row_tokens"),
+    "--tree": (*_PAIR, "tree", "nodes", "timed", "batch"),
+    "a plan for a pair": (*_PAIR, "gamma", "batch"),
 }
 
 
-def plan(
-    target: Annotated[str, options.text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET,
-    draft: Annotated[str, options.text("MODEL", "The drafter, likewise.", "--draft", "-d")] = "",
-    gamma: Annotated[int, options.number("The largest γ to consider.", "--gamma", "-g")] = 16,
-    temperature: Temperature = 0.0,
-    batch: Batches = "1",
-    prompts: Prompts = None,
-    count: options.Count = 32,
-    max_new_tokens: NewTokens = 64,
-    repeats: Repeats = 25,
-    seed: Seed = 0,
-    dtype: Annotated[str, options.text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")] = "",
-    tree: Annotated[bool, typer.Option("--tree", help="The token tree that a pair should draft here.")] = False,
-    nodes: Annotated[int, options.number("With --tree: most draft tokens.")] = 32,
-    timed: Annotated[bool, options.flag("With --tree: time it, and the best chain.", "--timed")] = False,
-    alpha: Annotated[float | None, options.text("RATE", "Acceptance rate, if it is known.")] = None,
-    c: Annotated[float | None, options.text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None,
-    v: Annotated[float, options.text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0,
-    c_hat: Annotated[float | None, options.text("RATIO", "Operations of the drafter over the target's.")] = None,
-    device: Annotated[str, options.text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = "",
-    row_tokens: Annotated[int, options.number("With shapes: tokens in the cache.", least=0)] = 256,
-    as_json: Json = False,
-) -> None:
-    """Whether to speculate, with which γ at each batch size, and how much faster that will be at most.
+class Inputs(NamedTuple):
+    """The options of `plan`, for a pair on this machine, for costs that are known, or for sizes on another machine."""
+
+    target: Annotated[str, text("MODEL", "The target; with --device a size (11B) or shape.")] = TARGET
+    draft: Annotated[str, text("MODEL", "The drafter, likewise.", "--draft", "-d")] = ""
+    gamma: Annotated[int, number("The largest γ to consider.", "--gamma", "-g")] = 16
+    temperature: Annotated[float, text("T", "Of sampling; 0 is greedy.", "--temperature", "-t")] = 0.0
+    batch: Batches = "1"
+    prompts: Prompts = None
+    count: Annotated[int, number("Prompts to measure on.")] = 32
+    max_new_tokens: NewTokens = 64
+    repeats: Annotated[int, number("Timings of each pass.")] = 25
+    seed: Seed = 0
+    dtype: Annotated[str, text("DTYPE", "Default: float32 of a pair that is measured, else bfloat16.")] = ""
+    tree: Annotated[bool, flag("The token tree that a pair should draft here.", "--tree")] = False
+    nodes: Annotated[int, number("With --tree: most draft tokens.")] = 32
+    timed: Annotated[bool, flag("With --tree: time it, and the best chain.", "--timed")] = False
+    alpha: Annotated[float | None, text("RATE", "Acceptance rate, if it is known.")] = None
+    c: Annotated[float | None, text("COST", "A pass of the drafter, in passes of the target.", "--c")] = None
+    v: Annotated[float, text("COST", "What each further token adds to a pass of the target.", "--v")] = 0.0
+    c_hat: Annotated[float | None, text("RATIO", "Operations of the drafter over the target's.")] = None
+    device: Annotated[str, text("NAME", "Compute it for a machine: h200, a100, tpu-v5e, ...")] = ""
+    row_tokens: Annotated[int, number("With shapes: tokens in the cache.", least=0)] = 256
+    as_json: Json = False
+
+
+@options.group_of("inputs", Inputs)
+def plan(inputs: Inputs, context: typer.Context) -> None:
+    """Tell whether to speculate, with which γ at each batch size, and how much faster that will be at most.
 
     For a pair, measured on prompts on this machine; for an acceptance rate and costs that are known; or for sizes on a
     machine that is not here, by its memory, bandwidth and peak:
@@ -63,69 +69,92 @@ def plan(
     from jaxspec.analysis import environment
     from jaxspec.analysis import plan as planning
 
-    batches, note = lists.integers(batch, "--batch"), ""
-    _check(alpha, c, v, device, batches)
-    if not tree and timed:
-        raise ValueError("--timed is of --tree: add it, or leave it out")
-    if tree and (alpha is not None or device or len(batches) > 1):
-        raise ValueError("--tree is for a pair, which it measures, at one batch size: leave out --alpha and --device")
-    known = "a plan for a --device" if device else "a plan for --alpha and --c" if alpha is not None else ""
-    mode = known or ("--tree" if tree else "a plan for a pair")
-    options.refuse([name for name in options.given.get() if name in IGNORED[mode]], mode)
-    if device or alpha is None:
+    alpha, c, v, target, most = inputs.alpha, inputs.c, inputs.v, inputs.target, inputs.gamma
+    batches, note = options.integers(inputs.batch, "--batch"), ""
+    _check(inputs, batches, context)
+    draft = inputs.draft
+    if inputs.device or alpha is None:
         draft = draft or drafter_names.default_model(target)
-    if device:
+    if inputs.device:
         assert alpha is not None
-        sizes = {"dtype": dtype or "bfloat16", "row_tokens": row_tokens, "most": gamma, "c": c, "c_hat": c_hat}
-        plans = [planning.of_sizes(alpha, target, draft, device, batch=some, **sizes) for some in batches]
-        about = f"{target} with {draft} on {device}, by memory, bandwidth and peak; real passes are slower"
+        sizes = {"dtype": inputs.dtype or "bfloat16", "row_tokens": inputs.row_tokens, "most": most}
+        sizes |= {"c": c, "c_hat": inputs.c_hat}
+        plans = [planning.of_sizes(alpha, target, draft, inputs.device, batch=batch, **sizes) for batch in batches]
+        heading = f"{target} with {draft} on {inputs.device}, by memory, bandwidth and peak; real passes are slower"
     elif alpha is not None and c is not None:
-        plans = [planning.plan(alpha, c, [1 + v * drafted for drafted in range(gamma + 1)], c_hat=c_hat)]
-        about = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
+        plans = [planning.plan(alpha, c, [1 + v * gamma for gamma in range(most + 1)], c_hat=inputs.c_hat)]
+        heading = f"α = {alpha:g}, c = {c:g}, a pass over γ + 1 tokens taking {'1' if not v else f'1 + {v:g} γ'}"
     else:
-        asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        prepared = names.prepared_pair(target, draft, dtype or "float32", prompts, count, **asked)
-        if tree:
-            return tree_plan.show(prepared, min(batches), nodes, repeats, timed, as_json)
-        with console.counting("plan", planning.steps(batches, gamma)) as advance:
-            plans = list(planning.of_pair(prepared, batches=batches, most=gamma, repeats=repeats, advance=advance))
+        generation = {name: getattr(inputs, name) for name in ("temperature", "seed", "max_new_tokens")}
+        dtype = inputs.dtype or "float32"
+        prepared = prepared_pair(target, draft, dtype, inputs.prompts, inputs.count, **generation)
+        if inputs.tree:
+            return _plan_tree(prepared, inputs, min(batches))
+        measuring = {"batches": batches, "most": most, "repeats": inputs.repeats}
+        with console.counting("plan", planning.steps(batches, most)) as advance:
+            plans = list(planning.of_pair(prepared, advance=advance, **measuring))
         machine = environment.current()
-        about = f"{target} with {draft}, temperature {temperature:g}, measured here"
+        heading = f"{target} with {draft}, temperature {inputs.temperature:g}, measured here"
         note = f"{environment.line(machine)}, load {machine.load}\n"
         note += "Passes are timed one after the other; in a round they share caches: `jaxspec bench` times whole texts."
-    if as_json:
-        return console.print_measured(
-            about=about, plans=[found._asdict() | {"advice": planning.sentence(found)} for found in plans]
-        )
-    _show(about, plans, note)
+    if inputs.as_json:
+        reports = [plan._asdict() | {"advice": planning.sentence(plan)} for plan in plans]
+        return console.print_measured(about=heading, plans=reports)
+    _show(heading, plans, note)
 
 
-def _show(about: str, plans: Sequence[Plan], note: str) -> None:
+def _check(inputs: Inputs, batches: Sequence[int], context: typer.Context) -> None:
+    """Refuses options that the kind of plan does not read, and a lack of those that it needs."""
+    alpha, c, device = inputs.alpha, inputs.c, inputs.device
+    if device and alpha is None:
+        raise ValueError("sizes do not tell the acceptance rate: add an --alpha (the paper has 0.5 to 0.9)")
+    if not device and (alpha is None) != (c is None):
+        present, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
+        raise ValueError(f"{present} needs an {other}, or sizes as --target and --draft, and a --device")
+    mode = "--tree" if inputs.tree else "a plan for a pair"
+    if device or alpha is not None:
+        mode = "a plan for a --device" if device else "a plan for --alpha and --c"
+    options.refuse(options.typed(context, [name for name in Inputs._fields if name not in READ[mode]]), mode)
+    if inputs.v < 0:
+        raise ValueError(f"--v is {inputs.v:g}: expected 0 or more")
+    if inputs.tree and len(batches) > 1:
+        raise ValueError(f"--batch is {inputs.batch!r}: a tree is planned for one batch size")
+
+
+def _show(heading: str, plans: Sequence[Plan], note: str) -> None:
+    """Prints plans as a table and sentences."""
     from jaxspec.analysis import plan as planning
 
     heads = ["batch", "α", "c", "v", "γ", "tokens\nper round", "speed-up,\nat most", "operations"]
     out, table = Console(highlight=False), console.table(heads)
-    for found in plans:
-        numbers = f"{found.alpha:.3f}", f"{found.c:.3f}", f"{found.v:.2f}", f"{found.gamma or 'plain'}"
-        gains = f"{found.tokens_per_round:.2f}", f"{found.improvement:.2f}×", f"{found.operations:.2f}×"
-        table.add_row(f"{found.batch}", *numbers, *gains)
-    out.print(Text(about, "bold"), table, sep="\n")
-    for found in plans:
-        out.print(Text((f"Batch {found.batch}: " if len(plans) > 1 else "") + planning.sentence(found)))
+    for plan in plans:
+        numbers = f"{plan.alpha:.3f}", f"{plan.c:.3f}", f"{plan.v:.2f}", f"{plan.gamma or 'plain'}"
+        gains = f"{plan.tokens_per_round:.2f}", f"{plan.improvement:.2f}×", f"{plan.operations:.2f}×"
+        table.add_row(f"{plan.batch}", *numbers, *gains)
+    out.print(Text(heading, "bold"), table, sep="\n")
+    for plan in plans:
+        out.print(Text((f"Batch {plan.batch}: " if len(plans) > 1 else "") + planning.sentence(plan)))
     if note:
         out.print(Text(note))
 
 
-def _check(alpha: float | None, c: float | None, v: float, device: str, batches: Sequence[int]) -> None:
-    """Refuses options that do not go together."""
-    if device and alpha is None:
-        raise ValueError("sizes do not tell the acceptance rate: add an --alpha (the paper has 0.5 to 0.9)")
-    if not device and (alpha is None) != (c is None):
-        given, other = ("--alpha", "--c") if c is None else ("--c", "--alpha")
-        raise ValueError(f"{given} needs an {other}, or sizes as --target and --draft, and a --device")
-    if v and (c is None or device):
-        raise ValueError("--v goes with --alpha and --c: for a pair it is measured, for sizes it is computed")
-    if c is not None and not device and batches != (1,):
-        raise ValueError("--batch is for a pair or for sizes: --alpha, --c and --v are of one batch size")
-    if v < 0:
-        raise ValueError(f"--v is {v:g}: expected 0 or more")
+def _plan_tree(prepared: Prepared, inputs: Inputs, batch: int) -> None:
+    """Plans the tree that a pair should draft, and prints the plan; with --timed, beside the best chain's speed."""
+    from jaxspec.analysis import bench, table, tree_plan
+
+    with Console(stderr=True).status("measuring acceptance by rank, and passes"):
+        plan = tree_plan.of_prepared(prepared, nodes=inputs.nodes, batch=batch, repeats=inputs.repeats)
+    speeds = []
+    if inputs.timed:
+        config = bench.Config(len(prepared.prompt.length), repeats=3, quantities=("speed", "costs"))
+        with console.progress(remaining=True) as bar:
+            bar_task = bar.add_task("timing", total=1.0)
+            doing = lambda what, share: bar.update(bar_task, description=what, completed=share)  # noqa: E731
+            settings = tree_plan.settings(plan, prepared, batch)
+            speeds = list(bench.run(prepared.target, settings, config=config, doing=doing))
+    if inputs.as_json:
+        return console.print_measured(**tree_plan.to_dict(plan), timed=speeds)
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(tree_plan.sentence(plan))
+    for view in table.tables(speeds, (table.SPEED, table.THEORY), out.width) if speeds else ():
+        out.print(view)

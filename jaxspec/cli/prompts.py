@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxspec import files
+from jaxspec.cli import drafter_names, names
 
 if TYPE_CHECKING:
     from jaxspec.core import Model, Prompt
+    from jaxspec.decode.request import Prepared
 
 
-def given(prompt: str | None, file: str | None) -> list[str]:
-    """Returns the prompts of the command line or of a file; `-` is standard input. None are none.
-
-    Raises:
-        ValueError: both are given, or the prompt is empty.
-    """
+def from_arguments(prompt: str | None, file: str | None) -> list[str]:
+    """Returns the prompts of the command line or of a file; `-` is standard input. None are none."""
     if prompt is not None and file is not None:
         raise ValueError("got a PROMPT and --prompts: expected one of them")
     if prompt == "":  # an unset variable of a shell, most likely
@@ -31,29 +30,22 @@ def given(prompt: str | None, file: str | None) -> list[str]:
 
 
 def from_file(file: str | Path, count: int | None = None) -> list[str]:
-    """The first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file.
-
-    Raises:
-        ValueError: it is no text, has no prompt, or a line of a .jsonl file has no input.
-    """
+    """Reads the first prompts of a file (`-` is standard input): one a line, or the inputs of a .jsonl file."""
     return [row["input"] for row in _rows(file, count)]
 
 
 def by_task(file: Path, count: int) -> dict[str, list[str]]:
-    """The first prompts of each task: what "task" says in the lines of a .jsonl file; without it the file's name."""
-    found = dict[str, list[str]]()
+    """Reads the first prompts of each task: "task" in the lines of a .jsonl file; without it the file's name."""
+    prompts = dict[str, list[str]]()
     for row in _rows(file):
-        found.setdefault(row.get("task", file.stem), []).append(row["input"])
-    return {task: some[:count] for task, some in found.items()}
+        prompts.setdefault(row.get("task", file.stem), []).append(row["input"])
+    return {task: inputs[:count] for task, inputs in prompts.items()}
 
 
 def as_chat(target: Model, texts: list[str]) -> Prompt:
-    """Each text as a user's message to the model, in the tokenizer's chat template.
+    """Writes each text as a user's message to the model, in the tokenizer's chat template.
 
     The template has the special tokens, so that none are added to it.
-
-    Raises:
-        ValueError: the tokenizer has no template.
     """
     from jaxspec.core import token_rows
 
@@ -64,7 +56,7 @@ def as_chat(target: Model, texts: list[str]) -> Prompt:
 
 
 def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
-    """The first lines of a file that are not blank, each as an "input", and a "task" if it has one."""
+    """Reads the first lines of a file that are not blank, each as an "input", and a "task" if it has one."""
     if str(file) == "-":
         if isinstance(sys.stdin, io.TextIOWrapper):  # in the file's encoding, not in that of the terminal
             sys.stdin.reconfigure(encoding=files.ENCODING, errors="strict")
@@ -80,14 +72,14 @@ def _rows(file: str | Path, count: int | None = None) -> list[dict[str, str]]:
 
 
 def heldout_for(target: Model, count: int) -> list[str]:
-    """Held-out prompts of the kind that a model takes."""
+    """Returns held-out prompts of the kind that a model takes."""
     from jaxspec.files.corpus import tasks_of
 
     return heldout(tasks_of(target)[0], count)
 
 
 def heldout(task: str, count: int) -> list[str]:
-    """The first prompts of those that come with jaxspec, for a task."""
+    """Returns the first prompts of those that come with jaxspec, for a task."""
     from jaxspec.files import corpus
 
     if count < 1:
@@ -96,7 +88,33 @@ def heldout(task: str, count: int) -> list[str]:
 
 
 def references(target: Model, skip: int) -> list[str]:
-    """The references of the held-out prompts for a model, without the first of each task."""
+    """Returns the references of the held-out prompts for a model, without the first of each task."""
     from jaxspec.files import corpus
 
     return [row["reference"] for task in corpus.tasks_of(target) for row in corpus.heldout(task)[skip:]]
+
+
+def prepared_pair(
+    target: str, draft: str, dtype: str, prompts: Path | None, count: int, seed: int = 0, **options: Any
+) -> Prepared:
+    """Prepares two models on the first prompts of a file, or on held-out ones.
+
+    Args:
+        target, draft, dtype: of the models.
+        prompts, count: a file or None, and how many of its prompts.
+        seed, **options: as `jaxspec.generate` takes them.
+    """
+    import jax
+
+    from jaxspec.decode.request import prepare
+
+    if draft == "none" or not drafter_names.is_model(draft):
+        raise ValueError(f"--draft is {draft!r}: expected a model here; `jaxspec bench` measures other drafters")
+    texts = None if prompts is None else from_file(prompts, count)
+    options["key"] = jax.random.key(seed)
+    names.check_options(True, **options)
+    names.check_model(target, dtype)
+    drafter_names.check(draft, dtype)
+    big = names.model(target, dtype)
+    small = drafter_names.drafter(draft, functools.partial(names.model, dtype=dtype), big)
+    return prepare(big, texts or heldout_for(big, count), drafter=small, **options)

@@ -1,40 +1,39 @@
-"""What `generate` prints: text that grows round by round, or a trace with a line for each round."""
+"""The output of `generate`: prompts with texts that grow round by round, or traces; counts in words and as JSON."""
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
+from jaxspec import sharding
 from jaxspec.cli import console
-from jaxspec.cli.counts import Decoded, note
-from jaxspec.cli.decoding import decode_all, stream
-from jaxspec.cli.exchange import exchange
-from jaxspec.cli.session import Session
-from jaxspec.trace import Round, terminal
+from jaxspec.core import BoundDrafter, Model, Stats
+from jaxspec.trace import terminal
+from jaxspec.vocab import trim
+from jaxspec.weights import int8
+
+if TYPE_CHECKING:
+    from jaxspec.analysis.bench import BenchResult
+    from jaxspec.cli.generate import Settings
+    from jaxspec.decode.request import Prepared
+
+Records = Iterable[Iterable[dict[str, Any]]]  # of each prompt: see `generate.decode_all`
 
 
-def headline(session: Session) -> Text:
-    """Models, draft and device; and what a mesh cannot split as it should."""
+def headline(prepared: Prepared, settings: Settings) -> Text:
+    """Names models, draft and device, and what a mesh cannot split as it should."""
     import jax
-
-    from jaxspec import sharding
-    from jaxspec.core import BoundDrafter, Model
-    from jaxspec.vocab import trim
-    from jaxspec.weights import int8
 
     def name(model: Model) -> str:
         return f"{model.name} ({console.count(int8.count(trim.untrimmed(model).params))})"
 
-    s, target, drafter, drafted = (
-        session.settings,
-        session.prepared.target,
-        session.prepared.options["drafter"],
-        "plain decoding",
-    )
+    s, target, drafter, drafted = settings, prepared.target, prepared.options["drafter"], "plain decoding"
     if drafter is not None:
         tree = drafter.functions.tree if isinstance(drafter, BoundDrafter) else None
         most = tree.nodes if tree else s.gamma
@@ -42,8 +41,8 @@ def headline(session: Session) -> Text:
         drafted += name(drafter) if isinstance(drafter, Model) else str(s.draft)
         drafted += f", {s.policy}" if s.policy else ""
         drafted += f", in {s.draft_dtype}" if s.draft_dtype not in ("", s.dtype) else ""
-    heat = session.prepared.options.get("temperature") or 0
-    distribution = "greedy" if heat == 0 else f"temperature {heat:g}, seed {s.seed}"
+    temperature = prepared.options.get("temperature") or 0
+    distribution = "greedy" if temperature == 0 else f"temperature {temperature:g}, seed {s.seed}"
     device = jax.devices()[0].device_kind + (f" ({s.mesh})" if s.mesh else "")
     lines = [Text(f"{name(target)} · {drafted} · {distribution} · {s.dtype} on {device}", "bold")]
     mesh = sharding.mesh_of(target.params)
@@ -52,63 +51,171 @@ def headline(session: Session) -> Text:
             continue
         if axes := sharding.kept_whole(model.config, mesh):
             lines.append(Text(f"{model.name}: whole on every device: {', '.join(axes)}"))
-    if not session.prepared.decoder.exact:
+    if not prepared.decoder.exact:
         lines.append(Text(f"The rule {s.rule} is inexact: the text need not have the target's distribution.", "yellow"))
     return Text("\n").join([*lines, Text()])
 
 
-def show(session: Session, out: Console, trace: bool) -> list[Decoded]:
-    """Decodes and prints, text as it appears unless prompts are decoded in batches."""
+def show_text(
+    prompts: Sequence[str], decoded: Records, target: Model, out: Console, streamed: bool
+) -> list[dict[str, Any]]:
+    """Prints each prompt with its text, which grows if it is streamed, and counts; returns the last record of each."""
+    continues, growing, lasts = target.lm.start_token is None, streamed and out.is_terminal, []
+    for prompt, records in zip(prompts, decoded, strict=True):
+        shown, record = "", {}
+        with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
+            for record in records:
+                if growing:
+                    live.update(exchange(prompt, shown, record["text"][len(shown) :], continues), refresh=True)
+                shown = record["text"]
+        out.print(exchange(prompt, shown, "", continues, note(record)), "")
+        lasts.append(record)
+    return lasts
+
+
+def show_trace(prompts: Sequence[str], decoded: Records, target: Model, out: Console) -> list[dict[str, Any]]:
+    """Prints a line for each round, as it ends where records are streamed; returns the last record of each prompt."""
+    colour, lasts = out.is_terminal and not out.no_color, []
+    out.print(terminal.legend(colour), "\n")
+    for prompt, records in zip(prompts, decoded, strict=True):
+        out.print(Text(prompt, "dim"))
+        printed, record = 0, {}
+        for record in records:
+            for step in record["trace"][printed:]:
+                out.print(terminal.trace(target.tokenizer, printed, step, width=out.width, colour=colour))
+                printed += 1
+        out.print()
+        lasts.append(record)
+    return lasts
+
+
+def labels(prompt: str) -> tuple[str, str, str]:
+    """Names a prompt and its answer; returns the prompt, too, without its task prefix, if that is one of T5's.
+
+    >>> labels("translate English to German: A new cat."), labels("summarize: A long story.")[:2]
+    (('English', 'German', 'A new cat.'), ('text', 'summary'))
+    """
+    task = re.match(r"translate (\w+) to (\w+): ", prompt)
+    if task:
+        return task[1], task[2], prompt[task.end() :]
+    if prompt.startswith("summarize: "):
+        return "text", "summary", prompt.removeprefix("summarize: ")
+    return "prompt", "answer", prompt
+
+
+def exchange(prompt: str, settled: str, fresh: str, continues: bool, last: Text | None = None) -> RenderableType:
+    """Lays out a prompt, what is generated of it (`fresh` by the last round), and a last line.
+
+    Text goes on where the prompt ends, if it `continues` (a decoder-only model), or answers it.
+    """
+    text, grid = Text.assemble(settled, (fresh, "bold cyan")), _grid("left")
+    if continues:
+        grid.add_row("text", Text.assemble((prompt, "dim"), text))
+    else:
+        source, answer, body = labels(prompt)
+        grid.add_row(source, Text(body, "dim"))
+        grid.add_row(answer, text)
+    if last is not None:
+        grid.add_row("", last)
+    return grid
+
+
+def hypotheses(prompt: str, records: Sequence[dict[str, Any]]) -> RenderableType:
+    """Lays out a prompt and the texts that a search found, with their scores."""
+    grid = _grid("right")
+    source, _, body = labels(prompt)
+    grid.add_row(source, Text(body, "dim"))
+    for record in records:
+        grid.add_row(f"{record['score']:.4f}", Text(record["text"]))
+    return grid
+
+
+def _grid(justify: Any) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, justify=justify)
+    grid.add_column(ratio=1)
+    return grid
+
+
+def total(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Adds up the counts and seconds of prompts, and divides: each prompt's first token is of no round.
+
+    >>> total([{"rounds": 4, "drafted": 20, "accepted": 12, "emitted": 17, "seconds": 0.5}])["tokens_per_round"]
+    4.0
+    """
+    sums = {name: sum(record[name] for record in records) for name in (*Stats._fields, "seconds")}
+    later, seconds = sums["emitted"] - len(records), sums["seconds"]
+    return {"prompts": len(records)} | sums | {
+        "acceptance_rate": sums["accepted"] / max(1, sums["drafted"]),
+        "tokens_per_round": later / max(1, sums["rounds"]),
+        "tokens_per_second": sums["emitted"] / seconds if seconds > 0 else 0.0,
+    }  # fmt: skip
+
+
+def note(record: dict[str, Any]) -> Text:
+    """Writes the counts of one prompt in one dim line."""
+    counts = total([record])
+    parts = [f"{counts['emitted']} tokens", f"{counts['rounds']} rounds"]
+    if counts["drafted"]:
+        parts += [f"{counts['tokens_per_round']:.1f} tokens a round", f"{counts['acceptance_rate']:.0%} accepted"]
+    return Text(" · ".join([*parts, f"{counts['tokens_per_second']:.0f} tokens/s"]), "dim italic")
+
+
+def totals_sentence(counts: dict[str, Any], target: str, draft: str | None) -> str:
+    """Says what all prompts took: where the tokens come from, and how fast."""
+    prompts, later = counts["prompts"], counts["emitted"] - counts["prompts"]
+    first = "the first of them by reading the prompt"
+    if prompts > 1:
+        first = f"{prompts} of them, each prompt's first, by reading the prompts"
+    speed = f"{counts['emitted']} tokens at {counts['tokens_per_second']:.1f} tokens/s: {first};"
+    if draft is None:
+        return f"{speed} the other {later} by one pass of {target} each (plain decoding)."
+    return (
+        f"{speed} the other {later} in {counts['rounds']} rounds, {counts['tokens_per_round']:.2f} tokens a round. A "
+        f"round is one pass of {target} over {draft}'s draft tokens: of {counts['drafted']} drafted, "
+        f"{counts['accepted']} were accepted ({counts['acceptance_rate']:.1%})."
+    )
+
+
+def row_report(prompt: str, record: dict[str, Any], trace: bool) -> dict[str, Any]:
+    """Reports one prompt for JSON; `trace` adds the rounds."""
+    report = {"prompt": prompt, "text": record["text"], "tokens": record["tokens"]}
+    report["stats"] = {name: record[name] for name in Stats._fields}
     if trace:
-        out.print(terminal.legend(_colour(out)), "\n")
-    if session.settings.batch == 1:
-        one = _stream_trace if trace else _stream_text
-        return [one(session, index, out) for index in range(len(session.texts))]
-    decoded = []
-    for text, row in zip(session.texts, decode_all(session), strict=True):
-        decoded.append(row)
-        if trace:
-            out.print(Text(text, "dim"))
-            for number, step in enumerate(row.rounds):
-                out.print(_trace_line(session, number, step, out))
-            out.print()
-        else:
-            out.print(_exchange(session, text, row.text, "", note(row.counts)), "")
-    return decoded
+        report["rounds"] = [
+            {"tokens": step.new, "draft": step.draft, "accepted": step.num_accepted}
+            | ({} if step.parent is None else {"parent": step.parent, "path": step.path})
+            for step in record["trace"]
+        ]
+    return report
 
 
-def _stream_text(session: Session, index: int, out: Console) -> Decoded:
-    """Decodes one prompt, its text growing round by round."""
-    text, shown = session.texts[index], ""
-    with Live(console=out, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
+def totals_report(
+    prepared: Prepared,
+    settings: dict[str, Any],
+    records: Sequence[dict[str, Any]],
+    results: tuple[BenchResult, BenchResult] | None,
+) -> dict[str, Any]:
+    """Reports all prompts together for JSON; `results` are those of --compare."""
+    from jaxspec.analysis import environment
 
-        def grow(piece: Any, _: Round) -> None:
-            nonlocal shown
-            live.update(_exchange(session, text, shown, piece.text), refresh=out.is_terminal)
-            shown += piece.text
-
-        decoded = stream(session, index, grow)
-    out.print(_exchange(session, text, decoded.text, "", note(decoded.counts)), "")
-    return decoded
-
-
-def _stream_trace(session: Session, index: int, out: Console) -> Decoded:
-    """Decodes one prompt, printing each round as it ends."""
-    out.print(Text(session.texts[index], "dim"))
-    numbers = itertools.count()
-    decoded = stream(session, index, lambda _, step: out.print(_trace_line(session, next(numbers), step, out)))
-    out.print()
-    return decoded
+    machine = environment.current()
+    report: dict[str, Any] = {
+        "exact": prepared.decoder.exact,
+        "stats": {"total": total(records)},
+        "settings": settings,
+        "versions": {name: getattr(machine, name) for name in ("jaxspec", "jax", "jaxlib", "python")},
+        "device": {name: getattr(machine, name) for name in ("device", "devices", "cpu", "cpus", "platform")},
+    }
+    if results is not None:
+        report["compare"] = dict(zip(("plain", "speculative"), results, strict=True))
+    return report
 
 
-def _colour(out: Console) -> bool:
-    return out.is_terminal and not out.no_color
-
-
-def _trace_line(session: Session, number: int, step: Round, out: Console) -> Text:
-    return terminal.trace(session.prepared.target.tokenizer, number, step, width=out.width, colour=_colour(out))
-
-
-def _exchange(session: Session, prompt: str, settled: str, fresh: str, last: Text | None = None) -> RenderableType:
-    """A prompt and the text that answers it so far, the newest part of it lit up."""
-    return exchange(prompt, settled, fresh, session.prepared.target.lm.start_token is None, last)
+def whole_report(rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> dict[str, Any]:
+    """Joins the reports of prompts, as lists, and that of all together."""
+    lists = {f"{name}s": [row[name] for row in rows] for name in ("prompt", "text")} | {
+        name: [row[name] for row in rows] for name in ("tokens", "rounds") if name in rows[0]
+    }
+    counts = {name: [row["stats"][name] for row in rows] for name in Stats._fields}
+    return {**lists, **totals, "stats": counts | totals["stats"]}

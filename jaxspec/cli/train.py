@@ -14,6 +14,7 @@ from jaxspec.cli import options
 
 
 def train(
+    context: typer.Context,
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one that comes with jaxspec.")
     ] = "",
@@ -39,20 +40,19 @@ def train(
     if not recipe:
         names = ", ".join(recipes.shipped()) or "a .toml file"
         raise ValueError(f"got nothing to do: expected a RECIPE ({names})")
-    found = recipes.load(recipe)
-    if isinstance(found, recipes.TableRecipe):
-        trained = [name for name in ("steps", "work") if name in options.given.get()]
-        options.refuse(trained, f"{found.name}, which is counted and not trained,")
+    plan = recipes.load(recipe)
+    if isinstance(plan, recipes.TableRecipe):
+        options.refuse(options.typed(context, ("steps", "work")), f"{plan.name}, which is counted and not trained,")
     elif steps is not None:
-        found = dataclasses.replace(found, train=dataclasses.replace(found.train, steps=steps))
+        plan = dataclasses.replace(plan, train=dataclasses.replace(plan.train, steps=steps))
     from jaxspec.training import run
 
-    work = work or Path("runs", found.name)
+    work = work or Path("runs", plan.name)
     try:
-        made = run.checkpoint(found, data, out or Path("trained", found.name), work, dtype=dtype, overwrite=overwrite)
+        line = run.checkpoint(plan, data, out or Path("trained", plan.name), work, dtype=dtype, overwrite=overwrite)
     except KeyboardInterrupt:
         if work.is_dir():
             resumed = f"interrupted: the same command goes on from the last state in {work}"
             Console(stderr=True, highlight=False).print(Text(resumed, "dim"))
         raise
-    print(made)
+    print(line)

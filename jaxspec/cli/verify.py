@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from jaxspec.cli import console, drafter_names, names, options
-from jaxspec.cli.options import Json, NewTokens, Seed
+from jaxspec.cli import console, drafter_names
+from jaxspec.cli.options import Json, NewTokens, Seed, number, text
+from jaxspec.cli.prompts import prepared_pair
 
 if TYPE_CHECKING:
+    from jaxspec.analysis.exactness import Certificate
+    from jaxspec.analysis.numerics import Summary
     from jaxspec.decode.request import Prepared
 
 DTYPES = ("float32", "bfloat16")  # of a pair's greedy texts; in the first there should be no difference
@@ -19,12 +24,12 @@ MOST = 5  # draft tokens; with one more a rule takes minutes
 
 
 def verify(
-    gamma: options.Gamma = 2,
-    steps: Annotated[int, options.number("Tokens whose joint distribution is enumerated.", least=2)] = 3,
+    gamma: Annotated[int, number("Draft tokens a round.", "--gamma", "-g")] = 2,
+    steps: Annotated[int, number("Tokens whose joint distribution is enumerated.", least=2)] = 3,
     seed: Seed = 0,
-    target: Annotated[str, options.text("MODEL", "Also test a real pair: its target,")] = "",
-    draft: Annotated[str, options.text("MODEL", "and its drafter.", "--draft", "-d")] = "",
-    count: Annotated[int, options.number("Held-out prompts of a pair's greedy texts.")] = 16,
+    target: Annotated[str, text("MODEL", "Also test a real pair: its target,")] = "",
+    draft: Annotated[str, text("MODEL", "and its drafter.", "--draft", "-d")] = "",
+    count: Annotated[int, number("Held-out prompts of a pair's greedy texts.")] = 16,
     max_new_tokens: NewTokens = 48,
     as_json: Json = False,
 ) -> None:
@@ -45,29 +50,61 @@ def verify(
         raise ValueError("a pair has two models: give --target, too, or neither")
     draft = draft or (drafter_names.default_model(target) if target else "")
     from jaxspec.analysis import exactness, numerics
-    from jaxspec.cli import verify_tables as tables
     from jaxspec.rules import catalogue
 
     def load(dtype: str) -> Prepared:
-        return names.prepared_pair(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
+        return prepared_pair(target, draft, dtype, None, count, gamma=gamma, max_new_tokens=max_new_tokens)
 
     dtypes = DTYPES if target else ()
     ready = {dtype: load(dtype) for dtype in dtypes[:1]}  # a wrong name is told before all else
-    entries, rules, texts = catalogue.RULES.values(), [], {}
+    entries, certificates, texts = catalogue.RULES.values(), [], {}
     with console.counting("enumerating", len(entries) + len(dtypes)) as doing:
         for entry in entries:
             doing(f"enumerating {entry.rule.name}")
-            rules.append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
+            certificates.append(exactness.certificate(entry, gamma=gamma, steps=steps, seed=seed))
         for dtype in dtypes:
             doing(f"greedy, {dtype}")
             texts[dtype] = numerics.summary(ready.pop(dtype, None) or load(dtype))
     if as_json:
-        described = {"target": target, "draft": draft, "numerics": texts} if target else None
-        console.print_json({"gamma": gamma, "steps": steps, "rules": rules, "pair": described})
+        pair = {"target": target, "draft": draft, "numerics": texts} if target else None
+        console.print_json({"gamma": gamma, "steps": steps, "rules": certificates, "pair": pair})
     else:
         out = Console(highlight=False)
-        out.print(tables.of_rules(rules), tables.about_rules(steps, gamma), sep="\n")
+        out.print(_rules_table(certificates))
+        out.print(
+            f"By enumeration: {steps} tokens of {exactness.VOCAB}, γ = {gamma}, a tree of {exactness.TREE[0]} branches "
+            f"that go on for {len(exactness.TREE)} tokens. Below {exactness.ROUNDING:g} is rounding. Inexact rules "
+            "need only keep to their bound."
+        )
         if target:
-            out.print(Text(f"\n{target} with {draft}:", "bold"), tables.of_texts(texts), sep="\n")
-    if not all(rule.as_stated for rule in rules) or (target and texts[DTYPES[0]].mismatches):
+            out.print(Text(f"\n{target} with {draft}:", "bold"), _texts_table(texts), sep="\n")
+    if not all(certificate.as_stated for certificate in certificates) or (target and texts[DTYPES[0]].mismatches):
         raise typer.Exit(1)
+
+
+def _rules_table(certificates: Sequence[Certificate]) -> Table:
+    """Tabulates total variations, and by how much bounds are exceeded."""
+    from jaxspec.analysis.exactness import DRAFTERS
+
+    table = console.table([*DRAFTERS, "above\nits bound", "verdict"], first="rule", title="Total variation, by drafter")
+    for certificate in certificates:
+        distances = certificate.total_variation
+        cells = [f"{distances[kind]:.1e}" if kind in distances else "–" for kind in DRAFTERS]
+        bounds = certificate.above_bound
+        cells.append("–" if bounds is None else f"{max(*bounds.values(), 0.0):.1e}")
+        verdict = Text("as stated", "green") if certificate.as_stated else Text("WRONG", "bold red")
+        table.add_row(certificate.rule, *cells, verdict)
+    return table
+
+
+def _texts_table(summaries: Mapping[str, Summary]) -> Table:
+    """Tabulates greedy texts beside plain decoding's, by dtype."""
+    heads = ["same\ntext", "first mismatch:\nprompt, token", "top-two\nmargin there", "largest\nsuch margin"]
+    table = console.table(heads, first="greedy", title="Greedy texts against plain decoding's, margins in nats")
+    for dtype, summary in summaries.items():
+        first, cells = summary.first, ["none", "–", "–"]
+        if first is not None:
+            margins = f"{first.top_two_margin:.3g}", f"{summary.largest_top_two_margin:.3g}"
+            cells = [f"{first.row}, {first.position}", *margins]
+        table.add_row(dtype, f"{summary.same} of {summary.prompts}", *cells)
+    return table

@@ -1,20 +1,24 @@
-"""What `bench` and `measure` share: options that name settings, and the settings."""
+"""The options that `bench` and `measure` share: as settings of `analysis.bench`, which are run and printed."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.text import Text
 
-from jaxspec.cli import drafter_names, lists, names
-from jaxspec.cli.options import TARGET, Batches, Json, Markdown, NewTokens, Prompts, Seed, flag, number, text
+from jaxspec.cli import console, drafter_names, names, options
+from jaxspec.cli.options import TARGET, Batches, Json, NewTokens, Prompts, Seed, flag, number, text
 from jaxspec.cli.prompts import by_task, heldout, references
 
 if TYPE_CHECKING:
-    from jaxspec.analysis.bench import Setting, Task
+    from jaxspec.analysis.bench import BenchResult, Setting, Task
+    from jaxspec.analysis.table import Groups
     from jaxspec.core import Model
 
 PLANNED, NONE = "plan", "none"
@@ -47,111 +51,99 @@ class Workload(NamedTuple):
         float | None, typer.Option(metavar="M", help="Begin no new group of settings after M minutes.", min=0)
     ] = None
     csv: Annotated[Path | None, text("FILE", "Also write all rows there.")] = None
-    markdown: Markdown = False
+    markdown: Annotated[bool, flag("Print tables for a document.", "--markdown")] = False
     as_json: Json = False
 
 
 def settings_of(work: Workload) -> tuple[Model, list[Setting]]:
-    """The target, and every combination of what was given; the first dtype is what the others are compared with.
+    """Loads the target, and makes every combination of the options; the first dtype is what others are compared with.
 
     Combinations that cannot be are left out, and a line on standard error says so: see `fitting`.
-
-    Raises:
-        ValueError: what was given has no meaning, or none of its combinations can be.
     """
     from jaxspec.analysis.bench import product
     from jaxspec.rules import catalogue
 
-    gammas = lists.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
-    named = work.draft or drafter_names.default(work.target)
-    drafts = [name for name in lists.values(named, "--draft") if name != NONE]
+    gammas = options.values(work.gamma, "--gamma", _gamma, f"positive integers, or {PLANNED},")
+    chosen = work.draft or drafter_names.default(work.target)
+    drafts = [name for name in options.values(chosen, "--draft") if name != NONE]
     policies = {
         name: name if name == "adaptive" else names.policy(name)  # which gets what is measured
-        for name in (lists.values(work.policy, "--policy") if work.policy else ())
+        for name in (options.values(work.policy, "--policy") if work.policy else ())
         if name != NONE
     }
     most = max((gamma for gamma in gammas if gamma != PLANNED), default=0)
     if drafts and policies and not most:
         raise ValueError("--policy needs the most draft tokens of a round: give a number with --gamma, too")
-    rules = catalogue.RULES if work.rule == "all" else lists.values(work.rule, "--rule")
-    dtypes, tasks = lists.values(work.dtype, "--dtype"), given_tasks(work)
+    rules = catalogue.RULES if work.rule == "all" else options.values(work.rule, "--rule")
+    dtypes, tasks = options.values(work.dtype, "--dtype"), _chosen_tasks(work)
+    heats = options.temperatures(work.temperature, "--temperature")
     shared: dict[str, Any] = {
-        "sampling": [{"temperature": heat} for heat in lists.temperatures(work.temperature, "--temperature")],
-        "batch": list(lists.integers(work.batch, "--batch")),
+        "sampling": [{"temperature": temperature} for temperature in heats],
+        "batch": list(options.integers(work.batch, "--batch")),
         "rule": [names.rule(name) for name in rules],
     }
     for dtype in dtypes:  # all that can be known is, before the first model is loaded
         names.check_model(work.target, dtype)
         for name in drafts:
             drafter_names.check(name, dtype)
-    targets = {dtype: model(work.target, work, dtype) for dtype in dtypes}
+    targets = {dtype: names.model(work.target, dtype, work.mesh, seed=work.seed) for dtype in dtypes}
     first = targets[dtypes[0]]
-    shared["task"], made = tasks or tasks_for(first, work), []
+    shared["task"] = tasks or _tasks_for(first, work)
+    settings: list[Setting] = []
     for dtype, target in targets.items():
-        load = functools.partial(_draft_model, work, dtype)
-        left = functools.partial(references, target, max(work.count, work.rows))
-        drafters = {name: drafter_names.drafter(name, load, target, left) for name in drafts}
-        own = shared | {"target": None if target is first else target}
+        load = functools.partial(names.model, dtype=dtype, mesh=work.mesh, seed=work.seed + 1)
+        counted_on = functools.partial(references, target, max(work.count, work.rows))
+        drafters = {name: drafter_names.drafter(name, load, target, counted_on) for name in drafts}
+        axes = shared | {"target": None if target is first else target}
         trees = {name: drafter for name, drafter in drafters.items() if _drafts_trees(drafter)}  # of their own size
         chains = {name: drafter for name, drafter in drafters.items() if name not in trees}
-        made += product(**own, drafter=chains, gamma=gammas) if chains else []
-        made += product(**own, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1)) if trees else []
-        made += product(**own, drafter=drafters, gamma=most, policy=policies) if drafters and policies else []
-        made += [] if drafters else product(**own, drafter=[None], gamma=0)
-    made = fitting(made)
+        if chains:
+            settings += product(**axes, drafter=chains, gamma=gammas)
+        if trees:
+            settings += product(**axes, drafter=trees, gamma=next((g for g in gammas if g != PLANNED), 1))
+        if drafters and policies:
+            settings += product(**axes, drafter=drafters, gamma=most, policy=policies)
+        if not drafters:
+            settings += product(**axes, drafter=[None], gamma=0)
     order = {id(task): i for i, task in enumerate(shared["task"])}
-    return first, sorted(made, key=lambda one: order[id(one.task)])
+    return first, sorted(fitting(settings), key=lambda setting: order[id(setting.task)])
 
 
 def fitting(settings: list[Setting]) -> list[Setting]:
-    """Those of some settings that can be, with a line on standard error for each kind that cannot.
+    """Returns the settings that can be, with a line on standard error for each kind that cannot.
 
     Trees are refused by rules that judge chains, and by policies that stop a draft token by token. A plan needs an
-    acceptance rate, which is known beforehand of models: other drafters have the gammas that were given, or `GAMMA`.
-
-    Raises:
-        ValueError: none can be.
+    acceptance rate, which is known beforehand of models: other drafters have the other gammas, or `GAMMA`.
     """
     from jaxspec.analysis.predict import has_alpha
     from jaxspec.core import Model
 
-    left, notes, counted = [], dict[str, None](), {one.drafter_name for one in settings if one.gamma != PLANNED}
-    for one in settings:
-        stops = getattr(getattr(one.policy, "functions", one.policy), "should_continue", None) is not None
-        if one.drafter is not None and _drafts_trees(one.drafter) and (stops or not one.rule.trees):
-            what = f"the policy {one.policy_label} stops a draft token by token" if stops else (
-                f"the rule {one.rule.name} takes chains of draft tokens only"
-            )  # fmt: skip
-            notes[f"{one.drafter_name} drafts trees, and {what}: left out"] = None
-        elif one.gamma != PLANNED or has_alpha(one):
-            left.append(one)
+    fit: list[Setting] = []
+    notes, numbered = dict[str, None](), {setting.drafter_name for setting in settings if setting.gamma != PLANNED}
+    for setting in settings:
+        name, rule = setting.drafter_name, setting.rule
+        stops = getattr(getattr(setting.policy, "functions", setting.policy), "should_continue", None) is not None
+        if setting.drafter is not None and _drafts_trees(setting.drafter) and (stops or not rule.trees):
+            what = f"the rule {rule.name} takes chains of draft tokens only"
+            if stops:
+                what = f"the policy {setting.policy_label} stops a draft token by token"
+            notes[f"{name} drafts trees, and {what}: left out"] = None
+        elif setting.gamma != PLANNED or has_alpha(setting):
+            fit.append(setting)
         else:
-            instead = "left out" if one.drafter_name in counted else f"γ = {GAMMA} in its place"
-            why = f"the rule {one.rule.name} has no α" if isinstance(one.drafter, Model) else "it is no model"
-            notes[f"no γ can be planned for {one.drafter_name}, for {why}: {instead}"] = None
-            left += [] if one.drafter_name in counted else [one._replace(gamma=GAMMA)]
-    if not left and settings:
+            instead = "left out" if name in numbered else f"γ = {GAMMA} in its place"
+            why = f"the rule {rule.name} has no α" if isinstance(setting.drafter, Model) else "it is no model"
+            notes[f"no γ can be planned for {name}, for {why}: {instead}"] = None
+            fit += [] if name in numbered else [setting._replace(gamma=GAMMA)]
+    if not fit and settings:
         raise ValueError(f"nothing is left to measure: {'; '.join(notes)}")
     for line in notes:
         print(line, file=sys.stderr)
-    return left
-
-
-def model(name: str, work: Workload, dtype: str, seed: int = 0) -> Model:
-    """Loads a model of a workload."""
-    return names.model(name, dtype, work.mesh, seed=work.seed + seed)
-
-
-def _draft_model(work: Workload, dtype: str, name: str) -> Model:
-    return model(name, work, dtype, seed=1)
+    return fit
 
 
 def check_files(work: Workload) -> None:
-    """Refuses files that could not be written, or gone on with, when all is measured.
-
-    Raises:
-        ValueError, OSError: there is such a file.
-    """
+    """Refuses files that could not be written, or gone on with, when all is measured."""
     from jaxspec import files
     from jaxspec.analysis.bench import Store
 
@@ -165,23 +157,25 @@ def check_files(work: Workload) -> None:
     Store(work.resume)
 
 
-def given_tasks(work: Workload) -> list[Task]:
-    """Prompts of a file, or of the tasks that are named; none, if the target is to say which it is for."""
+def _chosen_tasks(work: Workload) -> list[Task]:
+    """Makes tasks of a file, or of the tasks that are named; none, if the target is to say which it is for."""
     from jaxspec.analysis.bench import Task
 
-    prompts, ends = max(work.count, work.rows), not work.full_length
+    count, ends = max(work.count, work.rows), not work.full_length
     if work.task and work.prompts is not None:
         raise ValueError("got --task and --prompts: expected one of them")
     if work.target.startswith(names.RANDOM):
         return []
     if work.prompts is not None:
-        return [Task(name, some, work.max_new_tokens, ends) for name, some in by_task(work.prompts, prompts).items()]
-    tasks = lists.values(work.task, "--task") if work.task else ()
-    return [Task(name, heldout(name, prompts), work.max_new_tokens, ends) for name in tasks]
+        prompts = by_task(work.prompts, count)
+    else:
+        tasks = options.values(work.task, "--task") if work.task else ()
+        prompts = {name: heldout(name, count) for name in tasks}
+    return [Task(name, inputs, work.max_new_tokens, ends) for name, inputs in prompts.items()]
 
 
-def tasks_for(target: Model, work: Workload) -> list[Task]:
-    """Prompts where none are given: held out, or, for a published shape, random."""
+def _tasks_for(target: Model, work: Workload) -> list[Task]:
+    """Makes tasks where none are named: held-out ones, or, for a published shape, random prompts."""
     from jaxspec.analysis.bench import Task
     from jaxspec.analysis.random_model import random_prompt
     from jaxspec.files import corpus
@@ -189,7 +183,7 @@ def tasks_for(target: Model, work: Workload) -> list[Task]:
     if work.target.startswith(names.RANDOM):
         prompt = random_prompt(target, max(work.count, work.rows), RANDOM_PROMPT)
         return [Task("random prompts", prompt, work.max_new_tokens, ends=False)]
-    return given_tasks(work._replace(task=",".join(corpus.tasks_of(target))))
+    return _chosen_tasks(work._replace(task=",".join(corpus.tasks_of(target))))
 
 
 def _drafts_trees(drafter: Any) -> bool:
@@ -197,4 +191,71 @@ def _drafts_trees(drafter: Any) -> bool:
 
 
 def _gamma(part: str) -> int | str:
-    return PLANNED if part == PLANNED else lists.positive(part)
+    return PLANNED if part == PLANNED else options.positive(part)
+
+
+def run(
+    target: Model,
+    settings: Sequence[Setting],
+    work: Workload,
+    quantities: Sequence[str],
+    columns: Groups,
+    *,
+    plain: bool = True,
+    more: Callable[[list[BenchResult]], Sequence[str]] = lambda results: (),
+) -> list[BenchResult]:
+    """Measures settings and prints their results, group by group, as JSON and as CSV; exits with 1 if any failed.
+
+    Args:
+        target, settings: as `settings_of` returns them.
+        work: how often to measure, and how to print.
+        quantities: what to measure, as `bench.Config` names it.
+        columns: of the tables, in groups.
+        plain: whether they show plain decoding, too.
+        more: sentences about all results.
+    """
+    from jaxspec.analysis import bench, environment, table
+
+    config = bench.Config(work.rows, work.repeats, work.seed, tuple(quantities))
+    store = None if work.resume is None else bench.Store(work.resume)
+    until = float("inf") if work.minutes is None else time.monotonic() + 60 * work.minutes
+    out, results = console.printer(work.markdown), []
+
+    def heading(machine: environment.Environment) -> None:
+        out.print(Text(f"{environment.line(machine)}, load {machine.load}, {machine.date[:10]}", "bold"))
+
+    def show(group: list[BenchResult]) -> None:
+        if work.markdown and group[0] is results[0] and group[0].environment:
+            heading(group[0].environment)  # of the day when it was measured
+        shown = [result for result in group if plain or not result.setting.is_plain]
+        for view in table.tables(shown, columns, None if work.markdown else out.width):
+            console.show(out, view, work.markdown)
+
+    if not (work.as_json or work.markdown):
+        heading(environment.current())
+    with console.progress(remaining=True) as bar:
+        bar_task = bar.add_task("starting", total=100)
+        advance = lambda what, share: bar.update(bar_task, description=what, completed=round(100 * share))  # noqa: E731
+        total = len(bench.groups(settings))
+        for number, group in enumerate(bench.run_groups(target, settings, store, config, doing=advance), start=1):
+            results += group
+            if not work.as_json:
+                bar.stop()  # makes room for the tables
+                show(group)
+                bar.start()
+            if time.monotonic() > until and number < total:
+                goes_on = "goes on where this ended" if store else "begins anew: --resume FILE keeps what is measured"
+                print(f"Time is over: the same command {goes_on}.", file=bar.console.file)
+                break
+    if work.csv is not None:
+        from jaxspec.files import write_text
+
+        write_text(work.csv, [table.as_csv(results)])
+    if work.as_json:
+        console.print_measured(rows=results)
+    else:
+        for line in [*more(results), *table.notes(results)]:
+            out.print(*[""] * work.markdown, Text(line), sep="\n", soft_wrap=work.markdown)
+    if any(result.error for result in results):
+        raise typer.Exit(1)
+    return results

@@ -24,7 +24,7 @@ def invoke(loading):
 
 @pytest.fixture
 def run(invoke):
-    """What a command that succeeds prints."""
+    """Returns what a command that succeeds prints."""
 
     def run(*arguments, **options):
         result = invoke(*arguments, **options)
@@ -36,13 +36,13 @@ def run(invoke):
 
 @pytest.fixture
 def report(run):
-    """What a command that succeeds reports as JSON."""
+    """Reads what a command that succeeds reports as JSON."""
     return lambda *arguments, **options: json.loads(run(*arguments, "--json", **options))
 
 
 @pytest.fixture
 def shown():
-    """What a renderable looks like."""
+    """Renders as text."""
 
     def shown(renderable, width=100):
         console = Console(file=io.StringIO(), width=width, highlight=False)

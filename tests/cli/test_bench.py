@@ -27,16 +27,16 @@ def run(loading):
 
 def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
     axes = ("--draft", "debian-t5-draft,prompt_lookup+debian-t5-draft", "--gamma", "2", "--policy", "adaptive")
-    asked = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
-    found = json.loads(run(*asked, "--json"))
-    rows = [from_json(row) for row in found["rows"]]
+    options = (*SMALL, *axes, "--resume", str(tmp_path / "rows.jsonl"))
+    report = json.loads(run(*options, "--json"))
+    rows = [from_json(row) for row in report["rows"]]
     names = [(row.setting.drafter, row.setting.policy, row.setting.gamma) for row in rows]
     both = ("debian-t5-draft", "prompt_lookup+debian-t5-draft")
-    each = [(name, "", 2) for name in both]
-    assert names == [("", "", 0), *each, *((name, "adaptive", 2) for name in both)]
-    assert found["environment"]["jax"] == jax.__version__ and all(row.same_text == 2 for row in rows)
+    without_policy = [(name, "", 2) for name in both]
+    assert names == [("", "", 0), *without_policy, *((name, "adaptive", 2) for name in both)]
+    assert report["environment"]["jax"] == jax.__version__ and all(row.same_text == 2 for row in rows)
     assert all(row.costs.search == 0 for row in rows if row.setting.drafter)  # a model is after the look-up
-    shown = run(*asked, "--csv", str(tmp_path / "rows.csv"))  # of the same rows
+    shown = run(*options, "--csv", str(tmp_path / "rows.csv"))  # of the same rows
     assert "translation, T = 0" in shown and "…" not in shown and max(map(len, shown.splitlines())) <= 80
     assert "adaptive has " in shown and "own" in shown
     assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + len(rows)
@@ -45,11 +45,11 @@ def test_drafters_and_policies_have_a_row_for_each_combination(run, tmp_path):
 def test_random_shapes_alone(loading, monkeypatch, tmp_path):
     tiny = T5Config(64, dim=16, ff_dim=16, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
     monkeypatch.setitem(t5.SIZES, "tiny-t5", tiny)
-    asked = ["bench", "--target", "random:tiny-t5", "--draft", "none", *SMALL[:-2], "--also", "memory"]
-    asked += ["--resume", str(tmp_path / "rows.jsonl")]
-    (row,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["rows"]
-    assert "Peak memory" not in CliRunner().invoke(app, asked).stdout  # of another process, perhaps
-    assert "Peak memory, MB: process" in CliRunner().invoke(app, asked[:-2]).stdout
+    command = ["bench", "--target", "random:tiny-t5", "--draft", "none", *SMALL[:-2], "--also", "memory"]
+    command += ["--resume", str(tmp_path / "rows.jsonl")]
+    (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
+    assert "Peak memory" not in CliRunner().invoke(app, command).stdout  # of another process, perhaps
+    assert "Peak memory, MB: process" in CliRunner().invoke(app, command[:-2]).stdout
     assert row["tokens"] == 16 and row["memory"]["weights"] > 0 and row["setting"]["target"] == "random tiny-t5"
 
 
@@ -65,10 +65,10 @@ def test_bad_options_are_refused(loading, arguments, message):
 
 
 def test_spaces_in_lists_do_not_count(loading, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bench, "run_groups", lambda *given, **_: asked.append(given) or iter([]))
-    given = ["bench", *SMALL, "--also", "latency, memory", "--policy", "heuristic, adaptive"]
-    assert CliRunner().invoke(app, given).exit_code == 0
-    ((_, settings, _, config),) = asked
+    calls = []
+    monkeypatch.setattr(bench, "run_groups", lambda *arguments, **_: calls.append(arguments) or iter([]))
+    command = ["bench", *SMALL, "--also", "latency, memory", "--policy", "heuristic, adaptive"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    ((_, settings, _, config),) = calls
     assert config.quantities[-2:] == ("latency", "memory")
-    assert {one.policy_label for one in settings} == {"", "heuristic", "adaptive"}
+    assert {setting.policy_label for setting in settings} == {"", "heuristic", "adaptive"}

@@ -32,8 +32,8 @@ def ours(**changed):
 @pytest.mark.slow
 def test_a_comparison_really_measures(report, monkeypatch):
     monkeypatch.setattr(compare, "REPEATS", 2)
-    found = report("--compare", "--policy", "heuristic", "--batch", "2")["compare"]
-    plain, speculative = found["plain"], found["speculative"]
+    results = report("--compare", "--policy", "heuristic", "--batch", "2")["compare"]
+    plain, speculative = results["plain"], results["speculative"]
     assert speculative["same_text"] == speculative["texts"] == plain["texts"] == 2
     assert (
         speculative["setting"]["batch"] == 2
@@ -45,10 +45,10 @@ def test_a_comparison_really_measures(report, monkeypatch):
 
 
 def test_a_comparison_is_printed(run, monkeypatch):
-    about = environment.current()
-    monkeypatch.setattr(compare, "compare", lambda *_: (PLAIN, ours(speed=spread(1.8), environment=about)))
+    machine = environment.current()
+    monkeypatch.setattr(compare, "compare", lambda *_: (PLAIN, ours(speed=spread(1.8), environment=machine)))
     shown = run("--compare")
-    for part in ("100.0", "80.0", "1.80", "1.70..1.90", "0.95", "0.70", "identical", environment.line(about)):
+    for part in ("100.0", "80.0", "1.80", "1.70..1.90", "0.95", "0.70", "identical", environment.line(machine)):
         assert part in shown
 
 

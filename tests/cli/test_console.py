@@ -8,19 +8,19 @@ from jaxspec.cli import console
 
 
 def test_names_are_on_the_left_and_numbers_on_the_right(shown):
-    made = console.table(["two\nlines"], first="name", title="Sizes")
-    made.add_row("it", "7")
-    title, _, upper, lower, _, row, _ = [line.strip() for line in shown(made).splitlines()]
+    table = console.table(["two\nlines"], first="name", title="Sizes")
+    table.add_row("it", "7")
+    title, _, upper, lower, _, row, _ = [line.strip() for line in shown(table).splitlines()]
     assert title == "Sizes"
     assert (upper, lower) == ("│      │   two │", "│ name │ lines │")
     assert row == "│ it   │     7 │"
 
 
 def test_a_table_of_a_document_has_one_line_of_heads():
-    made = console.table(["pre-\ndicted", "tokens\na round"], first="name", title="Sizes")
-    made.add_row("it", "7", "1.50")
+    table = console.table(["pre-\ndicted", "tokens\na round"], first="name", title="Sizes")
+    table.add_row("it", "7", "1.50")
     printed = io.StringIO()
-    console.show(Console(file=printed, width=400), made, markdown=True)
+    console.show(Console(file=printed, width=400), table, markdown=True)
     lines = [line.rstrip() for line in printed.getvalue().splitlines() if line.strip()]
     assert lines == [
         "**Sizes**",

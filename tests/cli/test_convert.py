@@ -49,9 +49,9 @@ def words():
 
 def test_there_and_back_is_bit_equal(theirs, tmp_path):
     """The default is the other format, in the dtype that is there; the chat template comes along."""
-    there = run(theirs, tmp_path / "ours", "--json")
-    assert there.exit_code == 0, there.output
-    report = json.loads(there.stdout)
+    result = run(theirs, tmp_path / "ours", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
     assert (report["format"], report["dtype"]) == ("jaxspec", "float32")
     assert orbax.read_manifest(tmp_path / "ours").about == {"converted_from": "tiny"}
     ends = dataclasses.replace(CONFIG, end_tokens=(1,))  # which config.json names
@@ -111,12 +111,12 @@ def test_a_model_without_a_tokenizer(tmp_path):
 
 def test_int8_is_made_in_reading(theirs, tmp_path, monkeypatch):
     """Tensor by tensor: no float32 model is held."""
-    asked, load = [], jaxspec.weights.loading.load
+    dtypes, load = [], jaxspec.weights.loading.load
     monkeypatch.setattr(
-        jaxspec.weights.loading, "load", lambda source, dtype: asked.append(dtype) or load(source, dtype=dtype)
+        jaxspec.weights.loading, "load", lambda source, dtype: dtypes.append(dtype) or load(source, dtype=dtype)
     )
     assert run(theirs, tmp_path / "small", "--dtype", "int8").exit_code == 0
-    assert asked == ["int8"]
+    assert dtypes == ["int8"]
     expected = orbax.cast(load(theirs).params, "int8")
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "small", dtype="int8").params, expected)
 

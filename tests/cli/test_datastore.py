@@ -49,8 +49,8 @@ def test_texts_become_a_datastore_that_is_drafted_from(project):
     drafter = drafters.retrieval("store", target)
     out = jaxspec.generate(target, "the old", drafter=drafter, gamma=2, max_new_tokens=6)
     assert (out.tokens == jaxspec.generate(target, "the old", max_new_tokens=6).tokens).all()
-    about = datastore.read_manifest("store").about
-    assert about == {"texts": ["texts.txt"], "field": "text", "tasks": [], "tokenizer": "target"}
+    description = datastore.read_manifest("store").about
+    assert description == {"texts": ["texts.txt"], "field": "text", "tasks": [], "tokenizer": "target"}
 
 
 @pytest.mark.parametrize("where", ["build", "save"])

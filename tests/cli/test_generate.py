@@ -1,6 +1,5 @@
 """`jaxspec generate`: what it prints, as text and as JSON, and what it refuses, with tables for models."""
 
-import importlib
 import json
 
 import jax
@@ -9,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec.cli import convert
+from jaxspec.cli import convert, generate
 from jaxspec.cli.main import app
 from jaxspec.cli.prompts import heldout
-from jaxspec.cli.session import Session, Settings
 from jaxspec.drafters.lookups import datastore
 from jaxspec.weights import loading as model_loading
 
@@ -35,48 +33,48 @@ def refused(invoke):
 
 
 def test_json_is_what_the_library_returns(zoo, report):
-    found = report(PROMPT)
+    reported = report(PROMPT)
     out = jaxspec.generate(zoo["debian-t5-large"], [PROMPT], drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12)
-    assert found["prompts"] == [PROMPT]
-    assert found["texts"] == out.texts
-    assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
+    assert reported["prompts"] == [PROMPT]
+    assert reported["texts"] == out.texts
+    assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
     for name, values in out.stats._asdict().items():
-        assert found["stats"][name] == values.tolist()
-    total = found["stats"]["total"]
-    assert total["emitted"] == len(found["tokens"][0])
+        assert reported["stats"][name] == values.tolist()
+    total = reported["stats"]["total"]
+    assert total["emitted"] == len(reported["tokens"][0])
     assert total["drafted"] > 0
     assert total["acceptance_rate"] == total["accepted"] / total["drafted"]
-    assert found["settings"]["draft"] == "debian-t5-draft"
-    assert found["versions"]["jax"] == jax.__version__
-    assert found["device"]["device"] == "cpu"
+    assert reported["settings"]["draft"] == "debian-t5-draft"
+    assert reported["versions"]["jax"] == jax.__version__
+    assert reported["device"]["device"] == "cpu"
 
 
 def test_penalties_and_bans_reach_the_library(zoo, report):
-    found = report(PROMPT, "--repetition-penalty", "1.5", "--frequency-penalty", "0.5", "--ban", "3", "--ban", "4")
+    reported = report(PROMPT, "--repetition-penalty", "1.5", "--frequency-penalty", "0.5", "--ban", "3", "--ban", "4")
     out = jaxspec.generate(
         zoo["debian-t5-large"], [PROMPT], drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12,
         repetition_penalty=1.5, frequency_penalty=0.5, banned=[3, 4],
     )  # fmt: skip
-    assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
-    assert not {3, 4} & set(found["tokens"][0])
+    assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()] != report(PROMPT)["tokens"]
+    assert not {3, 4} & set(reported["tokens"][0])
 
 
 def test_a_chat_is_what_the_template_makes_of_a_prompt(zoo, report, monkeypatch):
     template = "{% for m in messages %}das {{ m.content }}{% endfor %}{% if add_generation_prompt %} und{% endif %}"
     monkeypatch.setattr(zoo["debian-t5-large"].tokenizer, "chat_template", template)
-    found, spelt = report("alte Hund", "--chat"), jaxspec.Prompt(np.array([[5, 6, 8, 11]]), np.array([4]))
+    reported, spelt = report("alte Hund", "--chat"), jaxspec.Prompt(np.array([[5, 6, 8, 11]]), np.array([4]))
     out = jaxspec.generate(
         zoo["debian-t5-large"], spelt, drafter=zoo["debian-t5-draft"], gamma=3, max_new_tokens=12
     )  # no end token after what the template has
-    assert found["prompts"] == ["alte Hund"]
-    assert found["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
+    assert reported["prompts"] == ["alte Hund"]
+    assert reported["tokens"] == [out.tokens[0, : out.lengths[0]].tolist()]
 
 
 @pytest.mark.parametrize("draft", ["prompt_lookup", "prompt_lookup+debian-t5-draft"])
 def test_drafters_and_policies_by_name(report, draft):
-    found = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")
-    assert found["texts"] == report(PROMPT)["texts"]
-    assert found["settings"]["draft"] == draft and found["settings"]["policy"] == "adaptive=0.1"
+    reported = report(PROMPT, "--draft", draft, "--policy", "adaptive=0.1")
+    assert reported["texts"] == report(PROMPT)["texts"]
+    assert reported["settings"]["draft"] == draft and reported["settings"]["policy"] == "adaptive=0.1"
 
 
 def test_a_datastore_must_be_of_the_targets_vocabulary(zoo, report, refused, tmp_path):
@@ -98,15 +96,15 @@ def test_plain_decoding_has_the_same_text_and_no_draft_tokens(report):
 
 
 def test_without_prompts_it_takes_held_out_ones(report):
-    found = report()
-    assert found["prompts"] == heldout("translation", 2)
-    assert all(p.startswith("translate English to German: ") for p in found["prompts"])
+    reported = report()
+    assert reported["prompts"] == heldout("translation", 2)
+    assert all(p.startswith("translate English to German: ") for p in reported["prompts"])
 
 
 def test_a_decoder_only_target_continues_held_out_texts_with_its_small_sibling(report):
-    found = report("--target", "debian-gpt-base")
-    assert found["prompts"] == heldout("text", 2)
-    assert found["settings"]["draft"] == "debian-gpt-small"
+    reported = report("--target", "debian-gpt-base")
+    assert reported["prompts"] == heldout("text", 2)
+    assert reported["settings"]["draft"] == "debian-gpt-small"
 
 
 def test_what_is_piped_in_is_decoded(run):
@@ -117,12 +115,8 @@ def test_what_is_piped_in_is_decoded(run):
 @pytest.mark.parametrize(("mode", "batch"), [("--json", 1), ("--json", 2), ("--trace", 2)])
 def test_what_was_done_is_printed_before_an_interruption(mode, batch, report, run, invoke, monkeypatch, tmp_path):
     """Two prompts of four are done then; the first call compiles."""
-    library, texts, calls = (
-        importlib.import_module("jaxspec.decode.generate"),
-        heldout("translation", 4),
-        iter(range(1 + 2 // batch)),
-    )
-    complete, wanted = library.complete, report()["texts"] if mode == "--json" else run(mode, "--batch", "2")
+    texts, calls = heldout("translation", 4), iter(range(1 + 2 // batch))
+    complete, wanted = generate.complete, report()["texts"] if mode == "--json" else run(mode, "--batch", "2")
     (tmp_path / "prompts.txt").write_text("\n".join(texts))
 
     def interrupted(*arguments):
@@ -130,7 +124,7 @@ def test_what_was_done_is_printed_before_an_interruption(mode, batch, report, ru
             raise KeyboardInterrupt
         return complete(*arguments)
 
-    monkeypatch.setattr(library, "complete", interrupted)
+    monkeypatch.setattr(generate, "complete", interrupted)
     result = invoke("--prompts", str(tmp_path / "prompts.txt"), mode, "--batch", str(batch))
     assert result.exit_code == 130
     if mode == "--json":
@@ -142,24 +136,24 @@ def test_what_was_done_is_printed_before_an_interruption(mode, batch, report, ru
 
 def test_lines_of_a_file_are_the_columns_of_one_report(report, run, tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(heldout("translation", 2)))
-    whole, asked = report("--trace"), ("--prompts", str(tmp_path / "prompts.txt"), "--trace", "--json")
-    *rows, totals = map(json.loads, run(*asked).splitlines())
-    for one, many in (("prompt", "prompts"), ("text", "texts"), ("tokens", "tokens"), ("rounds", "rounds")):
-        assert [row[one] for row in rows] == whole[many]
+    together, options = report("--trace"), ("--prompts", str(tmp_path / "prompts.txt"), "--trace", "--json")
+    *rows, totals = map(json.loads, run(*options).splitlines())
+    for single, many in (("prompt", "prompts"), ("text", "texts"), ("tokens", "tokens"), ("rounds", "rounds")):
+        assert [row[single] for row in rows] == together[many]
     assert {name: [row["stats"][name] for row in rows] for name in rows[0]["stats"]} == {
-        name: value for name, value in whole["stats"].items() if name != "total"
+        name: value for name, value in together["stats"].items() if name != "total"
     }
     assert set(totals) == {"exact", "stats", "settings", "versions", "device"}
-    *rows, totals = map(json.loads, run(*asked[:2], "--beams", "2", "--json").splitlines())
+    *rows, totals = map(json.loads, run(*options[:2], "--beams", "2", "--json").splitlines())
     assert [record for row in rows for record in row["hypotheses"]] == report("--beams", "2")["hypotheses"]
 
 
 def test_a_target_without_a_sibling_drafts_by_a_look_up(zoo, report, invoke):
     result = invoke(PROMPT, "--target", "stranger", "--json")
-    found = json.loads(result.stdout)
-    assert found["settings"]["draft"] == "prompt_lookup"
+    reported = json.loads(result.stdout)
+    assert reported["settings"]["draft"] == "prompt_lookup"
     assert "No model is known that drafts for stranger: prompt_lookup drafts" in " ".join(result.stderr.split())
-    assert found["texts"] == report(PROMPT, "--target", "stranger", "--draft", "none")["texts"]
+    assert reported["texts"] == report(PROMPT, "--target", "stranger", "--draft", "none")["texts"]
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**64)])
@@ -172,15 +166,15 @@ def test_a_seed_that_no_key_has_is_refused(seed, invoke):
 def test_a_terminal_that_lacks_characters(charset, report, invoke, tmp_path):
     """JSON is the same; text has escapes in their place."""
     prompt = "translate English to German: “cat” 😀"
-    whole = report(prompt)
+    expected = report(prompt)
 
     def shown(*arguments):
         result = CliRunner(charset=charset).invoke(app, ["generate", *SMALL, prompt, *arguments], input=b"")
         assert result.exit_code == 0
         return result.stdout_bytes.decode(charset)
 
-    found = json.loads(shown("--json"))
-    assert all(found[name] == whole[name] for name in ("prompts", "texts", "tokens"))
+    reported = json.loads(shown("--json"))
+    assert all(reported[name] == expected[name] for name in ("prompts", "texts", "tokens"))
     assert "\\u201ccat\\u201d \\U0001f600" in shown("--draft", "none")
 
 
@@ -222,18 +216,18 @@ def test_what_can_be_known_is_refused_before_any_model_is_loaded(arguments, said
     (tmp_path / "file").write_text("no measurement\n\n")
     monkeypatch.setattr(model_loading, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     if arguments[0] == "convert":
-        monkeypatch.setattr(convert, "stored", lambda folder: convert.Stored(model_loading.OURS, "float32", {}))
+        monkeypatch.setattr(convert, "stored", lambda folder: (model_loading.OURS, "float32", {}))
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2")])
 def test_text_and_counts_are_printed(mode, report, run):
-    found, shown = report(), run(*mode)
+    reported, shown = report(), run(*mode)
     assert "English" in shown
-    for text in found["texts"]:
+    for text in reported["texts"]:
         assert text in shown
-    assert f"of {found['stats']['total']['drafted']} drafted" in " ".join(shown.split())
+    assert f"of {reported['stats']['total']['drafted']} drafted" in " ".join(shown.split())
     assert "2 of them, each prompt's first, by reading the prompts" in " ".join(shown.split())
 
 
@@ -293,11 +287,11 @@ def test_a_file_that_is_no_text(tmp_path, refused):
 
 def test_beams_are_the_librarys(zoo, report, run):
     options = ("--beams", "3", "--length-penalty", "0.6", "--draft", "debian-t5-draft")
-    found = report(PROMPT, *options)
+    reported = report(PROMPT, *options)
     models = dict(target=zoo["debian-t5-large"], drafter=zoo["debian-t5-draft"])
     out = jaxspec.beam_search(prompts=[PROMPT], beams=3, length_penalty=0.6, gamma=3, max_new_tokens=12, **models)
-    assert found["hypotheses"] == out.records()
-    assert [found["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]
+    assert reported["hypotheses"] == out.records()
+    assert [reported["settings"][name] for name in ("beams", "length_penalty", "early_stopping")] == [3, 0.6, "no"]
     shown = run(PROMPT, *options)
     assert f"{out.scores[0, 0]:.4f} {out.texts[0][0]}" in shown and f"in {out.passes[0]} passes" in shown
 
@@ -319,8 +313,3 @@ def test_beams_refuse_what_samples(refused):
     assert "takes a model that drafts, not prompt_lookup" in refused(PROMPT, "--beams", "2", "--draft", "prompt_lookup")
     assert "--early-stopping is 'maybe'" in refused(PROMPT, "--beams", "2", "--early-stopping", "maybe")
     assert "18 tokens" in refused(PROMPT, "--beams", "19")
-
-
-@pytest.mark.parametrize(("texts", "batch", "starts"), [(8, 3, [0, 6]), (8, 4, [0]), (2, 4, [0]), (5, 1, [0])])
-def test_a_shorter_last_batch_is_compiled_beforehand(texts, batch, starts):
-    assert Session(Settings(batch=batch), ["a"] * texts, prepared=None).sizes == starts

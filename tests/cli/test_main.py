@@ -1,4 +1,4 @@
-"""What all commands share: version, help, errors, the compilation cache."""
+"""The parts that all commands share: version, help, errors, the compilation cache."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import jaxspec
-from jaxspec.cli import main, startup
+from jaxspec.cli import main
 
 runner = CliRunner()
 
@@ -52,10 +52,10 @@ def test_every_command_and_option_has_help_that_fits_a_screen(command):
     result = runner.invoke(main.app, [command, "--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0 and len(result.output.splitlines()) <= 60  # of 80 columns
     assert f"      jaxspec {command}" in result.output  # an example
-    made = main.command(command)
-    assert made.help
-    assert [p.name for p in made.params if not getattr(p, "help", None)] == []
-    assert not {p.name for p in made.params} & set().union(*ONE_SPELLING.values())
+    typer_command = main.command(command)
+    assert typer_command.help
+    assert [p.name for p in typer_command.params if not getattr(p, "help", None)] == []
+    assert not {p.name for p in typer_command.params} & set().union(*ONE_SPELLING.values())
 
 
 def test_help_imports_nothing_slow():
@@ -130,8 +130,8 @@ def test_ctrl_c_is_quiet():
 
 def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert startup.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
-    assert startup.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
+    assert main.cache_folder({}) == tmp_path / ".cache" / "jaxspec" / "programs"
+    assert main.cache_folder({"XDG_CACHE_HOME": "/x"}).parent.as_posix() == "/x/jaxspec"
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_programs_are_cached_in_the_users_cache_folder(monkeypatch, tmp_path):
 def test_the_users_choice_of_a_cache_is_kept(chosen, env, ours):
     updates = {}
     config = types.SimpleNamespace(jax_compilation_cache_dir=chosen, update=updates.__setitem__)
-    startup.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
+    main.keep_programs(config, {"XDG_CACHE_HOME": "/x", **env})
     assert updates.get("jax_compilation_cache_dir") == ("/x/jaxspec/programs" if ours else None)

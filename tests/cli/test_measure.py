@@ -32,23 +32,23 @@ def rows_of(result):
 
 @pytest.mark.slow
 def test_rules_are_measured_and_resumed(run, tmp_path, monkeypatch):
-    asked = ["--rule", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
-    _, strict, lenient = rows_of(run(*asked, "--json"))
+    options = ["--rule", "rejection,lenient=0.3", "-t", "0", "--resume", str(tmp_path / "rows.jsonl")]
+    _, strict, lenient = rows_of(run(*options, "--json"))
     assert strict.alpha.low <= strict.alpha.value <= strict.alpha.high and strict.alpha.value <= lenient.alpha.value
     assert strict.same_text == strict.texts == 1 and lenient.same_text is None
     assert strict.predicted.rounds > 0 and lenient.predicted.theorem > 0
     assert strict.predicted.theorem > 0 and strict.setting.task == "prompts"
     assert strict.drafts.conditional.low is None  # of a single text
     monkeypatch.setattr(runner, "_measure", lambda *_: pytest.fail("measured again"))
-    again = run(*asked)
+    again = run(*options)
     assert "prompts, T = 0, debian-t5-draft" in again.stdout and "lenient(0.3), inexact" in again.stdout
 
 
 @pytest.mark.slow
 def test_one_prompt_has_no_interval(run, tmp_path):
-    one = tmp_path / "one.txt"
-    one.write_text("der Hund\n", encoding="utf-8")
-    shown = run("--prompts", str(one), "-t", "0", "--no-speed")
+    file = tmp_path / "one.txt"
+    file.write_text("der Hund\n", encoding="utf-8")
+    shown = run("--prompts", str(file), "-t", "0", "--no-speed")
     assert shown.exit_code == 0 and "±" not in shown.stdout and "nan" not in shown.stdout
 
 
@@ -61,9 +61,9 @@ def test_without_speed_nothing_is_timed(run, monkeypatch):
 
 
 def test_an_untimed_measurement_has_no_plan(run, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bench, "run_groups", lambda target, settings, *_, **__: asked.append(settings) or iter([]))
+    runs = []
+    monkeypatch.setattr(bench, "run_groups", lambda target, settings, *_, **__: runs.append(settings) or iter([]))
     for gammas in ("plan", "plan, 2"):
         assert run("--no-speed", "--gamma", gammas, few=FEW[:-2]).exit_code == 0
-    assert [{one.gamma for one in settings} for settings in asked] == [{3}, {2}]
+    assert [{setting.gamma for setting in settings} for settings in runs] == [{3}, {2}]
     assert "--policy adaptive goes by costs" in run("--no-speed", "--policy", "adaptive").stderr

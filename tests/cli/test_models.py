@@ -138,18 +138,18 @@ def test_the_cache_of_an_8b_llama_in_bfloat16():
 @pytest.fixture
 def few(monkeypatch, tmp_path):
     """One size of two families, and one shipped checkpoint."""
-    made = [
+    families_shown = [
         hf_families.t5.T5._replace(sizes={"t5-tiny": T5}),
         hf_families.llama.LLAMA._replace(sizes={"llama-tiny": LLAMA}),
     ]
-    monkeypatch.setattr(hf_families, "FAMILIES", tuple(made))
+    monkeypatch.setattr(hf_families, "FAMILIES", tuple(families_shown))
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     for file in orbax.TOKENIZER:
         (tokenizer / file).write_text("{}")
     params = gpt.init(GPT, jax.random.key(0))
-    given = dict(name="ours", family="gpt", dtype="bfloat16", about={"heldout_loss": 1.5})
-    orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **given)
+    manifest = dict(name="ours", family="gpt", dtype="bfloat16", about={"heldout_loss": 1.5})
+    orbax.save(tmp_path / "shipped" / "ours", params, GPT, tokenizer, **manifest)
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "shipped",))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec import drafters
 from jaxspec.cli import drafter_names, main, names, options
-from jaxspec.cli.lists import integers
+from jaxspec.cli.options import integers
 from jaxspec.sampling.params import OPTIONS
 
 
@@ -31,12 +31,12 @@ def test_generate_has_every_sampling_option_with_its_help():
 def test_what_is_given_arrives_as_one_argument():
     @options.sampling_options
     def command(a: int = 1, *, sampling: dict) -> None:
-        found.append((a, sampling))
+        calls.append((a, sampling))
 
-    found = []
+    calls = []
     command(a=2, temperature=0.0, top_k=None)
     command()
-    assert found == [(2, {"temperature": 0.0}), (1, {})]
+    assert calls == [(2, {"temperature": 0.0}), (1, {})]
 
 
 def test_drafters_over_other_vocabularies():
@@ -58,10 +58,10 @@ def test_drafters_of_the_targets_own_layers_and_cascades_by_name():
     for name in ("trim=512:early_exit=1", "trim=512:skip_layers=1:"):
         head = drafter_names.drafter(name, names.model, target).params.head.to_target
         assert head.shape == (512,)
-    made = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
-    assert len(made.models) == 2
-    made = drafter_names.drafter("horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model)
-    assert len(made.models) == 1
+    drafter = drafter_names.drafter("cascade=2:debian-gpt-small:cascade:debian-gpt-small:prompt_lookup", names.model)
+    assert len(drafter.models) == 2
+    drafter = drafter_names.drafter("horizontal_cascade=1:debian-gpt-small:prompt_lookup", names.model)
+    assert len(drafter.models) == 1
     for name, message in (
         ("early_exit=a", "expected early_exit=4"),
         ("early_exit=1x2", "expected early_exit=4"),
@@ -86,9 +86,9 @@ def test_ngram_tables_inside_other_drafters_are_counted_on_the_references():
             "without_backoff:bigram+trigram",
         ),
     ):
-        asked = []
-        drafter_names.drafter(name, names.model, target, lambda asked=asked: asked.append(1) or ["A fast editor."])
-        assert asked, name
+        reads = []
+        drafter_names.drafter(name, names.model, target, lambda reads=reads: reads.append(1) or ["A fast editor."])
+        assert reads, name
         with pytest.raises(ValueError, match=r"no held-out texts are left to make a .*: take fewer prompts"):
             drafter_names.drafter(name, names.model, target, list)
 
@@ -107,7 +107,7 @@ def test_what_is_counted_is_refused_where_no_texts_are(name, message):
 
 
 def test_drafters_of_trees_by_name():
-    """Of n-gram tables, or any model; what is no number is refused before anything is loaded."""
+    """They take n-gram tables, or any model; what is no number is refused before anything is loaded."""
     assert drafter_names.drafter("token_recycling", names.model).functions.tree == (32, 4)
     mixed = drafters.tree(names.model("debian-gpt-small"), (3, 1), draw="mixed")
     assert drafter_names.drafter("tree=3x1-mixed:debian-gpt-small", names.model).functions is mixed.functions

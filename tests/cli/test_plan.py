@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxspec.cli.main import app
+from jaxspec.cli.plan import READ, Inputs
 
 
 @pytest.fixture
@@ -35,26 +36,26 @@ def test_a_plan_of_known_numbers_is_theorys(run, report):
 
 def test_when_not_to_speculate(run, report):
     """No failure: the answer is to decode plainly."""
-    asked = ("--alpha", "0.1", "--c", "0.02", "--v", "1")
-    result = run(*asked)
+    options = ("--alpha", "0.1", "--c", "0.02", "--v", "1")
+    result = run(*options)
     assert (
         result.exit_code == 0
         and "would have 0.54 times the speed of plain decoding, because checking 2 tokens takes"
         in result.stdout.replace("\n", " ")
     )
-    (plan,) = report(*asked)["plans"]
+    (plan,) = report(*options)["plans"]
     assert (plan["gamma"], plan["break_even"], plan["obstacles"]) == (0, None, ["no spare compute"])
 
 
 def test_sizes_on_a_machine(report, run):
-    asked = ("--alpha", "0.75", "--target", "11B", "--draft", "77m", "--device", "tpu-v4")
-    found = report(*asked, "--batch", "1,512", "--c", "0.02", "--c-hat", "0")
-    one, many = found["plans"]
-    assert (one["gamma"], one["c"], one["v"]) == (9, 0.02, 1.0)
-    assert one["operations"] == pytest.approx(2.65, abs=0.01)
+    options = ("--alpha", "0.75", "--target", "11B", "--draft", "77m", "--device", "tpu-v4")
+    plans = report(*options, "--batch", "1,512", "--c", "0.02", "--c-hat", "0")
+    single, many = plans["plans"]
+    assert (single["gamma"], single["c"], single["v"]) == (9, 0.02, 1.0)
+    assert single["operations"] == pytest.approx(2.65, abs=0.01)
     assert many["gamma"] == 0 and many["obstacles"] == ["no spare compute"]
-    assert found["environment"]["command"]
-    result = run(*asked[:3], "t5-v1_1-xxl", *asked[4:], "--batch", "1,32")
+    assert plans["environment"]["command"]
+    result = run(*options[:3], "t5-v1_1-xxl", *options[4:], "--batch", "1,32")
     assert "Batch 32: Speculate" in result.stdout
 
 
@@ -86,19 +87,23 @@ def test_how_sure_the_numbers_of_a_pair_are(report):
     alpha, c, v = (plan["measured"][name] for name in ("alpha", "c", "v"))
     assert 0 <= alpha["low"] <= alpha["value"] <= alpha["high"] <= 1
     assert c["min"] <= c["median"] == plan["c"] <= c["max"] and set(v) == {"1", "2"}
-    (known,) = report("--alpha", "0.75", "--c", "0.02")["plans"]
-    assert known["measured"] is None and 8 in known["near"]
+    (plan_of_numbers,) = report("--alpha", "0.75", "--c", "0.02")["plans"]
+    assert plan_of_numbers["measured"] is None and 8 in plan_of_numbers["near"]
 
 
 def test_a_tree_is_planned_and_timed(run, report):
-    asked = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
-    found = report(*asked)
-    assert 1 <= len(found["tree"]["shape"]) <= 3 and found["chain"]["depth"] == len(found["chain"]["shape"])
-    assert found["acceptance"].keys() == {"top"} and found["advice"]
-    drafters = [row["setting"]["drafter"] for row in found["timed"]]
-    assert drafters[:2] == ["", f"chain of {found['chain']['depth']}"]
-    assert all(row["same_text"] == row["texts"] == 2 for row in found["timed"])
-    assert "tokens/s" in run(*asked).stdout
+    options = ("--tree", "--timed", "--nodes", "3", "--count", "2", "--max-new-tokens", "12", "--repeats", "1")
+    planned = report(*options)
+    assert 1 <= len(planned["tree"]["shape"]) <= 3 and planned["chain"]["depth"] == len(planned["chain"]["shape"])
+    assert planned["acceptance"].keys() == {"top"} and planned["advice"]
+    drafters = [row["setting"]["drafter"] for row in planned["timed"]]
+    assert drafters[:2] == ["", f"chain of {planned['chain']['depth']}"]
+    assert all(row["same_text"] == row["texts"] == 2 for row in planned["timed"])
+    assert "tokens/s" in run(*options).stdout
+
+
+def test_every_option_is_read_by_a_kind_of_plan():
+    assert set().union(*READ.values()) == set(Inputs._fields)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +111,18 @@ def test_a_tree_is_planned_and_timed(run, report):
     [
         (["--alpha", "0.5"], "--alpha needs an --c"),
         (["--c", "0.5"], "--c needs an --alpha"),
-        (["--v", "0.5"], "--v goes with --alpha and --c"),
+        (["--v", "0.5"], "a plan for a pair does not read --v: leave it out"),
         (["--alpha", "0.5", "--c", "0.1", "--v", "-1"], "--v is -1"),
         (["--alpha", "1.5", "--c", "0.1"], "alpha is 1.5"),
-        (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--batch is for a pair"),
-        (["--tree", "--alpha", "0.5", "--c", "0.1"], "--tree is for a pair"),
+        (["--alpha", "0.5", "--c", "0.1", "--batch", "2"], "--alpha and --c does not read --batch"),
+        (["--tree", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --tree"),
+        (["--tree", "--batch", "1,2"], "a tree is planned for one batch size"),
         (
             ["--draft", "cascade=2:debian-t5-draft:prompt_lookup"],
             "expected a model here; `jaxspec bench`",
         ),
         (["--draft", "none"], "--draft is 'none': expected a model here"),
-        (["--timed"], "--timed is of --tree"),
+        (["--timed"], "a plan for a pair does not read --timed"),
         (["--nodes", "4", "--alpha", "0.5", "--c", "0.1"], "--alpha and --c does not read --nodes: leave it out"),
         (["--alpha", "0.5", "--c", "0.1", "--prompts", "a.txt", "-t", "1"], "not read --temperature, --prompts: leave"),
         (["--alpha", ".5", "--target", "11B", "--draft", "1B", "--device", "h200", "--count", "3"], "--count"),

@@ -1,4 +1,4 @@
-"""Where prompts come from: files, standard input in all its states, and the held-out ones."""
+"""The sources of prompts: files, standard input in all its states, and the held-out ones."""
 
 import codecs
 import io
@@ -14,29 +14,29 @@ def test_prompts_come_a_line_each_from_a_file_or_standard_input(tmp_path, monkey
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"das alte\r\n\n  \ndie neue")
     expected = ["das alte", "die neue"]
-    assert prompts.given(None, str(file)) == expected
+    assert prompts.from_arguments(None, str(file)) == expected
     for prompt, source in (("-", None), (None, "-")):
         monkeypatch.setattr(sys, "stdin", io.StringIO(file.read_text()))
-        assert prompts.given(prompt, source) == expected
+        assert prompts.from_arguments(prompt, source) == expected
 
 
 def test_standard_input_is_read_when_asked_for_only(monkeypatch):
     """A build system's pipe may stay open for ever."""
     monkeypatch.setattr(sys, "stdin", None)
-    assert prompts.given(None, None) == []
+    assert prompts.from_arguments(None, None) == []
 
 
 def test_a_no_break_space_is_a_prompt(tmp_path):
     (tmp_path / "prompts.txt").write_text(" \u00a0\n\nthe old\r\n", encoding="utf-8", newline="")
-    assert prompts.given(None, str(tmp_path / "prompts.txt")) == [" \u00a0", "the old"]
+    assert prompts.from_arguments(None, str(tmp_path / "prompts.txt")) == [" \u00a0", "the old"]
     (tmp_path / "prompts.jsonl").write_text(' \n{"input": "x"}\n', encoding="utf-8")
-    assert prompts.given(None, str(tmp_path / "prompts.jsonl")) == ["x"]
+    assert prompts.from_arguments(None, str(tmp_path / "prompts.jsonl")) == ["x"]
 
 
 def test_an_empty_argument_is_refused():
     with pytest.raises(ValueError, match="the PROMPT is empty"):
-        prompts.given("", None)
-    assert prompts.given(" ", None) == [" "]
+        prompts.from_arguments("", None)
+    assert prompts.from_arguments(" ", None) == [" "]
 
 
 def test_held_out_prompts_are_counted():
@@ -83,9 +83,9 @@ def test_a_line_without_an_input_is_named(tmp_path, line, message):
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"input": "good"}}\n\n{line}\n')
     for read in (lambda: prompts.from_file(file), lambda: prompts.by_task(file, 2)):
-        with pytest.raises(ValueError, match=r'prompts\.jsonl: line 3 .*: expected \{"input": "\.\.\."\}') as found:
+        with pytest.raises(ValueError, match=r'prompts\.jsonl: line 3 .*: expected \{"input": "\.\.\."\}') as error:
             read()
-        assert f"line 3 {message}" in str(found.value)
+        assert f"line 3 {message}" in str(error.value)
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path):

@@ -69,10 +69,10 @@ def refused(*arguments):
 
 
 def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_dtype_promotion):
-    whole = run.train
+    train = run.train
 
     def interrupted(recipe, data, work):
-        whole(recipe, data, work, progress=False)
+        train(recipe, data, work, progress=False)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "train", interrupted)
@@ -81,7 +81,7 @@ def test_a_run_is_interrupted_resumed_and_saved(project, monkeypatch, standard_d
     assert "the same command goes on" in result.stderr
     assert not (project / "trained").exists()
 
-    monkeypatch.setattr(run, "train", whole)
+    monkeypatch.setattr(run, "train", train)
     result = call("tiny.toml", "--dtype", "bfloat16")
     assert result.exit_code == 0, result.output
     assert "resumed at step 2" in result.stdout
@@ -189,8 +189,8 @@ def test_tables_are_counted_saved_loaded_and_drafted_with(target):
     assert (out.tokens == jaxspec.generate(base, "the old", max_new_tokens=6).tokens).all()
     draft_token, _ = loaded.lm.prefill(loaded.params, jaxspec.Prompt(jnp.array([[3]]), jnp.array([1])), 2)
     assert int(draft_token.logits.argmax()) == WORDS.index("old")
-    about = orbax.read_manifest("trained/pairs").about
-    assert (about["target"], about["order"], about["texts"], about["tokens"]) == ("trained/target", 2, 4, 40)
+    description = orbax.read_manifest("trained/pairs").about
+    assert description.items() >= {"target": "trained/target", "order": 2, "texts": 4, "tokens": 40}.items()
     assert "is there already" in refused("pairs.toml")
 
 

@@ -44,19 +44,19 @@ def test_rules_are_what_they_promise(pair, only):
     only(**{name: catalogue.RULES[name] for name in ("rejection", "lenient")})
     result = verify(*PAIR, *FEW, "--seed", "2", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    report = json.loads(result.stdout)
     names = [entry.rule.name for entry in catalogue.RULES.values()]
-    assert [row["rule"] for row in found["rules"]] == names
-    assert all(row["as_stated"] for row in found["rules"])
-    judged = {row["rule"] for row in found["rules"] if "tree" in row["total_variation"]}
+    assert [row["rule"] for row in report["rules"]] == names
+    assert all(row["as_stated"] for row in report["rules"])
+    judged = {row["rule"] for row in report["rules"] if "tree" in row["total_variation"]}
     assert judged == {entry.rule.name for entry in catalogue.RULES.values() if entry.rule.trees}
-    for row in found["rules"]:
+    for row in report["rules"]:
         worst = max(row["total_variation"].values())
         assert (worst < 1e-5) == row["exact"] and (row["above_bound"] is None) == row["exact"]
         assert row["exact"] or max(row["above_bound"].values()) < 1e-5
 
-    assert found["pair"]["numerics"].keys() == {"float32", "bfloat16"}
-    assert found["pair"]["numerics"]["float32"] == {
+    assert report["pair"]["numerics"].keys() == {"float32", "bfloat16"}
+    assert report["pair"]["numerics"]["float32"] == {
         "prompts": 3, "same": 3, "first": None, "largest_top_two_margin": None, "mismatches": [],
     }  # fmt: skip
 
@@ -73,8 +73,8 @@ def test_a_wrong_rule_is_found(pair, only, wrong_rule):
     only(rejection=catalogue.RULES["rejection"], liar=Entry(wrong_rule._replace(name="liar")))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert [row["as_stated"] for row in found["rules"]] == [True, False]
+    report = json.loads(result.stdout)
+    assert [row["as_stated"] for row in report["rules"]] == [True, False]
     shown = verify(*PAIR, *FEW).stdout.splitlines()
     assert sum("liar" in line and "WRONG" in line for line in shown) == 1
     assert all("as stated" in line for line in shown if "│ rejection" in line)
@@ -87,9 +87,9 @@ def test_an_inexact_rule_that_breaks_its_bound_is_found(pair, only):
     only(lenient=catalogue.RULES["lenient"], broken=Entry(rules.lenient(0.1), hardly_above_p))
     result = verify(*PAIR, *FEW, "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert [row["as_stated"] for row in found["rules"]] == [True, False]
-    assert max(found["rules"][1]["above_bound"].values()) > 1e-2
+    report = json.loads(result.stdout)
+    assert [row["as_stated"] for row in report["rules"]] == [True, False]
+    assert max(report["rules"][1]["above_bound"].values()) > 1e-2
 
 
 def test_an_inexact_rule_must_state_a_bound(only):
@@ -105,8 +105,8 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
         verdict = rules.rejection().verify(keys, position, draft, target)
         if draft.parent is None:
             return verdict
-        one = jnp.ones_like(verdict.num_accepted)
-        return verdict._replace(num_accepted=one, path=jnp.zeros_like(verdict.path))
+        first = jnp.ones_like(verdict.num_accepted)
+        return verdict._replace(num_accepted=first, path=jnp.zeros_like(verdict.path))
 
     only(wrong=Entry(rules.rejection()._replace(verify=verify)))
     result = CliRunner().invoke(app, [*SMALL, "--json"])
@@ -117,10 +117,10 @@ def test_a_rule_that_is_wrong_about_trees_is_found(only):
 
 
 def test_other_greedy_texts_are_an_error_in_float32_only(pair, only, monkeypatch):
-    """Where texts differ is an error in float32, and only shown in bfloat16."""
+    """A text that differs is an error in float32, and only shown in bfloat16."""
     only()
-    some = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]
-    answers = iter([[], some, some, []])
+    mismatches = [numerics.Mismatch(2, 3, 1, 2, 0.5, 0.25), numerics.Mismatch(0, 6, 1, 2, 0.75, 0.75)]
+    answers = iter([[], mismatches, mismatches, []])
     monkeypatch.setattr(numerics, "mismatches", lambda prepared: next(answers))
     result = verify(*PAIR, *FEW)
     assert result.exit_code == 0, result.output

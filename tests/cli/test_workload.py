@@ -8,7 +8,7 @@ from jaxspec.analysis import random_model
 from jaxspec.analysis.bench import Task, product
 from jaxspec.analysis.result import BenchResult, SettingSummary
 from jaxspec.analysis.table import Column
-from jaxspec.cli import drafter_names, drafter_syntax, names, prompts, rows
+from jaxspec.cli import drafter_names, names, prompts, workload
 from jaxspec.cli.main import app
 from jaxspec.cli.workload import Workload, settings_of
 from jaxspec.drafters.lookups import datastore
@@ -21,24 +21,25 @@ def test_every_combination_is_a_setting(zoo):
     work = Workload(draft="debian-t5-draft,prompt_lookup", gamma="1,plan", temperature="0,1", task="translation")
     target, settings = settings_of(work._replace(policy="adaptive,confidence=0.5", batch="1,4", count=3, rows=2))
     assert target is zoo["debian-t5-large"] and len(settings) == 2 * 2 * ((2 + 2) + (1 + 2))
-    assert {one.drafter_name for one in settings} == {"debian-t5-draft", "prompt_lookup"}
-    assert {(one.policy_label, one.gamma) for one in settings} == {
+    assert {setting.drafter_name for setting in settings} == {"debian-t5-draft", "prompt_lookup"}
+    assert {(setting.policy_label, setting.gamma) for setting in settings} == {
         *(("", 1), ("", "plan"), ("adaptive", 1), ("confidence=0.5", 1))
     }
-    assert {one.batch for one in settings} == {1, 4} and all(len(one.task.prompts) == 3 for one in settings)
-    assert {one.sampling["temperature"] for one in settings} == {0.0, 1.0}
+    assert {setting.batch for setting in settings} == {1, 4}
+    assert all(len(setting.task.prompts) == 3 for setting in settings)
+    assert {setting.sampling["temperature"] for setting in settings} == {0.0, 1.0}
 
 
 def test_a_target_without_a_sibling_has_a_look_up(capsys):
     _, settings = settings_of(Workload(target="stranger", task="translation", count=2, rows=1))
-    assert [one.drafter_name for one in settings] == ["prompt_lookup"]
+    assert [setting.drafter_name for setting in settings] == ["prompt_lookup"]
     assert "No model is known that drafts for stranger" in capsys.readouterr().err
 
 
 def test_a_tree_whose_size_is_its_own_is_measured_once():
     names = "debian-t5-draft,tree=2x1:debian-t5-draft"
     _, settings = settings_of(Workload(draft=names, gamma="plan,2,4", task="translation", count=2, rows=1))
-    assert [(one.drafter_name, one.gamma) for one in settings] == [
+    assert [(setting.drafter_name, setting.gamma) for setting in settings] == [
         *(("debian-t5-draft", gamma) for gamma in ("plan", 2, 4)),
         ("tree=2x1:debian-t5-draft", 2),
     ]
@@ -48,10 +49,10 @@ def test_what_cannot_be_is_left_out_in_words(capsys):
     tree = "tree=2x1:debian-t5-draft"
     work = Workload(draft=f"debian-t5-draft,{tree}", rule="rejection, block", policy="heuristic, confidence=0.5")
     _, settings = settings_of(work._replace(gamma="2", task="translation", count=2, rows=1))
-    assert {(one.policy_label, one.rule.name) for one in settings if one.drafter_name == tree} == {
+    assert {(setting.policy_label, setting.rule.name) for setting in settings if setting.drafter_name == tree} == {
         *(("", "rejection"), ("heuristic", "rejection"))
     }
-    assert sum(one.drafter_name == "debian-t5-draft" for one in settings) == 6
+    assert sum(setting.drafter_name == "debian-t5-draft" for setting in settings) == 6
     said = capsys.readouterr().err
     assert f"{tree} drafts trees, and the rule block takes chains of draft tokens only: left out" in said
     assert "the policy confidence=0.5 stops a draft token by token" in said and said.count("\n") == 2
@@ -66,13 +67,13 @@ def test_no_gamma_is_planned_for_drafters_that_are_no_models(capsys):
         ("plan,2", ["plan", 2, 2], "left out"),
     ):
         _, settings = settings_of(work._replace(gamma=gammas))
-        assert [one.gamma for one in settings] == wanted
+        assert [setting.gamma for setting in settings] == wanted
         assert f"no γ can be planned for prompt_lookup, for it is no model: {instead}" in capsys.readouterr().err
 
 
 def test_plain_decoding_and_tasks_in_their_order():
     _, settings = settings_of(Workload(draft="none", count=2, max_new_tokens=5, full_length=True))
-    assert [(one.task.name, one.is_plain, one.task.ends) for one in settings] == [
+    assert [(setting.task.name, setting.is_plain, setting.task.ends) for setting in settings] == [
         ("translation", True, False),
         ("synopsis", True, False),
     ]
@@ -80,21 +81,23 @@ def test_plain_decoding_and_tasks_in_their_order():
 
 def test_rules_by_their_names_and_numbers():
     _, settings = settings_of(Workload(rule="lenient=1,lenient=0.3,block,typical", task="translation"))
-    assert [one.rule for one in settings] == [
+    assert [setting.rule for setting in settings] == [
         rules.rejection(),
         rules.lenient(0.3),
         rules.block(),
         rules.typical(0.09, 0.3),
     ]
     every = settings_of(Workload(rule="all", task="translation", gamma="2"))[1]
-    assert [one.rule for one in every] == [entry.rule for entry in catalogue.RULES.values()]
+    assert [setting.rule for setting in every] == [entry.rule for entry in catalogue.RULES.values()]
 
 
 def test_random_models(zoo, monkeypatch):
-    asked = []
-    monkeypatch.setattr(random_model, "random_model", lambda *given: asked.append(given) or zoo["debian-gpt-base"])
+    shapes = []
+    monkeypatch.setattr(
+        random_model, "random_model", lambda *arguments: shapes.append(arguments) or zoo["debian-gpt-base"]
+    )
     _, settings = settings_of(Workload("random:t5-v1_1-base", "random:t5-v1_1-small", rows=3, count=2))
-    assert asked == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
+    assert shapes == [("t5-v1_1-base", "float32", 0), ("t5-v1_1-small", "float32", 1)]
     assert settings[0].task.prompts.tokens.shape[0] == 3 and not settings[0].task.ends
 
 
@@ -144,8 +147,8 @@ def test_prompts_from_files(tmp_path):
     ],
 )
 def test_bad_arguments_are_refused(command, arguments, message):
-    given = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
-    result = CliRunner().invoke(app, [command, *given])
+    options = arguments if "--gamma" in arguments else [*arguments, "--gamma", "2"]
+    result = CliRunner().invoke(app, [command, *options])
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
 
@@ -180,34 +183,35 @@ def test_a_plus_in_a_path_that_exists_is_the_paths(tmp_path, monkeypatch):
         (f"greedy:{tmp_path}/a+b+c+a", [f"greedy:{tmp_path}/a+b+c", "a"]),
         ("store+v3", ["store", "v3"]),
     ]:
-        assert drafter_syntax.parts(name) == wanted
+        assert drafter_names.parts(name) == wanted
     both = drafters.fallback(drafters.prompt_lookup(), drafters.retrieval(store))
     assert drafter_names.drafter("prompt_lookup+retrieval:store+v2", names.model).functions is both.functions
 
 
 def test_groups_are_printed_as_they_end_until_the_time_is_over(monkeypatch, zoo, capsys, tmp_path):
-    found, measured = [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)], []
+    results, measured = [BenchResult(SettingSummary("big", f"text {i}"), tokens=i) for i in range(3)], []
     settings = product(task=[Task(f"text {i}", "a") for i in range(3)], drafter=[None], gamma=0)
 
     def run_groups(*_, **__):
-        for row in found:
+        for row in results:
             assert capsys.readouterr().out.count(", T = 0") == min(1, len(measured))  # the one before is shown
             measured.append(row)
             yield [row]
 
     monkeypatch.setattr("jaxspec.analysis.bench.run_groups", run_groups)
     columns = [[Column("tokens", "tokens")]]
-    assert rows.run(zoo["debian-t5-large"], settings, Workload(), None, columns) == found == measured
+    assert workload.run(zoo["debian-t5-large"], settings, Workload(), (), columns) == results == measured
     assert capsys.readouterr().out.count(", T = 0") == 1
     measured.clear()
-    assert rows.run(zoo["debian-t5-large"], settings, Workload(minutes=0.0), None, columns) == found[:1] == measured
+    hasty = Workload(minutes=0.0)
+    assert workload.run(zoo["debian-t5-large"], settings, hasty, (), columns) == results[:1] == measured
     assert "the same command begins anew: --resume FILE keeps" in capsys.readouterr().err
-    kept = Workload(minutes=0.0, resume=tmp_path / "rows.jsonl")
+    kept = hasty._replace(resume=tmp_path / "rows.jsonl")
     measured.clear()
-    assert rows.run(zoo["debian-t5-large"], settings, kept, None, columns) == found[:1]
+    assert workload.run(zoo["debian-t5-large"], settings, kept, (), columns) == results[:1]
     assert "the same command goes on where this ended" in capsys.readouterr().err
 
 
 def test_tables_of_held_out_references_and_a_datastore_of_them(zoo):
     _, settings = settings_of(Workload(draft="4-gram,retrieval", task="translation", gamma="2"))
-    assert [one.drafter_name for one in settings] == ["4-gram", "retrieval"]
+    assert [setting.drafter_name for setting in settings] == ["4-gram", "retrieval"]
