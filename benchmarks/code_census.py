@@ -1,0 +1,202 @@
+"""Counts what a reader of the package has to read: lines, files, types, signatures, names, docstrings.
+
+    python -m benchmarks.code_census [CHECKOUT] [--round]      seconds; --round traces one greedy round
+
+The checkout may be an older one: nothing of it is imported unless `--round` is given. Counts are of `jaxspec/` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+VAGUE = frozenset(
+    (
+        "found",
+        "made",
+        "own",
+        "one",
+        "some",
+        "each",
+        "given",
+        "taken",
+        "about",
+        "known",
+        "here",
+        "there",
+        "asked",
+        "whole",
+    )
+)
+NO_VERB = re.compile(r"(Of|That|As|Those|All|Raises:?)\b")
+
+# Run in the checkout that is counted: which files does one greedy round of two table models pass through?
+TRACED_ROUND = """
+import sys
+import jax, jax.numpy as jnp, jaxspec
+from jaxspec.decode import loop
+from jaxspec.nets import adapters
+
+table = jnp.eye(5, k=1) + jnp.eye(5, k=-4)
+lm = adapters.from_function(lambda params, tokens: params[tokens], vocab_size=5)
+target, draft = jaxspec.Model(lm, 9 * table), jaxspec.Model(lm, 3 * table)
+prompt = jaxspec.Prompt(jnp.array([[1, 2]]), jnp.array([2]))
+prepared = jaxspec.prepare(target, prompt, drafter=draft, gamma=2, max_new_tokens=4, temperature=0.0, eos_ids=())
+files = {}
+
+
+def note(frame, event, argument):
+    name = frame.f_code.co_filename
+    if event == "call" and "/jaxspec/" in name and "/nets/" not in name:
+        files[name] = files.get(name, 0) + 1
+
+
+def traced_step(weights, state):
+    sys.setprofile(note)
+    try:
+        return step(weights, state)
+    finally:
+        sys.setprofile(None)
+
+
+step = prepared.decoder.step
+loop.run(prepared._replace(decoder=prepared.decoder._replace(step=traced_step)))
+for name in sorted(files):
+    print(name.split("/jaxspec/")[-1], sum(1 for _ in open(name)))
+"""
+
+
+class Lines(NamedTuple):
+    """Lines of a file or a package by what they hold; blank lines and comments are in `total` only."""
+
+    files: int = 0
+    total: int = 0
+    code: int = 0
+    docstrings: int = 0
+    imports: int = 0
+    types: int = 0
+
+
+def docstring_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Constant]]:
+    """The documented nodes of a file, each with its docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield node, value
+
+
+def count_lines(source: str, tree: ast.Module) -> Lines:
+    """The lines of one file, by kind."""
+    kinds: dict[int, str] = {}
+    for number, line in enumerate(source.splitlines(), 1):
+        stripped = line.strip()
+        kinds[number] = "other" if not stripped or stripped.startswith("#") else "code"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            kinds |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), "imports")
+    for _, docstring in docstring_nodes(tree):
+        kinds |= dict.fromkeys(range(docstring.lineno, (docstring.end_lineno or 0) + 1), "docstrings")
+    counts = Counter(kinds.values())
+    types = sum(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
+    return Lines(1, len(kinds), counts["code"], counts["docstrings"], counts["imports"], types)
+
+
+def bindings(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Local names that a file binds, with their lines: assignments, loop variables, arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+
+
+def signatures(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The number of parameters of each function of a file, with its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            yield sum(argument.arg not in ("self", "cls") for argument in arguments), node.name
+
+
+def concepts(source: str, tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Types and helpers of the package that a file uses: what a reader must know beforehand."""
+    modules, names = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jaxspec":
+            for alias in node.names:
+                local = alias.asname or alias.name
+                (names if re.search(rf"\b{local}\.\w", source) is None or local[0].isupper() else modules).add(local)
+    for module in modules:
+        names |= {f"{module}.{name}" for name in re.findall(rf"\b{module}\.(\w+)", source)}
+    types = {name for name in names if name.split(".")[-1][0].isupper()}
+    return types, names - types
+
+
+def main() -> None:
+    """Prints the counts of a checkout."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--round", action="store_true", help="also trace one greedy round (imports the checkout)")
+    parser.add_argument("--lines", action="store_true", help="also list the docstrings")
+    options = parser.parse_args()
+    package = options.checkout / "jaxspec"
+    by_package: dict[str, Lines] = defaultdict(Lines)
+    vague, bound, first_lines, documented = Counter(), 0, [], 0
+    widest: list[tuple[int, str]] = []
+    mentions = 0
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        parts = path.relative_to(package).parts
+        name = parts[0] if len(parts) > 1 else "(root)"
+        by_package[name] = Lines(*(a + b for a, b in zip(by_package[name], count_lines(source, tree), strict=True)))
+        for local, _ in bindings(tree):
+            bound += 1
+            vague[local] += local in VAGUE
+        for _, docstring in docstring_nodes(tree):
+            documented += 1
+            if NO_VERB.match(docstring.value.strip()):
+                first_lines.append(f"{path.relative_to(options.checkout)}:{docstring.lineno}: {docstring.value[:60]}")
+        widest += [(count, f"{path.relative_to(options.checkout)} {function}") for count, function in signatures(tree)]
+        mentions += re.search(r"mtp", source, re.IGNORECASE) is not None
+    print(f"{'package':<22}" + "".join(f"{field:>12}" for field in Lines._fields))
+    for name, lines in sorted(by_package.items(), key=lambda item: -item[1].total):
+        print(f"{name:<22}" + "".join(f"{count:>12,}" for count in lines))
+    total = Lines(*(sum(column) for column in zip(*by_package.values(), strict=True)))
+    print(f"{'all':<22}" + "".join(f"{count:>12,}" for count in total))
+    wide = sum(count >= 7 for count, _ in widest)
+    share = 100 * wide / len(widest)
+    print(f"\nfunctions with 7 parameters or more: {wide} of {len(widest)} ({share:.1f} %); the widest:")
+    for count, name in sorted(widest, reverse=True)[:5]:
+        print(f"  {count:>3} {name}")
+    vague_total = sum(vague.values())
+    print(f"vague local names: {vague_total} of {bound} bindings ({1000 * vague_total / bound:.1f} of 1,000)")
+    print("  " + ", ".join(f"{name} {count}" for name, count in vague.most_common(12) if count))
+    print(f"docstrings that begin with Of, That, As, Those, All or Raises: {len(first_lines)} of {documented}")
+    print("".join(f"  {line}\n" for line in first_lines if options.lines), end="")
+    print(f"files that name MTP, one kind of draft head: {mentions}")
+    speculative = package / "decode" / "speculative.py"
+    source = speculative.read_text(encoding="utf-8")
+    types, helpers = concepts(source, ast.parse(source))
+    print(f"decode/speculative.py: {len(types)} types and {len(helpers)} helpers to know")
+    if options.round:
+        command = [sys.executable, "-c", TRACED_ROUND]
+        environment = {**os.environ, "PYTHONPATH": str(options.checkout)}
+        run = subprocess.run(command, cwd=options.checkout, capture_output=True, text=True, check=True, env=environment)
+        rows = [line.rsplit(" ", 1) for line in run.stdout.splitlines()]
+        print(f"one greedy round passes through {len(rows)} files, {sum(int(count) for _, count in rows):,} lines:")
+        print("  " + ", ".join(name for name, _ in rows))
+
+
+if __name__ == "__main__":
+    main()
