@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.metadata
-import itertools
 import os
 import re
 import sys
-from collections.abc import Generator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs a network; huggingface_hub r
 
 import hypothesis
 import jax
+import psutil
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -41,6 +41,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # what tracing takes.
 gc.set_threshold(100_000, 20, 50)
 
+MOST_MEMORY = 2 * 2**30  # bytes that a process holds before its compiled programs are dropped
+
 # The same examples on every run and every machine; no deadline, since the first example of a test compiles.
 hypothesis.settings.register_profile("jaxspec", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jaxspec")
@@ -50,21 +52,51 @@ hypothesis.settings.load_profile("jaxspec")
 # programs, as those of the command line do; what is listed in SEPARATE is long, and shares little.
 LONGEST = ("tests/test_shipped.py", "tests/test_sharding.py", "tests/rules/", "tests/cli/", "tests/test_notebooks.py")
 TOGETHER = ("tests/cli/",)
-SLOW = Path(__file__).parent / "tests" / "slow.txt"  # marked `slow`; written by `pytest --record-slow 2`
 SEPARATE = {"tests/test_shipped.py": re.compile(r"t5|gpt"), "tests/test_notebooks.py": re.compile(r"\[.*")}
+
+# Docstrings cannot mark their examples. With a warm compilation cache these take over half a second of a processor.
+SLOW_EXAMPLES = {
+    "analysis.exactness.certificate",
+    "analysis.layers.search_layers",
+    "analysis.plan.of_pair",
+    "decode.beam_search.beam_search",
+    "draft_heads.block.block",
+    "draft_heads.eagle.eagle",
+    "draft_heads.mtp.mtp",
+    "drafters.continuations.as_tree",
+    "drafters.greedy.greedy",
+    "drafters.ngram_model.first_draft_tokens",
+    "drafters.ngram_model.language_model",
+    "drafters.online_ngram.online_ngram",
+    "drafters.retrieval.retrieval",
+    "drafters.sequences.sequences",
+    "drafters.skip_layers.skip_layers",
+    "drafters.suffix.suffix",
+    "drafters.tree.tree",
+    "drafters.without_backoff.without_backoff",
+    "nets.decoder.language_model",
+    "nets.t5.language_model",
+    "rules.block.block",
+    "rules.rejection.rejection",
+    "rules.traversal.traversal",
+    "testing.certificate.certify",
+    "training.online_distillation.online",
+    "trim.trim_vocabulary",
+    "vocabulary_map.map_vocabulary",
+}
+LISTED = Path(__file__).parent / "tests" / "slow.txt"  # tests that are yet to be marked in their files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the combinations, too, that others stand for")
-    parser.addoption("--record-slow", type=float, metavar="S", help="write tests that take S seconds to tests/slow.txt")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is heeded
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, the rest as it was; without `--exhaustive`, not what others stand for."""
-    slow = set(SLOW.read_text().splitlines()) if SLOW.is_file() else set()
+    listed = set(LISTED.read_text().splitlines())
     for item in items:
-        if item.nodeid in slow:
+        if item.nodeid in listed or (isinstance(item, pytest.DoctestItem) and item.name[8:] in SLOW_EXAMPLES):
             item.add_marker("slow")
     if not config.getoption("exhaustive"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -91,31 +123,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return BySharedPrograms(config, log)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("record_slow") is None or hasattr(config, "workerinput"):
-        return
-    if config.args_source is not config.ArgsSource.TESTPATHS:
-        raise pytest.UsageError("--record-slow writes tests/slow.txt anew: run all tests, without names of files")
-    SLOW.unlink(missing_ok=True)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    controller = not hasattr(session.config, "workerinput")
-    if controller and session.config.getoption("record_slow") is not None and SLOW.is_file():
-        SLOW.write_text("".join(sorted(SLOW.read_text().splitlines(keepends=True))))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """With `--record-slow`, notes what takes long: processor time, which a busy machine changes little."""
-    before, least = sum(os.times()[:4]), item.config.getoption("record_slow")
-    result = yield
-    if least is not None and sum(os.times()[:4]) - before > least and not item.get_closest_marker("slow"):
-        with SLOW.open("a") as file:
-            file.write(item.nodeid + "\n")
-    return result
-
-
 def pytest_report_header() -> str:
     import jaxspec
 
@@ -123,29 +130,35 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(scope="session")
-def allowance() -> list[int]:
-    """How many memory maps this process may have before its compiled programs are dropped."""
-    return [20_000]
+def slow_examples() -> set[str]:
+    """Return the functions, named from `jaxspec` on, whose docstrings' examples are slow."""
+    return SLOW_EXAMPLES
 
 
-FINISHED = itertools.count()  # tests
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.fixture(scope="session")
+def most_memory() -> list[int]:
+    """Return, in a list, how many bytes this process may hold before its compiled programs are dropped."""
+    return [MOST_MEMORY]
 
 
 @pytest.fixture(autouse=True)
-def few_memory_maps(allowance):
-    """Linux gives a process 65,530 memory maps; compiled programs take some each, and without one left jax crashes.
+def bounded_memory(most_memory):
+    """Compiled programs are dropped when a test leaves the process too large: together they take several gigabytes.
 
-    Maps of dropped programs stay, and are used again by the next ones.
+    That also keeps it below the 65,530 memory maps that Linux gives a process, without which jax crashes.
     """
     yield
-    if next(FINISHED) % 8 == 0 and _memory_maps() > allowance[0]:  # counting them takes a while
+    if resident() > most_memory[0]:
         jax.clear_caches()
-        allowance[0] = _memory_maps() + 10_000
-
-
-def _memory_maps() -> int:
-    maps = Path("/proc/self/maps")
-    return maps.read_bytes().count(b"\n") if maps.is_file() else 0
+        gc.collect()
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        if hasattr(libc, "malloc_trim"):  # glibc keeps what is freed
+            libc.malloc_trim(0)
+        most_memory[0] = max(MOST_MEMORY, resident() + MOST_MEMORY // 2)
 
 
 @pytest.fixture

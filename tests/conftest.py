@@ -1,4 +1,4 @@
-"""What tests of more than one package share."""
+"""Fixtures that tests of more than one package use."""
 
 import html.parser
 import shutil
@@ -27,7 +27,7 @@ else:
 
 
 class Bytes:
-    """As much of a tokenizer as spelling needs: a token is a byte, and there is one special token."""
+    """A tokenizer, as far as spelling needs one: a token is a byte, and there is one special token."""
 
     end = 256
 
@@ -56,7 +56,7 @@ def spelling():
 
 
 class Markup(html.parser.HTMLParser):
-    """What HTML says: all of it, its tags, and the text of each span with its style. Tags must be closed in order."""
+    """The text of HTML, its tags, and the text of each span with its style. Tags must be closed in order."""
 
     def __init__(self, markup):
         super().__init__(convert_charrefs=True)
@@ -150,21 +150,21 @@ def tokenizer(words=WORDS):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=False, **special)
 
 
-def made(name, seed, encoder=True, words=WORDS):
+def word_model(name, seed, encoder=True, words=WORDS):
     table = table_model(jax.random.key(seed), len(WORDS), order=1, sharpness=3.0, encoder=encoder)
     return table._replace(name=name, tokenizer=tokenizer(words))
 
 
 @pytest.fixture(scope="session")
 def zoo():
-    base = made("debian-t5-large", 1)
-    gpt = made("debian-gpt-base", 3, encoder=False)
+    base = word_model("debian-t5-large", 1)
+    gpt = word_model("debian-gpt-base", 3, encoder=False)
     return {
         "debian-t5-large": base,
-        "debian-t5-draft": made("debian-t5-draft", 2)._replace(params=base.params * 0.7),  # often right
+        "debian-t5-draft": word_model("debian-t5-draft", 2)._replace(params=base.params * 0.7),  # often right
         "debian-gpt-base": gpt._replace(lm=gpt.lm._replace(max_positions=512)),
-        "debian-gpt-small": made("debian-gpt-small", 4, encoder=False),
-        "stranger": made("stranger", 2, words=[*WORDS[:5], *reversed(WORDS[5:])]),
+        "debian-gpt-small": word_model("debian-gpt-small", 4, encoder=False),
+        "stranger": word_model("stranger", 2, words=[*WORDS[:5], *reversed(WORDS[5:])]),
         "broken": base._replace(params=base.params * np.nan),
     }
 

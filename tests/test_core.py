@@ -9,6 +9,7 @@ from scipy import stats
 from jaxspec import sampling
 from jaxspec.core import Caches, noise, token_rows, tree
 from jaxspec.core import kv_cache as kv
+from tests.marks import marked
 
 # --- noise -----------------------------------------------------------------------------------------------------------
 
@@ -88,6 +89,7 @@ def test_write_ends_exactly_at_capacity(batch):
     assert (written[:, :, :4] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_chain_written_as_a_tree_has_a_chains_positions_and_mask():
     chain = jnp.broadcast_to(jnp.array([-1, 0, 1]), (2, 3))
     length = jnp.array([0, 2])
@@ -104,7 +106,7 @@ def numbered(lengths, capacity=7):
     return cache._replace(keys=(entries,), values=(10 + entries,), length=jnp.array(lengths))
 
 
-def test_select_brings_each_rows_path_to_the_front_and_touches_nothing_before_it():
+def test_select_moves_each_rows_path_and_nothing_before_it():
     """Rows of every length, the shortest included: paths of any length, up to all nodes."""
     paths = jnp.array([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]])
     start = jnp.array([1, 1, 3, 4])
@@ -137,13 +139,13 @@ def test_a_cache_that_is_full_to_the_last_entry_can_be_selected_from():
 
 
 def ancestors_by_walking(parent):
-    found = np.zeros((len(parent), len(parent)), bool)
+    ancestors = np.zeros((len(parent), len(parent)), bool)
     for node in range(len(parent)):
         at = node
         while at >= 0:
-            found[node, at] = True
+            ancestors[node, at] = True
             at = parent[at]
-    return found
+    return ancestors
 
 
 def random_parents(rows, nodes, seed=0):
@@ -152,7 +154,7 @@ def random_parents(rows, nodes, seed=0):
     return np.stack([[random.integers(-1, max(node, 1)) if node else -1 for node in range(nodes)] for _ in range(rows)])
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 5, 8, 9, 17])
+@pytest.mark.parametrize("nodes", marked([1, 2, 5, 8, 9, 17], slow={2, 5, 8, 9, 17}))
 def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(nodes):
     parent = random_parents(20, nodes)
     expected = np.stack([ancestors_by_walking(row) for row in parent])
@@ -160,13 +162,15 @@ def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(nodes):
     assert (tree.depth(jnp.asarray(parent)) == expected.sum(-1) - 1).all()
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_cut_off_takes_its_descendants_with_it():
     parent = jnp.array([[0, 1, 2, 0, 4], [0, -1, 2, 3, 0]])
     assert tree.in_tree(parent).tolist() == [[True] * 5, [True, False, False, False, True]]
 
 
+@pytest.mark.slow
 def test_a_path_ends_where_no_child_is_chosen():
-    """Of two chosen nodes in different branches only the one whose whole path is chosen counts."""
+    """A chosen node counts only if its whole path is chosen."""
     parent = jnp.array([[0, 0, 1, 2, 4]] * 4)
     chosen = jnp.array([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], bool)
     count, path = tree.path_of(parent, chosen)
@@ -176,16 +180,17 @@ def test_a_path_ends_where_no_child_is_chosen():
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_last_nodes_of_a_path_are_those_of_a_walk(count):
     parent = random_parents(10, 7, seed=1)
-    found = np.asarray(tree.last_on_path(jnp.asarray(parent), count))
-    for row, each in zip(parent, found, strict=True):
+    last_nodes = np.asarray(tree.last_on_path(jnp.asarray(parent), count))
+    for row, nodes_of_row in zip(parent, last_nodes, strict=True):
         for node in range(7):
             walk, at = [], node
             while len(walk) < count:
                 walk.append(at)
                 at = row[at] if at >= 0 else at - 1
-            assert each[node].tolist() == walk[::-1]
+            assert nodes_of_row[node].tolist() == walk[::-1]
 
 
+@pytest.mark.slow
 def test_sequences_are_chains_side_by_side():
     tokens, parent = tree.of_sequences(jnp.arange(12).reshape(2, 2, 3))
     assert tokens.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
@@ -240,14 +245,15 @@ def test_rows_have_end_tokens_of_their_own():
     assert got[0].tolist() == [2, 3, 3] and got[1].tolist() == [True, True, False]
 
 
+@pytest.mark.slow
 def test_rows_of_a_state_are_taken_and_put_back_leaf_by_leaf():
     """Whatever is in it, nested tuples, keys and None included."""
     keys = jax.random.split(jax.random.key(0), 4)
     state = Caches({"k": jnp.arange(8).reshape(4, 2), "none": None}, (keys, jnp.arange(4.0)))
-    some = token_rows.take_rows(state, jnp.array([3, 1]))
-    assert some.target["k"].tolist() == [[6, 7], [2, 3]] and some.target["none"] is None
-    assert (jax.random.key_data(some.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
-    moved = token_rows.put_rows(state, jnp.array([0, 2]), some)
+    two_rows = token_rows.take_rows(state, jnp.array([3, 1]))
+    assert two_rows.target["k"].tolist() == [[6, 7], [2, 3]] and two_rows.target["none"] is None
+    assert (jax.random.key_data(two_rows.draft[0]) == jax.random.key_data(keys)[jnp.array([3, 1])]).all()
+    moved = token_rows.put_rows(state, jnp.array([0, 2]), two_rows)
     assert moved.target["k"].tolist() == [[6, 7], [2, 3], [2, 3], [6, 7]]
     assert moved.draft[1].tolist() == [3, 1, 1, 3]
     again = token_rows.put_rows(moved, jnp.array([0, 2]), token_rows.take_rows(state, jnp.array([0, 2])))
@@ -306,6 +312,7 @@ def test_processors_that_are_off_change_nothing():
     np.testing.assert_allclose(plain, on, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
     logits = jnp.array([[[1.0, 5.0, 5.0, 2.0]]])
     distribution = sampling.at_temperature()(sampling_params(0.0, 4, batch=1), logits)
@@ -313,6 +320,7 @@ def test_temperature_zero_is_the_argmax_with_ties_to_the_lowest_id():
     assert sampling.greedy()(None, logits).tokens.tolist() == [[1]]
 
 
+@pytest.mark.slow
 def test_rows_have_their_own_sampling_params():
     mixed = sampling.SamplingParams(jnp.array([0.0, 1.0, 2.0]), jnp.array([9, 2, 9]), jnp.array([1.0, 1.0, 0.5]))
     distribution = sampling.at_temperature(top_k=9, top_p=True)(mixed, LOGITS)
@@ -323,6 +331,7 @@ def test_rows_have_their_own_sampling_params():
         np.testing.assert_allclose(distribution.log_probs[b], alone.log_probs[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_minus_infinity_and_bfloat16_logits():
     logits = jnp.array([[[0.0, -jnp.inf, 1.0]]], jnp.bfloat16)
     distribution = sampling.at_temperature(top_k=2, top_p=True)(sampling_params(1.0, 2, 0.99, 1), logits)

@@ -107,5 +107,5 @@ def test_what_is_damaged_is_refused(folder, file, old, new, said):
 
 def test_a_vocabulary_is_all_of_its_ids():
     """Also of those above the number of tokens, where ids between them have none."""
-    some, other = (word_tokenizer({"<unk>": 0, "</s>": 1, word: 9}) for word in ("dog", "cat"))
-    assert datastore.vocabulary_of(some) != datastore.vocabulary_of(other)
+    first, other = (word_tokenizer({"<unk>": 0, "</s>": 1, word: 9}) for word in ("dog", "cat"))
+    assert datastore.vocabulary_of(first) != datastore.vocabulary_of(other)

@@ -61,14 +61,14 @@ def same_cache():
 @pytest.mark.parametrize("page", [page for page in PAGES if PYTHON.search(page.read_text("utf-8"))], ids=name_of)
 def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From top to bottom, as one reads it; lines `# > ...` are what is printed. The README's blocks stand alone."""
-    text, known = page.read_text("utf-8"), {}
+    text, namespace = page.read_text("utf-8"), {}
     if 'load("debian' in text and "debian-t5-base" not in shipped():
         pytest.skip("the checkpoints are not here")
     monkeypatch.chdir(tmp_path)
     for block in PYTHON.finditer(text):
         before = "\n" * text.count("\n", 0, block.start(1))  # so that tracebacks show lines of the page
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(before + block[1], page, "exec"), {} if page == README else known)
+            exec(compile(before + block[1], page, "exec"), {} if page == README else namespace)
         if page != README:
             shown = re.findall(r"^ *# > (.*)$", block[1], re.MULTILINE)
             assert [line.rstrip() for line in printed.getvalue().splitlines()] == shown
@@ -98,12 +98,12 @@ COMMANDS = [
 def test_command_of_a_page_exists(command: str, output: str | None):
     _, name, *arguments = shlex.split(command)
     assert name in COMMAND.commands, f"expected one of {', '.join(COMMAND.commands)}"
-    found = command_of(name)
-    options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    click_command = command_of(name)
+    options = {option for parameter in click_command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     options |= {"-h", "--help"}
     assert {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)} <= options
     if output is not None:
-        found.make_context(name, arguments)  # reads every value, and runs nothing
+        click_command.make_context(name, arguments)  # reads every value, and runs nothing
 
 
 @pytest.mark.parametrize(("command", "output"), [x for x in COMMANDS if x.values[1] and x.values[0].startswith(CHEAP)])
@@ -120,7 +120,7 @@ def test_every_command_is_on_a_page():
 
 
 def public_modules(package: ModuleType) -> Iterator[ModuleType]:
-    """What may be imported from: modules, and packages that list their names, whose own modules are theirs alone."""
+    """Return the modules to import from, where a package that lists its names stands for its modules."""
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if info.name == "jaxspec.cli":
             continue  # commands: --help says what they do
@@ -134,22 +134,22 @@ def public_modules(package: ModuleType) -> Iterator[ModuleType]:
 def public_names(module: ModuleType) -> list[str]:
     if hasattr(module, "__all__"):
         return [name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)]
-    own = {name: x for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
-    return [name for name, x in own.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
+    defined = {name: x for name, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__}
+    return [name for name, x in defined.items() if not name.startswith("_") and not isinstance(x, TypeVar)]
 
 
 def tables_of_source(text: str) -> list[int]:
-    """How many rows each table has: after each line |---|, the lines that begin with |."""
+    """Return the number of rows of each table: after each line |---|, the lines that begin with |."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return [len(rows.splitlines()) for rows in re.findall(r"^\|[-:| ]*-[-:| ]*\|\n((?:\|.*\n?)*)", prose, re.MULTILINE)]
 
 
 def tables_of_html(html: str) -> list[int]:
-    """How many rows each <table> has below its heads."""
+    """Return the number of rows of each <table> below its heads."""
     return [body.count("<tr>") for body in re.findall(r"<table>.*?<tbody>(.*?)</tbody>", html, re.DOTALL)]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*/README.md"))], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[!.]*/README.md"))], ids=name_of)
 def test_tables_of_a_page_are_tables(page: Path):
     markdown = pytest.importorskip("markdown", reason='pip install -e ".[docs]" brings it')
     text = page.read_text("utf-8")
@@ -157,7 +157,7 @@ def test_tables_of_a_page_are_tables(page: Path):
 
 
 def parameters_of(name: str) -> int | None:
-    """How many a shipped model or drafter has, as its files say; None of one that is not shipped."""
+    """Return the number of parameters of a shipped model or drafter, as its files say; None for any other."""
     if name in shipped():
         return orbax.read_manifest(shipped()[name]).parameters
     tensors = ROOT / "checkpoints" / name / "model.safetensors"
@@ -203,13 +203,13 @@ def test_pages_agree_on_what_the_default_drafter_has_of_its_target():
     manifest = orbax.read_manifest(shipped()["debian-t5-draft"])
     parts = jax.eval_shape(lambda: t5.init(manifest.model, jax.random.key(0)))
     theirs = sum(x.size for x in jax.tree.leaves(t5.encoder_params(parts)))
-    own = manifest.parameters - theirs
+    extra = manifest.parameters - theirs
     for page, words in {
-        "README.md": f"{own / 1e6:.0f}M of its own",
-        "checkpoints/README.md": f"({own:,} its own)",
+        "README.md": f"{extra / 1e6:.0f}M of its own",
+        "checkpoints/README.md": f"({extra:,} its own)",
         "docs/index.md": f"{theirs / 1e6:.1f}M of them the target's",
         "docs/models.md": f"the encoder and the embedding, {theirs / 1e6:.1f}M, are its target's",
-        "models/debian-t5-draft.toml": f"{own / 1e6:.1f}M parameters",
+        "models/debian-t5-draft.toml": f"{extra / 1e6:.1f}M parameters",
     }.items():
         assert words in " ".join((ROOT / page).read_text("utf-8").split()), page
 

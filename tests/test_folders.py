@@ -89,6 +89,7 @@ with folders.whole(Path(sys.argv[1])) as beside:
 """
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_or_the_new(tmp_path):
     """A process is killed before each change of the file system that replacing a folder takes."""
     for step in itertools.count(1):
@@ -101,15 +102,15 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
         assert code in (0, 9)
         folders.recover(folder)
         assert [path.name for path in folder.iterdir()] == ["file"]
-        found = (folder / "file").read_text()
+        content = (folder / "file").read_text()
         if code == 0:
             break
-        assert found in ("old", "new")
+        assert content in ("old", "new")
         with folders.whole(folder) as beside:
             (beside / "file").write_text("newer")
         assert (folder / "file").read_text() == "newer"
         assert not (folder.parent / ".kept.jaxspec-old").exists()
-    assert step > 4 and found == "new"
+    assert step > 4 and content == "new"
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
 
 
@@ -128,8 +129,8 @@ with getattr({"folder": folders, "file": files}[sys.argv[2]], "whole")(Path(sys.
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_what_a_killed_process_left_unfinished_goes_with_the_next_write(tmp_path, kind):
-    """What a living one is writing stays."""
-    path, whole = tmp_path / "st[o]re", {"folder": folders.whole, "file": files.whole}[kind]
+    """A living process's unfinished files stay."""
+    path, writing = tmp_path / "st[o]re", {"folder": folders.whole, "file": files.whole}[kind]
     command, environment = (
         [sys.executable, "-c", KILLED_WRITING],
         {"PYTHONPATH": str(Path(jaxspec.__file__).parents[1])},
@@ -142,7 +143,7 @@ def test_what_a_killed_process_left_unfinished_goes_with_the_next_write(tmp_path
     def write():
         for left in unfinished():
             os.utime(left, (0, 0))  # none is so young that its process may not have locked it yet
-        with whole(path) as beside:
+        with writing(path) as beside:
             (beside / "part" if kind == "folder" else beside).write_text("text")
 
     with subprocess.Popen([*command, str(path), kind], env=environment, **pipes) as other:

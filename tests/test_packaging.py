@@ -1,8 +1,9 @@
-"""What is shipped, and which package may import which."""
+"""The wheel's content, and the table of which package may import which."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import os
 import re
@@ -142,6 +143,7 @@ def test_the_table_of_imports_has_no_cycle():
         done |= ready
 
 
+@pytest.mark.slow
 def test_decoding_core_imports_no_flax(tmp_path: Path):
     paths = [file.relative_to(PACKAGE.parent).with_suffix("") for file in sorted(PACKAGE.rglob("*.py"))]
     modules = {".".join(path.parts).removesuffix(".__init__") for path in paths}
@@ -172,6 +174,12 @@ def test_every_module_can_be_imported_first():
     names = sorted({".".join(path.parts).removesuffix(".__init__") for path in files if path.name != "__main__"})
     run = subprocess.run([sys.executable, "-c", IMPORT_EACH, *names], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_examples_that_are_slow_exist(slow_examples):
+    for name in sorted(slow_examples):
+        module, _, function = f"jaxspec.{name}".rpartition(".")
+        assert ">>>" in getattr(importlib.import_module(module), function).__doc__, name
 
 
 def test_the_readme_stays_short():

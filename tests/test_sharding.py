@@ -63,16 +63,16 @@ def test_every_matrix_has_axes_and_nothing_else_has(name):
 
 def test_projections_are_split_where_blocks_need_one_sum():
     params, config = shapes("llama")
-    found = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
-    whole, split = PartitionSpec(None, None), ("model", None)
-    layer = {path.removeprefix("layers_0/"): spec for path, spec in found.items() if path.startswith("layers_0/")}
+    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
+    replicated, split = PartitionSpec(None, None), ("model", None)
+    layer = {path.removeprefix("layers_0/"): spec for path, spec in specs.items() if path.startswith("layers_0/")}
     assert layer["attention/query/weight"] == layer["ff/gate/weight"] == layer["ff/wi/weight"] == PartitionSpec(*split)
     assert layer["attention/out/weight"] == layer["ff/out/weight"] == PartitionSpec(*reversed(split))
     assert layer["attention/query/bias"] == PartitionSpec("model")
     # 16 outputs could be cut in 4, but not the 2 heads that they are.
-    assert layer["attention/key/weight"] == layer["attention/value/weight"] == whole
+    assert layer["attention/key/weight"] == layer["attention/value/weight"] == replicated
     assert layer["attention/out/bias"] == PartitionSpec(None)
-    assert found["embedding/embedding"] == found["head/weight"] == PartitionSpec(*split)
+    assert specs["embedding/embedding"] == specs["head/weight"] == PartitionSpec(*split)
     assert layer["attention_norm/scale"] == PartitionSpec()
 
 
@@ -81,17 +81,17 @@ def test_xxl_over_8_devices_is_an_eighth_of_itself():
     mesh = AbstractMesh((1, 8), ("data", "model"))
     places = sharding.parameters(params, config, mesh)
     parts = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape))), params, places)
-    one, all_of_them = sum(jax.tree.leaves(parts)), sum(x.size for x in jax.tree.leaves(params))
-    assert one * 8 == pytest.approx(all_of_them, rel=1e-3)  # norms are whole
+    per_device, all_of_them = sum(jax.tree.leaves(parts)), sum(x.size for x in jax.tree.leaves(params))
+    assert per_device * 8 == pytest.approx(all_of_them, rel=1e-3)  # norms are whole
     assert sharding.kept_whole(config, mesh) == []
 
 
 def test_what_does_not_divide_is_whole_and_reported():
     config = t5.T5Config(30, dim=16, ff_dim=32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=1)
     params = jax.eval_shape(lambda: t5.init(config, jax.random.key(0)))
-    found = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
-    assert {spec for path, spec in found.items() if "ff/" not in path} <= {PartitionSpec(None, None), PartitionSpec()}
-    assert found["decoder_0/ff/wi/weight"] == PartitionSpec("model", None)
+    specs = {path: s.spec for path, s in parameters.flat(sharding.parameters(params, config, GRID)).items()}
+    assert {spec for path, spec in specs.items() if "ff/" not in path} <= {PartitionSpec(None, None), PartitionSpec()}
+    assert specs["decoder_0/ff/wi/weight"] == PartitionSpec("model", None)
     assert sharding.kept_whole(config, GRID) == ["heads (3 is no multiple of 4)", "vocab (30 is no multiple of 4)"]
     assert sharding.kept_whole(LLAMA, GRID) == ["kv_heads (2 is no multiple of 4)"]
     assert sharding.rows(jnp.ones(3), 3, GRID).spec == PartitionSpec(None)
@@ -136,9 +136,9 @@ def placed(model, mesh):
 def test_target_and_drafter_on_different_meshes():
     model = table_model(jax.random.key(0), vocab=5)
     devices = np.array(jax.devices()[:1])
-    one, other = Mesh(devices, ("data",)), Mesh(devices[None], ("data", "model"))
+    flat, other = Mesh(devices, ("data",)), Mesh(devices[None], ("data", "model"))
     with pytest.raises(ValueError, match="different meshes, data=1 and data=1,model=1: load both with the same"):
-        jaxspec.generate(placed(model, one), PROMPT, drafter=placed(model, other))
+        jaxspec.generate(placed(model, flat), PROMPT, drafter=placed(model, other))
 
 
 def test_what_goes_with_a_placed_target_is_placed():
@@ -174,7 +174,7 @@ def answer(process):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def report(tmp_path_factory):
     if "debian-t5-base" not in shipped():
         pytest.skip("there is no tokenizer to save with")
     return answer(start(8, "meshes", tmp_path_factory.mktemp("placement")))
@@ -182,61 +182,61 @@ def found(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_on_a_mesh_is_that_on_one_device(found, kind):
+def test_text_on_a_mesh_is_that_on_one_device(report, kind):
     """Greedy rows and, with the coupled rule, sampled ones, on 2 x 4 devices."""
-    assert found[kind]["split"] == found[kind]["one"]
-    assert len({tuple(row) for row in found[kind]["one"]}) == 4
+    assert report[kind]["split"] == report[kind]["one"]
+    assert len({tuple(row) for row in report[kind]["one"]}) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_weights_are_gathered(found, kind):
+def test_no_weights_are_gathered(report, kind):
     """Every device computes with its own part of each matrix; what is summed are activations."""
-    assert [n for n in found[kind]["gathered"] if n >= found[kind]["part"]] == []
-    assert found[kind]["sums"] > 0
-    gathered, part = found["control"]  # a program that does gather a matrix is found out
+    assert [n for n in report[kind]["gathered"] if n >= report[kind]["part"]] == []
+    assert report[kind]["sums"] > 0
+    gathered, part = report["control"]  # a program that does gather a matrix is found out
     assert gathered == [part]
 
 
 @pytest.mark.slow
-def test_caches_follow_the_table(found):
-    assert found["cache"] == {"llama": True, "encoder": True}
+def test_caches_follow_the_table(report):
+    assert report["cache"] == {"llama": True, "encoder": True}
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_the_same_bits_on_another_mesh(found):
-    assert found["restored"] == {"orbax": True, "int8": True, "huggingface": True}
+def test_a_checkpoint_is_the_same_bits_on_another_mesh(report):
+    assert report["restored"] == {"orbax": True, "int8": True, "huggingface": True}
 
 
 @pytest.mark.slow
-def test_saving_leaves_nothing_on_the_host(found):
+def test_saving_leaves_nothing_on_the_host(report):
     """A `jax.Array` keeps the copy that is made of all its parts; saving makes none that outlives it."""
-    after, control, split = found["left"]
+    after, control, split = report["left"]
     assert after == 0 and control == split > 0
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_stored_in_the_parts_that_devices_have(found):
-    assert found["parts"]
+def test_a_checkpoint_is_stored_in_the_parts_that_devices_have(report):
+    assert report["parts"]
 
 
 @pytest.mark.slow
-def test_a_draft_learns_on_a_mesh_and_a_resumed_job_goes_on_alike(found):
-    learns = found["learns"]
+def test_a_draft_learns_on_a_mesh_and_a_resumed_job_goes_on_alike(report):
+    learns = report["learns"]
     assert learns["same"] and learns["moved"] and learns["compiled"] == 0
-    greedy = found["llama"]["one"][:2]
+    greedy = report["llama"]["one"][:2]
     assert [text[:2] for text in learns["texts"]] == [greedy] * 2
 
 
 @pytest.mark.slow
-def test_a_stream_on_a_mesh_is_the_text_of_a_batch(found):
-    assert found["streamed"] == found["llama"]["one"][0]
+def test_a_stream_on_a_mesh_is_the_text_of_a_batch(report):
+    assert report["streamed"] == report["llama"]["one"][0]
     # What prefill leaves may lie elsewhere than what a round leaves; from then on nothing is compiled.
-    assert found["programs"] <= 2
+    assert report["programs"] <= 2
 
 
 @pytest.mark.slow
-def test_two_processes_generate_what_one_generates(found, tmp_path):
+def test_two_processes_generate_what_one_generates(report, tmp_path):
     """Under jax.distributed: batches split between processes, and parameters; each process has the whole text.
 
     And they save together: each what it has, or the first what it is sent.
@@ -245,7 +245,7 @@ def test_two_processes_generate_what_one_generates(found, tmp_path):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     both = [start(2, "process", port, index, tmp_path) for index in range(2)]
-    expected = dict(processes=2, streamed=found["streamed"], encoder=found["encoder"]["one"])
+    expected = dict(processes=2, streamed=report["streamed"], encoder=report["encoder"]["one"])
     folders = ["huggingface", "int8", "orbax"]
     expected["saved"] = dict.fromkeys(folders, True) | {"files": folders}
     assert [answer(process) for process in both] == [expected] * 2

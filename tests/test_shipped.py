@@ -57,7 +57,7 @@ def pair(request):
     target, draft, prompts = heldout(request.param, PROMPTS)
     plain = []
     for chosen in batches(np.arange(PROMPTS)):
-        plain += texts(jaxspec.generate(target, some(prompts, chosen), max_new_tokens=NEW))
+        plain += texts(jaxspec.generate(target, prompt_rows(prompts, chosen), max_new_tokens=NEW))
     return target, draft, prompts, plain[:PROMPTS]
 
 
@@ -66,7 +66,7 @@ def batches(rows):
     return [rows[(start + np.arange(16)) % len(rows)] for start in range(0, len(rows), 16)]
 
 
-def some(prompts, rows):
+def prompt_rows(prompts, rows):
     """Rows of a batch."""
     return Prompt(prompts.tokens[np.array(rows)], prompts.length[np.array(rows)])
 
@@ -80,7 +80,7 @@ def test_greedy_equals_plain_one_by_one(pair, gamma):
     """A prompt alone, where plain decoding was of a batch; 0 is plain decoding itself."""
     target, draft, prompts, plain = pair
     for i in range(gamma, PROMPTS, 6):
-        out = jaxspec.generate(target, some(prompts, [i]), drafter=draft, gamma=gamma, max_new_tokens=NEW)
+        out = jaxspec.generate(target, prompt_rows(prompts, [i]), drafter=draft, gamma=gamma, max_new_tokens=NEW)
         assert texts(out) == [plain[i]], i
 
 
@@ -88,7 +88,7 @@ def test_greedy_equals_plain_in_ragged_batches(pair):
     """Each prompt, in shuffled batches: with other mates than in plain decoding."""
     target, draft, prompts, plain = pair
     for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)):
-        out = jaxspec.generate(target, some(prompts, chosen), drafter=draft, gamma=4, max_new_tokens=NEW)
+        out = jaxspec.generate(target, prompt_rows(prompts, chosen), drafter=draft, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
 
 
@@ -107,7 +107,7 @@ def test_greedy_equals_plain_with_trees_of_the_top_choices(pair):
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.tree(draft, (2, 2, 1), draw="top")
     for chosen in batches(np.random.default_rng(0).permutation(PROMPTS)[::2]):
-        out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, max_new_tokens=NEW)
+        out = jaxspec.generate(target, prompt_rows(prompts, chosen), drafter=drafter, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen], chosen
 
 
@@ -142,7 +142,7 @@ def test_greedy_equals_plain_with_a_policy(pair, policy):
     target, draft, prompts, plain = pair
     drafter = jaxspec.drafters.fallback(jaxspec.drafters.prompt_lookup(), draft)
     options = dict(gamma=7, policy=getattr(jaxspec.policies, policy)(), max_new_tokens=NEW)
-    assert texts(jaxspec.generate(target, some(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
+    assert texts(jaxspec.generate(target, prompt_rows(prompts, range(16)), drafter=drafter, **options)) == plain[:16]
 
 
 def random_drafter(draft):
@@ -158,7 +158,7 @@ def test_greedy_equals_plain_with_an_adversarial_drafter(pair):
     target, draft, prompts, plain = pair
     drafter = random_drafter(draft)
     for chosen in (*batches(np.arange(32)), [0], [32], [47]):
-        out = jaxspec.generate(target, some(prompts, chosen), drafter=drafter, gamma=4, max_new_tokens=NEW)
+        out = jaxspec.generate(target, prompt_rows(prompts, chosen), drafter=drafter, gamma=4, max_new_tokens=NEW)
         assert texts(out) == [plain[i] for i in chosen]
 
 
@@ -188,7 +188,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "way"), [one for one in FIXED_KEY if one[0] in PAIRS])
+@pytest.mark.parametrize(("kind", "way"), [case for case in FIXED_KEY if case[0] in PAIRS])
 def test_a_key_gives_the_text_that_it_has_always_given(kind, way):
     target, draft = map(jaxspec.load, PAIRS[kind][:2])
     options = dict(gamma=4, temperature=1.0, key=jax.random.key(3), max_new_tokens=24)
@@ -210,7 +210,7 @@ def sampled(request):
     options = dict(temperature=1.0, max_new_tokens=FEW)
     plain = []
     for chosen in batches(np.arange(SAMPLED)):
-        plain += texts(jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options))
+        plain += texts(jaxspec.generate(target, prompt_rows(prompts, chosen), key=keys[chosen], **options))
     return target, draft, prompts, keys, plain[:SAMPLED]
 
 
@@ -223,7 +223,7 @@ def test_coupled_equals_plain_sampling(sampled, drafter):
     alone = np.arange(0, SAMPLED, 8)[:, None] if drafter == "good" else []
     shuffled = np.random.default_rng(0).permutation(SAMPLED)[:: 1 if drafter == "good" else 2]
     for chosen in (*alone, *batches(shuffled)):
-        out = jaxspec.generate(target, some(prompts, chosen), key=keys[chosen], **options)
+        out = jaxspec.generate(target, prompt_rows(prompts, chosen), key=keys[chosen], **options)
         assert texts(out) == [plain[i] for i in chosen], chosen
 
 
@@ -232,12 +232,12 @@ def test_sampled_tokens_have_the_targets_distribution(pair):
     target, draft, prompts, _ = pair
     shortest = int(np.argmin(prompts.length))
     width = token_rows.bucket(int(prompts.length[shortest]))
-    one = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
-    prepared = prepare(target, one, drafter=draft, gamma=1, temperature=1.0, key=jax.random.key(0))
+    prompt = Prompt(prompts.tokens[shortest][None, :width], prompts.length[shortest][None])
+    prepared = prepare(target, prompt, drafter=draft, gamma=1, temperature=1.0, key=jax.random.key(0))
     context = samples.context(prepared, draws=2048)
-    found = samples.draw(prepared, context.first, jax.random.key(1), draws=2048)
-    assert 0.05 < found.acceptance_rate < 0.95  # both ways were taken
-    fitted = fits.fit(context, found.tokens)
+    drawn = samples.draw(prepared, context.first, jax.random.key(1), draws=2048)
+    assert 0.05 < drawn.acceptance_rate < 0.95  # both ways were taken
+    fitted = fits.fit(context, drawn.tokens)
     assert fitted.cells > 2
     assert fitted.pvalue > 1e-3
 
@@ -247,10 +247,10 @@ def test_bfloat16_diverges_at_near_ties_only(pair):
     """In bfloat16 a pass over several tokens rounds differently: where texts part, the top two must nearly tie."""
     target, draft, prompts, _ = pair
     half = [jaxspec.load(model.name, dtype="bfloat16") for model in (target, draft)]
-    prepared = prepare(half[0], some(prompts, range(16)), drafter=half[1], gamma=4, max_new_tokens=NEW)
-    for found in numerics.mismatches(prepared):
-        assert found.plain != found.speculative
-        assert abs(found.margin) < 0.25, found
+    prepared = prepare(half[0], prompt_rows(prompts, range(16)), drafter=half[1], gamma=4, max_new_tokens=NEW)
+    for mismatch in numerics.mismatches(prepared):
+        assert mismatch.plain != mismatch.speculative
+        assert abs(mismatch.margin) < 0.25, mismatch
 
 
 @ONE
@@ -259,9 +259,9 @@ def test_rows_are_keyed_by_row_and_position(pair):
     target, draft, prompts, _ = pair
     keys = noise.row_keys(jax.random.key(3), 4)
     options = dict(drafter=draft, gamma=4, temperature=1.0, max_new_tokens=16)
-    together = jaxspec.generate(target, some(prompts, range(4)), key=keys, **options)
+    together = jaxspec.generate(target, prompt_rows(prompts, range(4)), key=keys, **options)
     others = np.array([9, 2, 7, 8])
-    again = jaxspec.generate(target, some(prompts, others), key=keys[np.array([0, 2, 1, 3])], **options)
+    again = jaxspec.generate(target, prompt_rows(prompts, others), key=keys[np.array([0, 2, 1, 3])], **options)
     assert again.tokens[1, : again.lengths[1]].tolist() == together.tokens[2, : together.lengths[2]].tolist()
 
 
@@ -270,14 +270,14 @@ def test_coupled_text_does_not_depend_on_the_mesh(kind):
     """A batch split over 8 devices (which must exist before jax starts, so elsewhere) has the same text, from trees."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # compiles as quickly as here
     cache = jax.config.jax_compilation_cache_dir or ""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, SCRIPTS / "mesh_text.py", *PAIRS[kind][:2]],
         env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=cache),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    report = json.loads(found.stdout)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
     assert report["devices"] == 8 and report["shards"] == [2] * 8
     assert report["split"] == report["plain"]

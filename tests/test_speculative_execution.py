@@ -30,12 +30,12 @@ def log(distribution):
 
 
 def p_value(counts, distribution):
-    """How likely counts as far from a distribution's as these are."""
+    """Return the probability of counts as far from the distribution's as these are."""
     return stats.chisquare(counts, counts.sum() * distribution / distribution.sum()).pvalue
 
 
 def candidates(keys, position, log_q, count):
-    """What `execution.propose` drafts, in every row of a batch."""
+    """Propose as `speculative_execution.propose` does, in every row of a batch."""
     tokens = noise.without_replacement(noise.at(keys, position, noise.Purpose.DRAFT), log_q, count)
     length = jnp.minimum(jnp.sum(log_q > -jnp.inf, axis=-1, dtype=jnp.int32), count)
     return Draft(tokens, length, parent=jnp.zeros_like(tokens), log_probs=log_q[:, None])
@@ -43,17 +43,17 @@ def candidates(keys, position, log_q, count):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_candidates_are_drawn_without_replacement(count):
-    """Those of one call are those of the decoder below; fewer where q allows fewer."""
+    """Candidates of one call are those of the decoder below; fewer where q allows fewer."""
     first = jnp.zeros(1, jnp.int32)
     for seed in range(3):
         key = jax.random.key(seed)
-        found = speculative_execution.propose(key, jnp.asarray(log(Q), jnp.float32), count)
+        draft = speculative_execution.propose(key, jnp.asarray(log(Q), jnp.float32), count)
         log_q = jax.nn.log_softmax(jnp.asarray(log(Q), jnp.float32))[None]
         again = candidates(noise.row_keys(jax.random.key(seed), 1), first, log_q, count)
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
+        for x, y in zip(jax.tree.leaves(draft), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(x, y)
-        n = int(found.length[0])
-        assert n == min(count, 3) and len(set(found.tokens[0, :n].tolist()) - {3}) == n
+        n = int(draft.length[0])
+        assert n == min(count, 3) and len(set(draft.tokens[0, :n].tolist()) - {3}) == n
 
 
 def decoder(count):
@@ -65,15 +65,15 @@ def decoder(count):
         live, empty = jnp.logical_not(state.done), states.empty_draft(state.length)
         last = states.last_token(state)
         forward, cache = TARGET.lm.extend(weights.target, state.caches.target, last)
-        found = PLAIN.sampler(state.request.sampling_params, forward.logits)
+        distribution = PLAIN.sampler(state.request.sampling_params, forward.logits)
         # A key for the call, as the caller of `speculate` gives one: that of the row's position.
         keys, log_q = state.request.keys, jax.nn.log_softmax(weights.draft[last[:, 0]], axis=-1)
         draft = candidates(keys, state.length, log_q, count)
-        wide = jnp.broadcast_to(found.log_probs, (len(live), count + 1, found.log_probs.shape[-1]))
+        wide = jnp.broadcast_to(distribution.log_probs, (len(live), count + 1, distribution.log_probs.shape[-1]))
         verdict = rules.rejection().verify(keys, state.length, draft, Distribution(wide))
         drafted = jnp.take_along_axis(draft.tokens, verdict.path[:, :1], axis=1)[:, 0]
         token = jnp.where(verdict.num_accepted > 0, drafted, verdict.next_token)
-        bad = states.is_invalid(forward, found, (empty.length == 0)[:, None])
+        bad = states.is_invalid(forward, distribution, (empty.length == 0)[:, None])
         state, committed = states.commit(state, token[:, None], empty.length + 1, bad)
         state = state._replace(caches=Caches(TARGET.lm.rewind(cache, state.length - 1)))
         return states.update_stats(state, live, empty, Verdict(empty.length, token, empty.length), committed)
@@ -81,6 +81,7 @@ def decoder(count):
     return plain._replace(step=step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_token_has_the_distribution_of_f(count):
     table = jax.random.normal(jax.random.key(2), (3, 3)).at[0, 1].set(-jnp.inf)  # an outcome never drafted
@@ -95,21 +96,24 @@ def test_the_whole_call_has_the_distribution_of_f(candidates):
     count = 400
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         options = dict(approximation=lambda x: log(Q), candidates=candidates, executor=executor)
-        found = [
+        results = [
             jaxspec.speculate(lambda x: log(P), lambda token: -token, None, key=jax.random.key(i), **options)
             for i in range(count)
         ]
-    assert all(one.value == -one.token for one in found)
-    counts = np.bincount([one.token for one in found], minlength=4)
+    assert all(result.value == -result.token for result in results)
+    counts = np.bincount([result.token for result in results], minlength=4)
     assert counts[2] == 0 and p_value(counts[P > 0], P[P > 0]) > 1e-3
-    accepted = np.mean([one.accepted for one in found])
+    accepted = np.mean([result.accepted for result in results])
     if candidates == 1:
         assert accepted == pytest.approx(np.minimum(P, Q).sum(), abs=4 * np.sqrt(0.25 / count))
     else:
         assert accepted > 0.6
-    assert all(one.runs == min(candidates, 3) + (not one.accepted) for one in found)  # q allows three outcomes
+    assert all(
+        result.runs == min(candidates, 3) + (not result.accepted) for result in results
+    )  # q allows three outcomes
 
 
+@pytest.mark.slow
 def test_g_runs_while_f_does():
     """f does not return before g has begun: one after the other, they would wait for ever."""
     begun = threading.Event()
@@ -122,8 +126,8 @@ def test_g_runs_while_f_does():
         begun.set()
         return token
 
-    found = jaxspec.speculate(f, g, None, approximation=lambda x: log(np.array([0.0, 1.0])), key=jax.random.key(0))
-    assert found == (1, 1, True, 1)
+    result = jaxspec.speculate(f, g, None, approximation=lambda x: log(np.array([0.0, 1.0])), key=jax.random.key(0))
+    assert result == (1, 1, True, 1)
 
 
 def test_the_call_does_not_wait_for_a_draft_token_that_is_not_accepted():
@@ -135,20 +139,21 @@ def test_the_call_does_not_wait_for_a_draft_token_that_is_not_accepted():
         return token
 
     certain = [log(np.array(distribution)) for distribution in ([0.0, 1.0], [1.0, 0.0])]
-    found = jaxspec.speculate(lambda x: certain[0], g, None, approximation=lambda x: certain[1], key=jax.random.key(0))
+    result = jaxspec.speculate(lambda x: certain[0], g, None, approximation=lambda x: certain[1], key=jax.random.key(0))
     released.set()
-    assert found == (1, 1, False, 2)
+    assert result == (1, 1, False, 2)
 
 
 def test_what_is_raised_for_a_rejected_draft_token_is_not_raised():
     certain = [log(np.array(distribution)) for distribution in ([0.0, 1.0], [1.0, 0.0])]
-    asked = dict(approximation=lambda x: certain[1], key=jax.random.key(0))
-    found = jaxspec.speculate(lambda x: certain[0], lambda token: 1 // token, None, **asked)
-    assert found.value == 1
+    options = dict(approximation=lambda x: certain[1], key=jax.random.key(0))
+    result = jaxspec.speculate(lambda x: certain[0], lambda token: 1 // token, None, **options)
+    assert result.value == 1
     with pytest.raises(ZeroDivisionError):
-        jaxspec.speculate(lambda x: certain[1], lambda token: 1 // token, None, **asked)
+        jaxspec.speculate(lambda x: certain[1], lambda token: 1 // token, None, **options)
 
 
+@pytest.mark.slow
 def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
     """A cart on a line, pushed by a policy that looks at where it is: where it ends has the distribution of plain runs.
 
@@ -172,11 +177,11 @@ def test_a_simulator_on_a_shared_clock_gives_its_targets_tokens():
     def plainly(state, left):
         if not left:
             return {state: 1.0}
-        distribution, found = np.exp(policy(state)) / np.exp(policy(state)).sum(), {}
+        distribution, outcomes = np.exp(policy(state)) / np.exp(policy(state)).sum(), {}
         for push, probability in enumerate(distribution):
             for end, share in plainly(world(state, push), left - 1).items():
-                found[end] = found.get(end, 0.0) + probability * share
-        return found
+                outcomes[end] = outcomes.get(end, 0.0) + probability * share
+        return outcomes
 
     distribution, ends, accepted = plainly((2.0, 0.0), steps), [], 0
     with concurrent.futures.ThreadPoolExecutor(2) as executor:

@@ -26,6 +26,7 @@ from jaxspec.testing import (
     with_sampler,
     word_tokenizer,
 )
+from tests.marks import marked
 
 TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
@@ -66,8 +67,8 @@ def prepared(target=TARGET, **options):
 
 
 def plain(target, steps, **options):
-    made = prepared(target, **options)
-    return plain_distribution(target, PROMPT, made.sampler, made.request.sampling_params, steps)
+    generation = prepared(target, **options)
+    return plain_distribution(target, PROMPT, generation.sampler, generation.request.sampling_params, steps)
 
 
 # --- table models
@@ -119,10 +120,10 @@ def test_every_node_of_a_tree_sees_its_own_path():
 def test_a_tree_may_be_fed_in_parts(first):
     prefill, extend, _, table = jitted(TARGET)
     _, cache = prefill(table, TWO, 9)
-    whole, _ = extend(table, cache, FED, TREE)
-    one, cache = extend(table, cache, FED[:, :first], TREE[:, :first])
+    at_once, _ = extend(table, cache, FED, TREE)
+    first_part, cache = extend(table, cache, FED[:, :first], TREE[:, :first])
     two, cache = extend(table, cache, FED[:, first:], TREE)
-    np.testing.assert_array_equal(jnp.concatenate([one.logits, two.logits], axis=1), whole.logits)
+    np.testing.assert_array_equal(jnp.concatenate([first_part.logits, two.logits], axis=1), at_once.logits)
 
 
 def test_select_keeps_a_path():
@@ -137,6 +138,7 @@ def test_select_keeps_a_path():
     np.testing.assert_array_equal(logits[:, 0], jnp.stack([table[2, 0], table[0, 0]]))
 
 
+@pytest.mark.slow
 def test_select_near_the_end_of_the_cache_moves_nothing_else():
     """A write of the whole path would not fit: it must not be shifted to the front."""
     _, cache = TARGET.lm.prefill(TARGET.params, PROMPT, 4)
@@ -144,6 +146,7 @@ def test_select_near_the_end_of_the_cache_moves_nothing_else():
     assert TARGET.lm.select(cache, jnp.array([2]), jnp.array([[1, 1, 1]])).tokens.tolist() == [[1, 0, 1, 1]]
 
 
+@pytest.mark.slow
 def test_prefill_gives_features_of_the_whole_row():
     forward, _ = TARGET.lm.prefill(TARGET.params, TWO, 4)
     assert forward.logits.shape == (2, 1, 3) and forward.features.shape == (2, 3, TARGET.lm.feature_size)
@@ -164,7 +167,7 @@ def test_a_row_that_outgrows_its_cache_is_not_clamped_silently():
         table_model_from(jnp.zeros((3, 2)))
 
 
-def test_models_of_one_kind_share_their_functions_so_that_programs_are_shared():
+def test_models_of_one_kind_share_functions_and_so_programs():
     assert TARGET.lm == DRAFT.lm and TARGET.lm != TOY.lm
 
 
@@ -179,7 +182,7 @@ def test_plain_distribution_by_hand():
 
 
 @pytest.mark.parametrize("encoder", [False, True])
-def test_plain_distribution_is_a_distribution_and_the_same_when_the_table_is_read_as_a_network(encoder):
+def test_plain_distribution_is_the_same_of_the_table_and_of_a_network(encoder):
     model = table_model(jax.random.key(4), 3, encoder=encoder)
     request = PROMPT, at_temperature(2), PLAIN._replace(top_k=jnp.array([2])), 4
     distribution = plain_distribution(model, *request, eos=(1,))
@@ -197,25 +200,27 @@ def test_plain_decoding_is_exact(eos):
     assert certify(TARGET, prompt=PROMPT, steps=4, eos_ids=eos) < 1e-6
 
 
+@pytest.mark.slow
 def test_merging_and_a_limit_past_the_last_step_change_nothing():
-    made = prepared(drafter=DRAFT, gamma=1)
-    merged, whole = (decoder_distribution(made, steps=3, limit=8, merge=merge) for merge in (True, False))
-    assert sum(whole.values()) == pytest.approx(1, abs=1e-7) and total_variation(merged, whole) < 1e-6
+    generation = prepared(drafter=DRAFT, gamma=1)
+    merged, unmerged = (decoder_distribution(generation, steps=3, limit=8, merge=merge) for merge in (True, False))
+    assert sum(unmerged.values()) == pytest.approx(1, abs=1e-7) and total_variation(merged, unmerged) < 1e-6
     assert total_variation(merged, plain(TARGET, 3)) < 1e-6
-    assert certify_prepared(made, 3) == total_variation(
+    assert certify_prepared(generation, 3) == total_variation(
         merged, plain(TARGET, 3)
     )  # the generation's own limit and key do not matter
 
 
+@pytest.mark.slow
 def test_a_sampler_of_ones_own():
     def twice(sampling_params, logits, prefix):
         return 2 * logits
 
     twice_as_sure = chain(twice, to=at_temperature())
     half = certify(TARGET, drafter=DRAFT, gamma=1, steps=3, sampler=twice_as_sure, sampling_params=PLAIN)
-    made = with_sampler(prepared(drafter=DRAFT, gamma=1), twice_as_sure, PLAIN)
-    assert half < 1e-6 and certify_prepared(made, 2) < 1e-6
-    assert total_variation(decoder_distribution(made, steps=2), plain(TARGET, 2, temperature=0.5)) < 1e-6
+    generation = with_sampler(prepared(drafter=DRAFT, gamma=1), twice_as_sure, PLAIN)
+    assert half < 1e-6 and certify_prepared(generation, 2) < 1e-6
+    assert total_variation(decoder_distribution(generation, steps=2), plain(TARGET, 2, temperature=0.5)) < 1e-6
 
 
 P = np.array([0.5, 0.3, 0.2])  # of TOY
@@ -226,6 +231,7 @@ def two_tokens(second):
     return {(a, b): P[a] * second[b] for a in range(3) for b in range(3)}
 
 
+@pytest.mark.slow
 def test_a_coin_may_decide_several_things():
     def verify(keys, position, draft, target):
         coin = noise.uniform(keys, 1)
@@ -236,6 +242,7 @@ def test_a_coin_may_decide_several_things():
     assert total_variation(distribution, two_tokens(0.25 * P + 0.75 * np.eye(3)[1])) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opens", [0.25, 0.75], ids=["low", "high"])
 def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
     """Draft token 0 is accepted if both uniforms are on their open sides: the first alone decides nothing."""
@@ -250,6 +257,7 @@ def test_a_coin_may_matter_only_where_a_later_one_is_low_or_high(opens):
     assert total_variation(distribution, two_tokens(0.125 * np.eye(3)[1] + 0.875 * P)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_coin_may_matter_only_where_one_is_high_and_another_one_low():
     def verify(keys, position, draft, target):
         first, high, low = noise.uniform(keys, 3).T
@@ -290,6 +298,7 @@ def argmax_scored_with_its_softmax():
     return right._replace(functions=right.functions._replace(propose=propose))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
@@ -345,6 +354,7 @@ def two_numbers(keys, position):
 ONE_TOKEN = dict(drafter=DRAFT, gamma=1, prompt=PROMPT, steps=3)
 
 
+@pytest.mark.slow
 def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
     assert certify(TARGET, rule=by_inversion(two_numbers), **ONE_TOKEN) < 1e-6
     assert certify(TARGET, rule=by_inversion(one_number), **ONE_TOKEN) > 1e-2
@@ -353,16 +363,20 @@ def test_one_uniform_number_for_the_draft_token_and_the_token_is_caught():
 # --- draws that share their noise are refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uniforms_of", "when"),
     [(one_number_asked_for_twice, "of the same round"), (the_same_numbers_in_every_round, "of an earlier round")],
 )
 def test_a_coin_that_is_drawn_twice_is_refused(uniforms_of, when):
-    found = rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
-    with pytest.raises(ValueError, match=found):
+    complaint = (
+        rf"share their noise, a uniform drawn in test_testing.py:.* and, {when}, a uniform drawn in .*noise\.at\("
+    )
+    with pytest.raises(ValueError, match=complaint):
         certify(TARGET, rule=by_inversion(uniforms_of), **ONE_TOKEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [block(), rejection()], ids=["block", "rejection"])
 def test_draft_tokens_keyed_by_their_own_positions(rule):
     """A position after a rejection is drafted again, with noise that the verdict of `block` has looked at: refused.
@@ -374,7 +388,7 @@ def test_draft_tokens_keyed_by_their_own_positions(rule):
         length, gamma = context.row.length, context.gamma
         distribution = jnp.log(jnp.broadcast_to(jnp.array([0.2, 0.2, 0.6]), (length.shape[0], 3)))
         at = (noise.at(context.keys, length + i, noise.Purpose.DRAFT) for i in range(gamma))
-        tokens = jnp.stack([noise.categorical(each, distribution) for each in at], axis=1)
+        tokens = jnp.stack([noise.categorical(keys_of, distribution) for keys_of in at], axis=1)
         return Draft(tokens, jnp.full_like(length, gamma), log_probs=jnp.stack([distribution] * gamma, axis=1))
 
     options = dict(drafter=stateless(propose), rule=rule, gamma=2, steps=3)
@@ -385,6 +399,7 @@ def test_draft_tokens_keyed_by_their_own_positions(rule):
         certify(TOY, **options)
 
 
+@pytest.mark.slow
 def test_a_token_that_is_drawn_twice_is_refused():
     """Unless one of them is not read, as in `resamples_from_p`."""
 
@@ -393,8 +408,8 @@ def test_a_token_that_is_drawn_twice_is_refused():
         again = common.sample_residual(keys, position, target.log_probs[:, 0])
         return verdict._replace(next_token=jnp.where(again == 0, again, verdict.next_token))
 
-    found = r"(for test_testing.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
-    with pytest.raises(ValueError, match=found):
+    complaint = r"(for test_testing.py:\d+ \(verify\)|\(residual_token\)) and, of the same round, a token drawn in"
+    with pytest.raises(ValueError, match=complaint):
         certify(TARGET, rule=rule(verify), **ONE_TOKEN)
 
 
@@ -410,8 +425,9 @@ def test_a_key_that_all_rows_share_is_refused():
 COUPLED = dict(drafter=model_drafter(DRAFT, coupled=True), gamma=2, prompt=PROMPT, steps=3)
 
 
-def test_noise_is_shared_only_where_it_was_not_looked_at_or_every_token_is_plain_samplings():
-    """Of a draft that is rejected `block` has looked at all tokens, the rejection rule at none that it drafts again.
+@pytest.mark.slow
+def test_noise_is_shared_if_not_looked_at_or_if_text_is_plain_samplings():
+    """Once a draft is rejected, `block` has looked at all its tokens, the rejection rule at none that it drafts again.
 
     With `coupled` every token is plain sampling's: tests/rules/test_coupled.py.
     """
@@ -420,7 +436,8 @@ def test_noise_is_shared_only_where_it_was_not_looked_at_or_every_token_is_plain
         certify(TARGET, rule=block(), **COUPLED)
 
 
-def test_a_coupled_rule_that_takes_its_tokens_from_another_distribution_is_caught():
+@pytest.mark.slow
+def test_a_coupled_rule_with_tokens_of_another_distribution_is_caught():
     def colder(keys, position, draft, target):
         return coupled().verify(keys, position, draft, target._replace(log_probs=2 * target.log_probs))
 
@@ -438,6 +455,7 @@ def test_noise_from_elsewhere_is_refused():
         certify(TOY, drafter=proposes(1), rule=rule(verify), gamma=1, steps=2)
 
 
+@pytest.mark.slow
 def test_noise_from_elsewhere_on_the_last_of_many_paths_is_refused(monkeypatch):
     """Behind token 2 only: with few paths to a run, they are in the last one."""
 
@@ -474,12 +492,13 @@ def noise_turned_round(keys, distribution, gumbel):
     return noise.categorical(keys, distribution, drawn=-gumbel)
 
 
-@pytest.mark.parametrize("pick", [own_argmax, noise_turned_round])
+@pytest.mark.parametrize("pick", marked([own_argmax, noise_turned_round], slow={noise_turned_round}))
 def test_an_argmax_over_noise_is_refused(pick):
     with pytest.raises(ValueError, match=r"an argmax of its own over noise.gumbel.*: its distribution cannot be"):
         certify(TOY, drafter=proposes(1), rule=from_gumbel(pick), gamma=1, steps=2)
 
 
+@pytest.mark.slow
 def test_noise_may_be_kept_for_a_draw():
     rule = from_gumbel(lambda keys, distribution, gumbel: noise.categorical(keys, distribution, drawn=gumbel))
     assert certify(TOY, drafter=proposes(1), rule=rule, gamma=1, steps=3) < 1e-6
@@ -497,6 +516,7 @@ def test_more_than_one_prompt_is_refused():
         certify(TOY, prompt=two)
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_are_an_error():
     broken = table_model_from(TARGET.params.at[0, 1].set(jnp.nan))
     with pytest.raises(FloatingPointError):
@@ -512,15 +532,16 @@ def test_a_drafters_nan_that_matters_is_an_error():
         certify(TOY, drafter=proposes(1), rule=rule(verify), gamma=1, steps=2)
 
 
+@pytest.mark.slow
 def test_a_round_that_commits_nothing_is_an_error():
-    made = prepared(TOY)
-    decoder = made.decoder
+    generation = prepared(TOY)
+    decoder = generation.decoder
 
     def step(weights, state):
         return state, decoder.step(weights, state)[1]
 
     with pytest.raises(RuntimeError, match="2 rounds"):
-        decoder_distribution(made._replace(decoder=decoder._replace(step=step)), steps=2)
+        decoder_distribution(generation._replace(decoder=decoder._replace(step=step)), steps=2)
 
 
 # --- words

@@ -1,4 +1,4 @@
-"""What is known of a model without its weights, from either kind of folder."""
+"""The vocabulary of a model without its weights, from either kind of folder."""
 
 import json
 
@@ -33,13 +33,15 @@ def ours(theirs, tmp_path):
     return tmp_path / "gpt"
 
 
+@pytest.mark.slow
 def test_a_folder_of_either_kind(ours, theirs):
     for folder, size in ((ours, 7), (theirs, 8)):
-        found = vocabulary.load(folder)
-        assert found.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
-        assert (found.folder, found.size, found.start_token) == (folder, size, None)
+        loaded = vocabulary.load(folder)
+        assert loaded.tokenizer("the old dog")["input_ids"] == [3, 4, 5]
+        assert (loaded.folder, loaded.size, loaded.start_token) == (folder, size, None)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_given_the_tokenizer_of_either(ours, theirs):
     with vocabulary.tokenizer_folder(vocabulary.load(ours)) as words:
         assert words == ours

@@ -17,6 +17,7 @@ from jaxspec.vocab.cross_tokenizer import share_vocabulary
 from jaxspec.vocab.remap import map_vocabulary
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary
 from jaxspec.weights import int8
+from tests.marks import marked
 
 EXACT = 1e-5
 TARGET = table_model(jax.random.key(1), 3)
@@ -33,6 +34,7 @@ EVERYTHING = at_temperature(3, True)
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_at_any_temperature(name):
     options = dict(drafter=MODELS[name], gamma=2, prompt=PROMPT, sampler=EVERYTHING)
@@ -40,11 +42,13 @@ def test_exact_at_any_temperature(name):
         assert certify(TARGET, sampling_params=params, **options) < EXACT
 
 
+@pytest.mark.slow
 def test_exact_where_nothing_that_is_drafted_is_allowed():
     """The drafter's distribution is then no distribution at all."""
     assert certify(TARGET, drafter=MODELS["permuted"], prompt=PROMPT, banned=[0, 2], steps=2) < EXACT
 
 
+@pytest.mark.slow
 def test_exact_in_trees():
     assert certify(TARGET, drafter=drafters.tree(MODELS["permuted"], (2,)), prompt=PROMPT, steps=3) < EXACT
 
@@ -56,21 +60,22 @@ def test_exact_in_an_encoder_decoder():
     assert certify(target, drafter=spelled, prompt=PROMPT, steps=3) < EXACT
 
 
+@pytest.mark.slow
 def test_a_spelled_row_is_what_the_model_reads():
     """Ragged rows, rewound and fed again: the logits are those of the model after the spelled row."""
     draft, length = MODELS["spelled, with a beginning"], jnp.array([3, 1])
     rows = np.array([[1, 0, 2, 2, 1, 0], [2, 1, 1, 0, 0, 0]])
     forward, cache = draft.lm.prefill(draft.params, Prompt(jnp.asarray(rows[:, :3], jnp.int32), length), 8)
-    found = [forward.logits[:, 0]]
+    following = [forward.logits[:, 0]]
     for _ in range(2):
         cache = draft.lm.rewind(cache, length)
         new = np.stack([row[n : n + 3] for row, n in zip(rows, [3, 1], strict=True)])
         forward, cache = draft.lm.extend(draft.params, cache, jnp.asarray(new, jnp.int32))
-        found.append(forward.logits[:, 2])
+        following.append(forward.logits[:, 2])
     for row, ends in ((0, (3, 6, 6)), (1, (1, 4, 4))):
-        for logits, end in zip(found, ends, strict=True):
-            own = [1, 1] + [x for token in rows[row, :end] for x in SPELLED[token]]
-            expected = TWO.params[tuple(own[-3:])]
+        for logits, end in zip(following, ends, strict=True):
+            spelled = [1, 1] + [x for token in rows[row, :end] for x in SPELLED[token]]
+            expected = TWO.params[tuple(spelled[-3:])]
             np.testing.assert_array_equal(logits[row], [expected[1], -np.inf, -np.inf])
 
 
@@ -94,7 +99,7 @@ def network(name):
     return Model(net.language_model(config), int8.quantise(params) if name == "int8" else params, config=config)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", marked(NETS, slow={*NETS} - {"gpt"}))
 def test_a_smaller_head_has_the_same_logits(name):
     model = network(name)
     small = trim_vocabulary(model, ids=[3, 30, 5])
@@ -106,14 +111,15 @@ def test_a_smaller_head_has_the_same_logits(name):
         second, _ = lm.extend(params, cache, prompt.tokens[:, :2])
         return first.logits, second.logits, lm.head(params, second.features)
 
-    whole, part = (jax.jit(passes, static_argnums=0)(m.lm, m.params) for m in (model, small))
-    for all_logits, logits in zip(whole, part, strict=True):
+    full, part = (jax.jit(passes, static_argnums=0)(m.lm, m.params) for m in (model, small))
+    for all_logits, logits in zip(full, part, strict=True):
         np.testing.assert_allclose(logits[..., kept], all_logits[..., kept], rtol=2e-5, atol=2e-5)
         assert np.isneginf(np.delete(logits, kept, axis=-1)).all()
 
 
+@pytest.mark.slow
 def test_a_smaller_head_costs_less():
-    """What the compiled draft step computes: the whole product is in it no more."""
+    """The compiled draft step no longer computes the whole product."""
     config = dataclasses.replace(DECODER, vocab_size=4096)
     model = Model(decoder.language_model(config), decoder.init(config, jax.random.key(0)), config=config)
     flops = {}
@@ -166,8 +172,8 @@ def test_tokens_that_spell_the_same_are_shared():
     byte_level = model_with(BYTES, 2, end="<|end|>", unknown="<|end|>")
     shared = share_vocabulary(byte_level, sentence)  # drafts by bytes for a target of SentencePiece's
     assert shared.params.to_target.tolist() == [1, 4, 5, 12, 10, 6, 12, 12]
-    one = map_vocabulary(byte_level, [1, 4, 5, -1, 10, 6, -1, -1], 12, [[0]] * 12)
-    assert (shared.params.to_target == one.params.to_target).all()
+    mapped = map_vocabulary(byte_level, [1, 4, 5, -1, 10, 6, -1, -1], 12, [[0]] * 12)
+    assert (shared.params.to_target == mapped.params.to_target).all()
     shared = share_vocabulary(sentence, byte_level)
     table, count = np.asarray(shared.params.to_draft), np.asarray(shared.params.count)
     spelled = {word: table[i, : count[i]].tolist() for i, word in enumerate(BYTES)}

@@ -64,11 +64,11 @@ def lab(tmp_path_factory):
     options = dict(ip="127.0.0.1", port=port, port_retries=0, open_browser=False, root_dir=root, allow_root=True)
     arguments = [f"--ServerApp.{name}={value}" for name, value in options.items()]
     arguments += [f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"]
-    own = {"JUPYTERLAB_SETTINGS_DIR": settings.parent, "IPYTHONDIR": home / "ipython", "JAXSPEC_SMOKE": "1"}
-    own |= {f"JUPYTER_{kind}_DIR": home / kind.lower() for kind in ("CONFIG", "DATA", "RUNTIME")}
+    variables = {"JUPYTERLAB_SETTINGS_DIR": settings.parent, "IPYTHONDIR": home / "ipython", "JAXSPEC_SMOKE": "1"}
+    variables |= {f"JUPYTER_{kind}_DIR": home / kind.lower() for kind in ("CONFIG", "DATA", "RUNTIME")}
     cache = jax.config.jax_compilation_cache_dir  # the kernel is another process
-    own |= {"JAX_COMPILATION_CACHE_DIR": cache} if cache else {}
-    environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+    variables |= {"JAX_COMPILATION_CACHE_DIR": cache} if cache else {}
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     with (home / "log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT

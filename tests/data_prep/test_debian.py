@@ -86,12 +86,12 @@ def test_list_items_are_joined_and_every_bullet_becomes_a_star():
 
 def test_a_record_without_a_description_is_passed_over():
     text = "Package: a\nDescription-md5: 1\n\n" + VIM_EN
-    assert [found.package for found in index.parse_records(text.splitlines())] == ["vim"]
+    assert [record.package for record in index.parse_records(text.splitlines())] == ["vim"]
 
 
 def test_translations_align_the_synopsis_and_each_paragraph():
     [english], [german] = (list(index.parse_records(text.splitlines())) for text in (VIM_EN, VIM_DE))
-    pairs = [(found.input, found.output) for found in examples.translation_examples([english], [german])]
+    pairs = [(example.input, example.output) for example in examples.translation_examples([english], [german])]
     assert pairs == [
         ("translate English to German: " + source, target)
         for source, target in zip(
@@ -118,7 +118,7 @@ def test_an_english_text_keeps_its_most_frequent_translation():
     answers = ["ein schneller Editor", "ein flinker Editor", "ein flinker Editor"]
     english = [record(f"editor{i}", "a quick editor") for i in range(3)]
     german = [record(f"editor{i}", answer, language="de") for i, answer in enumerate(answers)]
-    assert [found.output for found in examples.translation_examples(english, german)] == ["ein flinker Editor"]
+    assert [example.output for example in examples.translation_examples(english, german)] == ["ein flinker Editor"]
 
 
 def test_synopses_and_documents_come_once_per_text():
@@ -129,10 +129,10 @@ def test_synopses_and_documents_come_once_per_text():
         record("c", "two", body),
         record("d", "none"),
     ]
-    assert [(found.input, found.output) for found in examples.synopsis_examples(records)] == [
+    assert [(example.input, example.output) for example in examples.synopsis_examples(records)] == [
         ("summarize: " + body, "one")
     ]
-    assert [found.output for found in examples.documents(records)] == [f"one\n{body}", f"two\n{body}"]
+    assert [example.output for example in examples.documents(records)] == [f"one\n{body}", f"two\n{body}"]
 
 
 def test_a_long_description_is_cut_at_the_end_of_a_sentence():
@@ -271,8 +271,8 @@ def test_prompts_are_varied_and_continue_character_for_character(built: Path, tm
     [row] = prompts.continuations([{"text": text, "package": "a"}])
     assert len(row["input"]) <= 60
     assert text.startswith(row["input"] + row["reference"])
-    made = edits.build(built)
-    assert made["edit.train.jsonl"] > 0
+    written = edits.build(built)
+    assert written["edit.train.jsonl"] > 0
     counts = prompts.write_prompts(built, tmp_path, count=3)
     assert counts["synopsis.jsonl"] > 0
     assert {path.name for path in tmp_path.iterdir()} == set(counts)
@@ -302,9 +302,9 @@ def test_choosing_prompts_prefers_new_families_and_skips_near_duplicates():
     ]
     for order in (rows, rows[::-1]):
         chosen = prompts.choose(order, 3)
-        assert {examples.stem(found["package"]) for found in chosen[:2]} == {"a", "b"}
+        assert {examples.stem(prompt["package"]) for prompt in chosen[:2]} == {"a", "b"}
         assert len(chosen) == 3
-        assert not {"a-1", "a-2"} <= {found["package"] for found in chosen}
+        assert not {"a-1", "a-2"} <= {prompt["package"] for prompt in chosen}
 
 
 @pytest.fixture(scope="module")

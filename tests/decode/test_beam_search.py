@@ -15,6 +15,7 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.testing import table_model, table_model_from
 from jaxspec.weights.loading import shipped
+from tests.marks import marked
 
 VOCAB = BEAMS = 5
 NEW = 14
@@ -29,7 +30,7 @@ DRAFTERS = {"none": None, "itself": TARGET, "close": CLOSE, "another": OTHER, "n
 
 
 def log_probs(target, prompt, new):
-    """What follows some new tokens, off the table."""
+    """Return the log probabilities of the token after `new`, read off the table."""
     row = [0] * target.config.order + [*(() if target.config.encoder else prompt), *new]
     table = np.asarray(target.params, np.float64)
     if target.config.encoder:
@@ -42,12 +43,14 @@ def reference(target, prompt, most, eos=(), penalty=1.0, mode=False, beams=BEAMS
     """One prompt's hypotheses with their scores, and how many steps they took."""
     running, finished = [(0.0, ())], []
     for length in range(1, most + 1):
-        found = [(s + p, x, t) for s, x in running for t, p in enumerate(log_probs(target, prompt, x))]
-        found = sorted(found, key=lambda c: -c[0])[: max(2, 1 + len(eos)) * beams]
-        ends = [t in eos or length == most for _, _, t in found]
-        finished += [(s / length**penalty, (*x, t)) for (s, x, t), e in zip(found[:beams], ends, strict=False) if e]
+        candidates = [(s + p, x, t) for s, x in running for t, p in enumerate(log_probs(target, prompt, x))]
+        candidates = sorted(candidates, key=lambda c: -c[0])[: max(2, 1 + len(eos)) * beams]
+        ends = [t in eos or length == most for _, _, t in candidates]
+        finished += [
+            (s / length**penalty, (*x, t)) for (s, x, t), e in zip(candidates[:beams], ends, strict=False) if e
+        ]
         finished = sorted(finished, key=lambda c: -c[0])[:beams]
-        running = [(s, (*x, t)) for (s, x, t), e in zip(found, ends, strict=True) if not e][:beams]
+        running = [(s, (*x, t)) for (s, x, t), e in zip(candidates, ends, strict=True) if not e][:beams]
         full = len(finished) == beams
         at_best = most if mode == "never" and penalty > 0 else length
         hopeless = not running or (full and running[0][0] / at_best**penalty <= finished[-1][0])
@@ -57,8 +60,8 @@ def reference(target, prompt, most, eos=(), penalty=1.0, mode=False, beams=BEAMS
 
 
 def hypotheses(out, row):
-    each = zip(out.scores[row], out.tokens[row], out.lengths[row], strict=True)
-    return [(float(score), tuple(tokens[:n].tolist())) for score, tokens, n in each if n]
+    beams = zip(out.scores[row], out.tokens[row], out.lengths[row], strict=True)
+    return [(float(score), tuple(tokens[:n].tolist())) for score, tokens, n in beams if n]
 
 
 def check(out, row, expected):
@@ -66,25 +69,23 @@ def check(out, row, expected):
     np.testing.assert_allclose([s for s, _ in hypotheses(out, row)], [s for s, _ in expected], rtol=1e-5)
 
 
-@pytest.mark.parametrize("drafter", [None, OTHER], ids=["plain", "speculative"])
+@pytest.mark.parametrize("drafter", [None, pytest.param(OTHER, marks=pytest.mark.slow)], ids=["plain", "speculative"])
 def test_no_sequence_of_all_is_better(drafter):
-    """As many beams as tokens drop none of the first tokens, so that two are searched exhaustively."""
+    """With as many beams as tokens, no first token is dropped: two tokens are searched exhaustively."""
     for eos, penalty in itertools.product([(), (2,)], [0.6, 2.0]):
         options = dict(beams=BEAMS, drafter=drafter, eos_ids=eos, length_penalty=penalty, early_stopping="never")
         out = jaxspec.beam_search(TARGET, PROMPTS, max_new_tokens=2, **options)
         for row, prompt in enumerate(PROMPTS):
-            first, found = log_probs(TARGET, prompt, ()), []
+            first, sequences = log_probs(TARGET, prompt, ()), []
             for a, b in itertools.product(range(VOCAB), repeat=2):
                 if a in eos:
-                    found += [(first[a], (a,))] if b == 0 else []
+                    sequences += [(first[a], (a,))] if b == 0 else []
                 else:
-                    found.append(((first[a] + log_probs(TARGET, prompt, (a,))[b]) / 2**penalty, (a, b)))
-            check(out, row, sorted(found, key=lambda c: -c[0])[:BEAMS])
+                    sequences.append(((first[a] + log_probs(TARGET, prompt, (a,))[b]) / 2**penalty, (a, b)))
+            check(out, row, sorted(sequences, key=lambda c: -c[0])[:BEAMS])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "n-gram tables" else ()) for name in DRAFTERS]
-)
+@pytest.mark.parametrize("name", marked(DRAFTERS, slow={"itself", "n-gram tables"}))
 def test_hypotheses_are_the_same_with_any_drafter(name):
     passes, steps = 0, 0
     for eos, mode, penalty in [((), False, 1.0), *itertools.product([(2,)], MODES, [0.6, 1.0, 2.0])]:
@@ -101,7 +102,9 @@ def test_hypotheses_are_the_same_with_any_drafter(name):
     assert out.steps_per_pass == pytest.approx((out.steps - 1) / out.passes)
 
 
-@pytest.mark.parametrize("drafter", [None, ITS_DRAFT], ids=["plain", "speculative"])
+@pytest.mark.parametrize(
+    "drafter", [None, pytest.param(ITS_DRAFT, marks=pytest.mark.slow)], ids=["plain", "speculative"]
+)
 def test_an_encoder_decoder_finds_the_beams_of_plain_search(drafter):
     out = jaxspec.beam_search(ENCODER, PROMPTS, beams=3, drafter=drafter, max_new_tokens=NEW, eos_ids=[4])
     for row, prompt in enumerate(PROMPTS):
@@ -182,13 +185,9 @@ def peer_of(kind):
     return peer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "beams"),
-    [
-        ("t5", 4),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in [("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 2), ("t5", 8)]),
-        pytest.param("a sliding window", 3, marks=pytest.mark.slow),
-    ],
+    ("kind", "beams"), [("t5", 4), ("gpt", 2), ("gpt", 4), ("gpt", 8), ("t5", 2), ("t5", 8), ("a sliding window", 3)]
 )
 def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
     torch = pytest.importorskip("torch")
@@ -204,11 +203,11 @@ def test_hypotheses_and_scores_are_transformers(kind, beams, tmp_path):
                 return_dict_in_generate=True, **options,
             )  # fmt: skip
         ours = jaxspec.beam_search(target, prompts, beams=beams, max_new_tokens=NEW, eos_ids=[1], **options)
-        given = 1 if kind == "t5" else prompts.shape[1]
-        sequences = theirs.sequences[:, given:].reshape(len(prompts), beams, -1).tolist()
+        prompt_length = 1 if kind == "t5" else prompts.shape[1]
+        sequences = theirs.sequences[:, prompt_length:].reshape(len(prompts), beams, -1).tolist()
         for row in range(len(prompts)):
-            found = [list(x) for _, x in hypotheses(ours, row)]
-            assert found == [x[: x.index(1) + 1] if 1 in x else x for x in sequences[row]]
+            texts = [list(x) for _, x in hypotheses(ours, row)]
+            assert texts == [x[: x.index(1) + 1] if 1 in x else x for x in sequences[row]]
         np.testing.assert_allclose(ours.scores.ravel(), theirs.sequences_scores.numpy(), rtol=2e-5, atol=1e-5)
 
 

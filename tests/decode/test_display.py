@@ -1,4 +1,4 @@
-"""What a notebook shows of a generation, and its plain values."""
+"""A generation as a notebook shows it, and as plain values."""
 
 import json
 import pickle
@@ -47,9 +47,9 @@ def test_records_are_what_the_arrays_say(out):
 
 
 def test_the_dict_is_json_and_its_rounds_make_the_tokens(out):
-    found = json.loads(json.dumps(out.to_dict()))
-    assert found == out.to_dict() and found["exact"] is True
-    for row in found["rows"]:
+    table = json.loads(json.dumps(out.to_dict()))
+    assert table == out.to_dict() and table["exact"] is True
+    for row in table["rows"]:
         assert [token for step in row["trace"] for token in step["new"]] == row["tokens"]
         assert sum(len(step["draft"]) for step in row["trace"]) == row["drafted"]
         assert len(row["trace"]) == 1 + row["rounds"]

@@ -171,6 +171,7 @@ def test_encoder_decoder_needs_its_kind():
         jaxspec.generate(TARGET._replace(name="big"), "the cat", drafter=other._replace(name="small"))
 
 
+@pytest.mark.slow
 def test_prompt_longer_than_the_positions():
     config = gpt.GPTConfig(6, 8, 8, 1, 1, max_positions=16)
     small = jaxspec.Model(gpt.language_model(config), gpt.init(config, jax.random.key(0)))
@@ -185,9 +186,10 @@ def test_prompt_longer_than_the_positions():
         jaxspec.generate(bare, long, drafter=small, max_new_tokens=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 6), (6, 8)], ids=["target padded", "drafter padded"])
 def test_vocabularies_padded_differently(sizes):
-    """As 151936 and 152064: the shared ids are the tokenizer's; the padding is never drawn, by either."""
+    """Sizes like 151936 and 152064: the shared ids are the tokenizer's, and neither model draws the padding."""
     target, draft = (table_model(jax.random.key(s), n) for s, n in zip((0, 1), sizes, strict=True))
     padded = target if sizes[0] == 8 else draft
     loud = table_model_from(padded.params.at[..., 6:].add(20.0))  # padding that wants to be drawn
@@ -299,9 +301,9 @@ TOLD = [  # what people pass, and what they are told
 
 @pytest.mark.parametrize(("options", "message"), TOLD, ids=[next(iter(options)) for options, _ in TOLD])
 def test_what_people_pass_is_told_in_their_words(options, message):
-    given = dict(prompts="the cat", drafter=DRAFT, gamma=2, max_new_tokens=6) | options
+    arguments = dict(prompts="the cat", drafter=DRAFT, gamma=2, max_new_tokens=6) | options
     with pytest.raises((TypeError, ValueError, FloatingPointError), match=message):
-        jaxspec.generate(TARGET, **given)
+        jaxspec.generate(TARGET, **arguments)
 
 
 def test_a_call_without_prompts_names_what_was_given_in_their_place():
@@ -322,7 +324,7 @@ def test_a_target_that_is_no_model_is_told_what_it_is():
 
 
 class Tensor:
-    """As much of another library's array as is asked of it."""
+    """An array of another library, with the methods that are used."""
 
     def __init__(self, values):
         self._values = values
@@ -362,6 +364,7 @@ def test_numbers_of_factories_are_numbers(call, message):
     assert jaxspec.rules.lenient(jnp.float32(0.5)) is jaxspec.rules.lenient(0.5)
 
 
+@pytest.mark.slow
 def test_what_people_pass_is_taken():
     """One program: other spellings of one call give one text."""
     call = dict(drafter=DRAFT, gamma=2, max_new_tokens=6, temperature=1.0, key=jax.random.key(0), eos_ids=[0])
@@ -382,8 +385,8 @@ def test_what_people_pass_is_taken():
         dict(prompts=Prompt([[1, 2]], [2])),
         dict(prompts=["the cat"]),
     ):
-        given = dict(prompts="the cat") | call | change
-        np.testing.assert_array_equal(jaxspec.generate(TARGET, **given).tokens, expected)
+        arguments = dict(prompts="the cat") | call | change
+        np.testing.assert_array_equal(jaxspec.generate(TARGET, **arguments).tokens, expected)
     ragged = jaxspec.generate(TARGET, [[1, 2], [3]], max_new_tokens=3).tokens
     np.testing.assert_array_equal(ragged, jaxspec.generate(TARGET, ["the cat", "sat"], max_new_tokens=3).tokens)
 
@@ -413,19 +416,19 @@ def test_programs_hold_only_the_processors_that_were_asked_for():
 def test_biases_and_bans_are_one_array():
     two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
     bias = np.arange(12.0).reshape(2, 6)
-    for given, expected in [({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2), (bias[0], [bias[0]] * 2), (bias, bias)]:
+    for logit_bias, expected in [({2: 1.5}, [[0, 0, 1.5, 0, 0, 0]] * 2), (bias[0], [bias[0]] * 2), (bias, bias)]:
         expected = np.array(expected, np.float32)
         expected[:, 3] = -np.inf
-        got = request.prepare(TARGET, two, logit_bias=given, banned=[3]).request.sampling_params.bias
+        got = request.prepare(TARGET, two, logit_bias=logit_bias, banned=[3]).request.sampling_params.bias
         np.testing.assert_array_equal(got, expected)
 
 
 def test_the_drafters_temperature_is_its_own_where_the_target_samples():
     two = Prompt(jnp.array([[1], [2]]), jnp.array([1, 1]))
     options = dict(drafter=DRAFT, key=jax.random.key(0), draft_temperature=0.25)
-    asked = request.prepare(TARGET, two, temperature=[0.0, 1.0], **options).request
-    assert asked.sampling_params.temperature.tolist() == [0, 1]
-    assert asked.draft_sampling_params.temperature.tolist() == [0, 0.25]
+    row_options = request.prepare(TARGET, two, temperature=[0.0, 1.0], **options).request
+    assert row_options.sampling_params.temperature.tolist() == [0, 1]
+    assert row_options.draft_sampling_params.temperature.tolist() == [0, 0.25]
     assert request.prepare(TARGET, two, temperature=0.0, **options).request.draft_sampling_params is None
 
 
@@ -445,7 +448,7 @@ def test_tokenizers_are_compared_once_per_pair(monkeypatch):
 
 def test_prompts_are_read_once_by_a_generation_and_by_a_measurement(monkeypatch):
     read, encode = [], request.encode
-    monkeypatch.setattr(request, "encode", lambda *given: read.append(given) or encode(*given))
+    monkeypatch.setattr(request, "encode", lambda *arguments: read.append(arguments) or encode(*arguments))
     options = dict(drafter=DRAFT, gamma=2, max_new_tokens=4)
     jaxspec.generate(TARGET, ["the cat"], **options)
     assert len(read) == 1

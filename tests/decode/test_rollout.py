@@ -13,7 +13,7 @@ MODEL, PROMPT = table_model(jax.random.key(1), vocab=5), jaxspec.Prompt(jnp.arra
 OPTIONS = dict(drafter=MODEL, gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda function: function.__name__)
 def test_generate_says_what_to_use_inside_a_transformation(transform):
     def call(params):
         out = jaxspec.generate(MODEL._replace(params=params), PROMPT, max_new_tokens=4)
@@ -26,11 +26,12 @@ def test_generate_says_what_to_use_inside_a_transformation(transform):
         transform(call)(params)
 
 
+@pytest.mark.slow
 def test_under_jit_and_vmap_it_is_the_text_of_generate():
     prepared = jaxspec.prepare(MODEL, PROMPT, **OPTIONS)
     keys = jax.random.split(jax.random.key(5), 3)
-    made = jax.jit(jax.vmap(lambda key: jaxspec.rollout(prepared, key=key).tokens[0, :8]))(keys)
-    for key, tokens in zip(jax.random.clone(keys), made, strict=True):
+    rollouts = jax.jit(jax.vmap(lambda key: jaxspec.rollout(prepared, key=key).tokens[0, :8]))(keys)
+    for key, tokens in zip(jax.random.clone(keys), rollouts, strict=True):
         np.testing.assert_array_equal(tokens, jaxspec.generate(MODEL, PROMPT, **OPTIONS | {"key": key}).tokens[0])
 
 
@@ -51,7 +52,7 @@ def test_other_prompts_must_fit_what_was_prepared():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         (dict(key=0), "key is 0: expected a key"),
         (dict(prompt="hi"), "prompt is of type str: expected a jaxspec.Prompt"),
@@ -59,11 +60,11 @@ def test_other_prompts_must_fit_what_was_prepared():
         (dict(prepared="generation"), "the generation is of type str: expected what jaxspec.prepare returned"),
     ],
 )
-def test_what_is_no_argument_is_refused(given, message):
+def test_what_is_no_argument_is_refused(options, message):
     model = table_model(jax.random.key(1), vocab=5)
     prepared = jaxspec.prepare(model, [[3, 1]], max_new_tokens=4)
     with pytest.raises((TypeError, ValueError), match=message):
-        jaxspec.rollout(**({"prepared": prepared} | given))
+        jaxspec.rollout(**({"prepared": prepared} | options))
 
 
 def test_a_legacy_key_is_taken():

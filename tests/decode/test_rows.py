@@ -27,6 +27,7 @@ from jaxspec.drafters.lookups import datastore
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import table_model
+from tests.marks import marked
 
 VOCAB = 11
 LIMITS, TEMPERATURES = (9, 16, 5, 13), (1.0, 0.0, 0.7, 1.0)
@@ -112,10 +113,15 @@ PROGRAMS = {
 TABLE = ("all, policies", "nested, entropy", "trees", "trees, policies")
 CASES = [("table", program) for program in TABLE]
 CASES += list(itertools.product(NETWORKS, ("nested, policies", "trees, policies")))
+SELDOM = {  # the same drafters with another network, or with policies
+    ("table", "trees"),
+    ("gpt", "trees, policies"),
+    ("window", "nested, policies"),
+}
 
 
 def of_row(which, values):
-    """Of each row the value that it names."""
+    """Return for each row the value that it names."""
     return jnp.take_along_axis(jnp.stack(values, axis=1), which[:, None], axis=1)[:, 0]
 
 
@@ -125,14 +131,15 @@ def each_its_own_drafter(parts):
 
     def init(weights, prompt, headroom, prefilled):
         pairs = zip(parts, weights.draft, strict=True)
-        states = tuple(part.init(Weights(weights.target, own), prompt, headroom, prefilled) for part, own in pairs)
+        states = tuple(
+            part.init(Weights(weights.target, params), prompt, headroom, prefilled) for part, params in pairs
+        )
         return prompt.tokens[:, 0], states
 
     def propose(weights, caches, context):
         (which, states), chosen, after = caches.draft, None, []
-        for number, (part, own, state) in enumerate(zip(parts, weights.draft, states, strict=True)):
-            own = Weights(weights.target, own), Caches(caches.target, state)
-            draft, used = part.propose(*own, context)
+        for number, (part, params, state) in enumerate(zip(parts, weights.draft, states, strict=True)):
+            draft, used = part.propose(Weights(weights.target, params), Caches(caches.target, state), context)
             after.append(used.draft)
             if chosen is None:
                 chosen = draft
@@ -147,9 +154,9 @@ def each_its_own_drafter(parts):
 
     def commit(weights, caches, row, verdict, forward):
         (which, states), after = caches.draft, []
-        for part, own, state in zip(parts, weights.draft, states, strict=True):
-            own = Weights(weights.target, own), Caches(caches.target, state)
-            after.append(part.commit(*own, row, verdict, forward).draft)
+        for part, params, state in zip(parts, weights.draft, states, strict=True):
+            before = Weights(weights.target, params), Caches(caches.target, state)
+            after.append(part.commit(*before, row, verdict, forward).draft)
         return caches._replace(draft=(which, tuple(after)))
 
     return Drafter(init, propose, commit, tree=parts[0].tree)
@@ -160,35 +167,39 @@ def each_its_own_policy(parts):
     """Each row has the policy that its values name."""
 
     def init(params, prompt):
-        return tuple(part.init(own, prompt) for part, own in zip(parts, params[1], strict=True))
+        return tuple(part.init(values, prompt) for part, values in zip(parts, params[1], strict=True))
 
     def max_draft(params, state, gamma):
-        found = [part.max_draft(own, one, gamma) for part, own, one in zip(parts, params[1], state, strict=True)]
-        return of_row(params[0], found)
+        limits = [
+            part.max_draft(values, memory, gamma) for part, values, memory in zip(parts, params[1], state, strict=True)
+        ]
+        return of_row(params[0], limits)
 
     def update(params, state, *outcome):
-        return tuple(part.update(own, one, *outcome) for part, own, one in zip(parts, params[1], state, strict=True))
+        return tuple(
+            part.update(values, memory, *outcome) for part, values, memory in zip(parts, params[1], state, strict=True)
+        )
 
     def should_continue(params, state, index, confidences):
-        found = [
+        decisions = [
             jnp.ones(params[0].shape, bool)
             if part.should_continue is None
-            else part.should_continue(own, one, index, confidences)
-            for part, own, one in zip(parts, params[1], state, strict=True)
+            else part.should_continue(values, memory, index, confidences)
+            for part, values, memory in zip(parts, params[1], state, strict=True)
         ]
-        return of_row(params[0], found)
+        return of_row(params[0], decisions)
 
     (confidence,) = {part.confidence for part in parts} - {None} or {None}
     return Policy(init, max_draft, update, confidence, should_continue if confidence else None)
 
 
-def prepared(target, made, chosen, seed):
+def prepared(target, factories, chosen, seed):
     """A row for each drafter and each policy, or two for each drafter; all that rows may have of their own differs."""
     random = np.random.default_rng(seed)
     count = len(chosen) or 2
-    pairs = list(itertools.product(range(len(made)), range(count)))
+    pairs = list(itertools.product(range(len(factories)), range(count)))
     rows = [[drafter, *random.integers(0, VOCAB, random.integers(0, 5))] for drafter, _ in pairs]
-    parts = [make(target) for make in made.values()]
+    parts = [make(target) for make in factories.values()]
     drafter = BoundDrafter(
         each_its_own_drafter(tuple(part.functions for part in parts)), tuple(part.params for part in parts)
     )
@@ -212,7 +223,7 @@ def prepared(target, made, chosen, seed):
 
 
 def texts(state):
-    """Of each row its new tokens and its counts."""
+    """Return for each row its new tokens and its counts."""
     tokens, start, length, stats = jax.device_get((state.tokens, state.start, state.length, state.stats))
     assert not np.asarray(state.failed).any()
     return [
@@ -236,21 +247,13 @@ def advanced(prepared, state, rounds=1000):
 take, put = jax.jit(token_rows.take_rows), jax.jit(token_rows.put_rows)
 
 
-SELDOM = {("table", "trees"), ("gpt", "trees, policies"), ("window", "nested, policies")}
-
-
-def _mark(case):
-    if case in SELDOM:  # the same drafters with another network, or with policies
-        return pytest.mark.exhaustive
-    return () if case == ("t5", "trees, policies") else pytest.mark.slow
-
-
-@pytest.mark.parametrize(("target", "program"), [pytest.param(*case, marks=_mark(case)) for case in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "program"), marked(CASES, exhaustive=SELDOM))
 def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
     """Permuted after two rounds and back after three more; and some replaced by rows of another generation."""
     old, new = (prepared(target, *PROGRAMS[program], seed) for seed in (5, 6))
     assert old.decoder is new.decoder
-    expected, others = (texts(advanced(one, started(one))) for one in (old, new))
+    expected, others = (texts(advanced(generation, started(generation))) for generation in (old, new))
     count = len(expected)
     order = np.random.default_rng(7).permutation(count)
 
@@ -264,10 +267,11 @@ def test_rows_may_be_reordered_and_replaced_in_mid_generation(target, program):
     assert texts(advanced(old, mixed)) == [(others if row % 2 else expected)[row] for row in range(count)]
 
 
+@pytest.mark.slow
 def test_rows_may_be_dropped():
-    """What is left of a batch is a smaller batch."""
-    whole = prepared("table", TREES, {}, 5)
-    expected = texts(advanced(whole, started(whole)))
-    state = advanced(whole, started(whole), 2)
-    some = advanced(whole, token_rows.take_rows(state, jnp.array([3, 1])))
-    assert texts(some) == [expected[3], expected[1]]
+    """The remaining rows are a smaller batch."""
+    generation = prepared("table", TREES, {}, 5)
+    expected = texts(advanced(generation, started(generation)))
+    state = advanced(generation, started(generation), 2)
+    remaining = advanced(generation, token_rows.take_rows(state, jnp.array([3, 1])))
+    assert texts(remaining) == [expected[3], expected[1]]

@@ -18,6 +18,7 @@ from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.nets import gpt, t5
 from jaxspec.testing import table_model, table_model_from
+from tests.marks import marked
 
 VOCAB = 7
 PROMPTS = [[3, 1, 4], [1], [5, 2, 6, 5, 3], [0, 0]]
@@ -69,6 +70,7 @@ def test_limits_per_row():
     assert tokens_of(fast) == [row[:n] for row, n in zip(tokens_of(plain), [1, 20, 7, 2], strict=True)]
 
 
+@pytest.mark.slow
 def test_every_token_in_turn_as_the_end_token():
     """An end inside an accepted block: cut after the first, drop the rest and the bonus, freeze the row."""
     plain = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=20))
@@ -81,6 +83,7 @@ def test_every_token_in_turn_as_the_end_token():
         assert tokens_of(fast) == expected, ends
 
 
+@pytest.mark.slow
 def test_greedy_text_of_an_encoder_decoder_is_plain_decodings():
     target = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
     draft = table_model_from(0.8 * target.params, encoder=True)
@@ -110,6 +113,7 @@ def penalised(model, row, frequency, new, read=()):
     return row[start:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_each_draft_token_is_penalised_for_its_own_prefix(gamma):
     """Greedy: as plain decoding, and as numpy. The target, drafting for itself, counts its draft tokens too."""
@@ -121,6 +125,7 @@ def test_each_draft_token_is_penalised_for_its_own_prefix(gamma):
     assert fast.stats.acceptance_rate.tolist() == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_an_encoder_decoders_prompt_is_not_penalised():
     target = table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)
     out = jaxspec.generate(target, prompt(), drafter=target, gamma=4, max_new_tokens=15, **PENALTIES)
@@ -137,9 +142,9 @@ def test_a_program_without_penalties_counts_nothing():
     assert "scatter-add" in counting and not any(word in counting for word in ("exp ", "sort["))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", marked([0.0, 1.0], slow={1.0}))
 def test_a_ban_of_all_that_the_target_allows_is_an_error(temperature):
-    """Of the second row only: the target allows nothing but 2 after a 1."""
+    """The error names the second row only: the target allows nothing but 2 after a 1."""
     target = table_model_from(TARGET.params.at[:, 1].set(-jnp.inf).at[:, 1, 2].set(0.0).at[..., 1].set(-jnp.inf))
     options = dict(drafter=DRAFT, gamma=2, max_new_tokens=12, temperature=temperature, key=jax.random.key(0))
     assert jaxspec.generate(target, prompt(), banned=[3], **options).lengths.tolist() == [12] * 4
@@ -160,6 +165,7 @@ def small_networks():
 KEPT = {("gpt", "chain"), ("t5", "tree")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "branching"),
     [
@@ -234,6 +240,7 @@ def test_draft_logits_equal_a_fresh_pass():
     np.testing.assert_allclose(draft.log_probs, full[:, 5:8], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draft_tokens_that_are_no_tokens_of_the_target_are_not_fed():
     """A datastore or a tokenizer with more ids: the network would answer with NaN."""
 
@@ -250,6 +257,7 @@ def test_draft_tokens_that_are_no_tokens_of_the_target_are_not_fed():
         assert (out.stats.drafted <= out.stats.rounds).all()
 
 
+@pytest.mark.slow
 def test_the_default_integers_may_have_64_bits():
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         model = table_model(jax.random.key(1), 5)
@@ -277,6 +285,7 @@ LATER = [  # one that reads q, one whose coin a row shares; the others with --ex
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "rule"), [(0.0, None), (1.0, None), *LATER])
 def test_rows_do_not_depend_on_mates_padding_or_order(temperature, rule):
     options = dict(drafter=BLEND, gamma=3, rule=rule, max_new_tokens=12, temperature=temperature, eos_ids=[6])
@@ -291,13 +300,15 @@ def test_rows_do_not_depend_on_mates_padding_or_order(temperature, rule):
         assert tokens_of(alone) == [together[i]]
 
 
+@pytest.mark.slow
 def test_more_rows_never_change_the_earlier_ones():
     options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, temperature=1.0, key=jax.random.key(9))
     few = tokens_of(jaxspec.generate(TARGET, prompt(PROMPTS[:2]), **options))
     assert tokens_of(jaxspec.generate(TARGET, prompt(), **options))[:2] == few
 
 
-def test_samples_are_those_of_prompts_given_several_times_and_share_a_prefill():
+@pytest.mark.slow
+def test_samples_are_those_of_repeated_prompts_and_share_a_prefill():
     options = dict(drafter=BLEND, gamma=3, max_new_tokens=12, key=jax.random.key(9))
     temperatures, read = [1.0, 0.5, 1.0, 0.0], []
 
@@ -307,13 +318,14 @@ def test_samples_are_those_of_prompts_given_several_times_and_share_a_prefill():
 
     shared = TARGET._replace(lm=TARGET.lm._replace(prefill=prefill))
     twice = prompt([PROMPTS[i] for i in (0, 0, 2, 2)])
-    given = tokens_of(jaxspec.generate(TARGET, twice, temperature=temperatures, **options))
+    repeated = tokens_of(jaxspec.generate(TARGET, twice, temperature=temperatures, **options))
     once = prompt([PROMPTS[i] for i in (0, 2)])
     out = jaxspec.generate(shared, once, num_samples=2, temperature=temperatures, **options)
-    assert tokens_of(out) == given and given[0] != given[1]
+    assert tokens_of(out) == repeated and repeated[0] != repeated[1]
     assert read == [2]
 
 
+@pytest.mark.slow
 def test_per_row_temperatures_mix_greedy_and_sampling():
     key = jax.random.key(3)
     mixed = jaxspec.generate(
@@ -329,7 +341,7 @@ def test_per_row_temperatures_mix_greedy_and_sampling():
 # --- statistics ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4])
+@pytest.mark.parametrize("gamma", marked([0, 1, 4], slow={1, 4}))
 def test_statistics_add_up(gamma):
     limits = [1, 5, 20, 20]
     out = jaxspec.generate(
@@ -352,6 +364,7 @@ def test_statistics_add_up(gamma):
     assert failed.tokens_per_round[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.coupled()], ids=lambda rule: rule.name)
 def test_a_policy_that_leaves_gamma_as_it_is_changes_nothing(rule):
     """A limit cuts the last drafts short, whoever decides on their length."""
@@ -389,6 +402,7 @@ def test_trace_replays_the_text():
         assert at == out.lengths[row]
 
 
+@pytest.mark.slow
 def test_a_generation_says_whether_its_text_has_the_targets_distribution():
     unknown = Rule(rules.rejection().verify, "of one's own", exact=False)
 
@@ -402,6 +416,7 @@ def test_a_generation_says_whether_its_text_has_the_targets_distribution():
 # --- programs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_call_in_the_bucket_traces_and_compiles_nothing():
     target, draft = table_model(jax.random.key(11), 5), table_model(jax.random.key(12), 5)
     calls = {"traces": 0}
@@ -444,6 +459,7 @@ def test_a_generation_is_one_program():
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_non_finite_logits_are_one_clear_error():
     broken = table_model_from(TARGET.params.at[3].set(jnp.nan))
     with pytest.raises(FloatingPointError, match="not finite for prompts"):
@@ -460,6 +476,7 @@ def test_non_finite_logits_are_one_clear_error():
         list(jaxspec.stream(broken, prompt([[3, 3]]), max_new_tokens=20))
 
 
+@pytest.mark.slow
 def test_non_finite_logits_after_a_rejected_draft_token_do_not_matter():
     """The target never generates 2 (its logit is -inf), but the drafter drafts it, and what follows it is NaN."""
     table = jnp.zeros((3, 3)).at[:, 2].set(-jnp.inf).at[2].set(jnp.nan)

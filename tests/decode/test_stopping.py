@@ -31,9 +31,9 @@ def byte_tokenizer(clean_up=False):
     """Every byte is a token, so that every character beyond ASCII takes several."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<unk>", END, TURN, THINK]
     forced = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": clean_up}
-    made = fast(models.BPE({c: i for i, c in enumerate(tokens)}, []), decoders.ByteLevel(), clean_up, **forced)
-    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return made
+    tokenizer = fast(models.BPE({c: i for i, c in enumerate(tokens)}, []), decoders.ByteLevel(), clean_up, **forced)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
 
 
 TOKENIZER = byte_tokenizer()
@@ -84,13 +84,13 @@ def test_text_ends_before_the_first_stop_string(gamma, stop):
     assert out.stats.emitted.tolist() == out.lengths.tolist()
     assert 1 + out.trace.num_committed.sum() == out.lengths[0]  # the first token is prefill's, and in no round
     if ends:  # the tokens end with the one that completes the stop string
-        whole = stopping.decode(TOKENIZER, out.tokens[0, : out.lengths[0]])
-        assert any(whole.endswith(s) for s in strings)
+        text = stopping.decode(TOKENIZER, out.tokens[0, : out.lengths[0]])
+        assert any(text.endswith(s) for s in strings)
     pieces = list(jaxspec.stream(model, START, **options))
     assert "".join(p.text for p in pieces) == expected
     assert [t for p in pieces for t in p.tokens] == out.tokens[0, : out.lengths[0]].tolist()
-    for streamed, whole in zip(pieces[-1].stats, out.stats, strict=True):  # counted to the stop string
-        assert streamed.tolist() == whole.tolist()
+    for streamed, text in zip(pieces[-1].stats, out.stats, strict=True):  # counted to the stop string
+        assert streamed.tolist() == text.tolist()
     assert out.stats.accepted.sum() == np.minimum(out.trace.num_accepted, out.trace.num_committed).sum()
 
 
@@ -108,6 +108,7 @@ def test_stream_takes_one_prompt():
         jaxspec.stream(model, Prompt(jnp.array([[0], [1]]), jnp.array([1, 1])))
 
 
+@pytest.mark.slow
 def test_stream_equals_generate_when_sampling():
     model, _ = parrot(TEXT, sharpness=4.0)
     options = dict(drafter=model, gamma=3, max_new_tokens=30, temperature=1.0, key=jax.random.key(2))
@@ -169,7 +170,7 @@ def test_a_special_token_in_a_stop_string_ends_a_row(stop, expected, length):
         assert "".join(piece.text for piece in pieces) == expected and pieces[-1].done
 
 
-def test_the_name_of_a_special_token_is_also_found_where_other_tokens_spell_it():
+def test_the_name_of_a_special_token_may_be_spelt_by_other_tokens():
     model, count = parrot(f"ja {TURN} nein")
     assert jaxspec.generate(model, START, max_new_tokens=count, stop=TURN).texts == ["ja "]
 
@@ -207,7 +208,7 @@ STOPS = [
 
 
 def read(stop, tokens, rounds):
-    """What is shown of a row whose rounds commit so many tokens, one after each, and how many of them it has."""
+    """Return the text shown of a row whose rounds commit so many tokens, and how many tokens it has."""
     shown, count = [""], 0
     for committed in rounds:
         end = min(count + committed, len(tokens))
@@ -248,7 +249,7 @@ def test_what_is_shown_stays_and_is_the_text_whatever_the_rounds(name, clean_up,
         assert shown == (tokenizer.decode(tokens, skip_special_tokens=True), len(tokens))
 
 
-def test_a_tokenizer_that_changes_what_was_shown_in_a_way_of_its_own_is_named():
+def test_a_tokenizer_that_changes_text_already_shown_is_named():
     class Backwards:
         added_tokens_decoder, eos_token_id = {}, None
 

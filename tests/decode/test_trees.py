@@ -36,6 +36,7 @@ from jaxspec.drafters.common import no_commit, no_state
 from jaxspec.drafters.sequential import sequential
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.testing import certify, table_model, table_model_from
+from tests.marks import marked
 
 VOCAB, NEW = 7, 20
 CHOICES = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 0, 0))
@@ -55,7 +56,7 @@ def tokens_of(out):
 
 
 class Letters:
-    """As much of a tokenizer as decoding needs: a token is a letter."""
+    """A tokenizer, as far as decoding needs one: a token is a letter."""
 
     eos_token_id, added_tokens_decoder = None, {}
 
@@ -140,11 +141,11 @@ def _top_choices(lm, ragged):
         fed = jnp.zeros((batch, NODES + 1), jnp.int32).at[:, :1].set(token_rows.window(row.tokens, row.length - 1, 1))
         for level in range(DEPTH + 1):
             first, last = np.flatnonzero(depth == level)[[0, -1]]
-            whole = jnp.broadcast_to(jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1))
-            forward, cache = lm.extend(weights.draft, cache, fed[:, first : last + 1], whole)
+            tree_parents = jnp.broadcast_to(jnp.asarray(fed_parents[:, : last + 1]), (batch, last + 1))
+            forward, cache = lm.extend(weights.draft, cache, fed[:, first : last + 1], tree_parents)
             before = jnp.asarray(seen[:, first : last + 1])
-            found = context.to_distribution(forward.logits, fed[:, 1:], before)
-            scores = found.logits if found.log_probs is None else found.log_probs
+            distribution = context.to_distribution(forward.logits, fed[:, 1:], before)
+            scores = distribution.logits if distribution.log_probs is None else distribution.log_probs
             best = jnp.argsort(-scores, axis=-1, stable=True).astype(jnp.int32)
             for node in np.flatnonzero(depth == level + 1):
                 rank = ranks[node - 1]
@@ -200,6 +201,7 @@ def models():
         yield pytest.param(lambda name=name, scale=scale: (network(name), near(network(name), scale)), id=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", list(models()))
 def test_greedy_text_is_plain_decodings(pair):
     target, draft = pair()
@@ -213,8 +215,8 @@ def test_greedy_text_is_plain_decodings(pair):
     if draft is TARGET:  # its best child is always right
         assert out.stats.rounds.max() <= 7 and (out.trace.num_accepted[:, 0] == 3).all()
     elif draft is not OTHER:
-        taken = out.trace.path[..., 0][out.trace.num_accepted > 0]
-        assert set(taken.tolist()) == {0, 1}, "the test saw one kind of path"
+        first_nodes = out.trace.path[..., 0][out.trace.num_accepted > 0]
+        assert set(first_nodes.tolist()) == {0, 1}, "the test saw one kind of path"
 
 
 def check_trace(out, gamma=DEPTH):
@@ -234,14 +236,15 @@ def check_trace(out, gamma=DEPTH):
             for node in step.path:
                 assert step.parent[node] == last
                 last = node + 1
-            accepted, rejected, own = trace.judge(step)
+            accepted, rejected, target_token = trace.judge(step)
             n = min(step.num_accepted, len(step.new))
-            assert accepted == [step.draft[node] for node in step.path][:n] and accepted + own == step.new
-            assert not set(own) & set(rejected)  # greedy, or drawn from what the children left
+            assert accepted == [step.draft[node] for node in step.path][:n] and accepted + target_token == step.new
+            assert not set(target_token) & set(rejected)  # greedy, or drawn from what the children left
     html = trace.html(trace.of_row(tokens, shown, row))
     assert "line-through" in html
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_trees_for_itself_is_always_accepted():
     """So its cache has followed each accepted path: siblings that were not accepted would be read in the next round."""
     model = network("t5")
@@ -250,7 +253,7 @@ def test_a_model_that_drafts_trees_for_itself_is_always_accepted():
     assert out.trace.num_accepted[:, :3].tolist() == [[3, 3, 3]] * 4 and out.stats.rounds.tolist() == [3] * 4
 
 
-@pytest.mark.parametrize("length", range(1, DEPTH + 3))
+@pytest.mark.parametrize("length", marked(range(1, DEPTH + 3), slow={1, 2}))
 def test_every_limit_up_to_the_depth_and_two(length):
     plain = jaxspec.generate(TARGET, prompt(), max_new_tokens=length)
     out = jaxspec.generate(TARGET, prompt(), drafter=top_choices(TARGET), max_new_tokens=length)
@@ -273,8 +276,9 @@ def test_limits_per_row():
             assert accepted[: len(step["new"])] == step["new"][: len(accepted)]
 
 
+@pytest.mark.slow
 def test_text_that_is_streamed_and_stopped_round_by_round():
-    """Of a tree the rounds show the nodes that were verified, without those that rows have lost and without padding."""
+    """Rounds show the nodes of a tree that were verified, without padding and without those that rows have lost."""
     drafter = top_choices(BLEND)
 
     def propose(weights, caches, context):
@@ -282,20 +286,21 @@ def test_text_that_is_streamed_and_stopped_round_by_round():
         return draft._replace(length=draft.length - 1), caches
 
     padded = drafter._replace(functions=drafter.functions._replace(propose=propose))
-    spelt, one = TARGET._replace(tokenizer=Letters()), prompt([[3, 1, 4]])
+    spelt, row = TARGET._replace(tokenizer=Letters()), prompt([[3, 1, 4]])
     options = dict(drafter=padded, max_new_tokens=NEW)
-    plain = jaxspec.generate(spelt, one, max_new_tokens=NEW)
-    pieces = list(jaxspec.stream(spelt, one, **options))
+    plain = jaxspec.generate(spelt, row, max_new_tokens=NEW)
+    pieces = list(jaxspec.stream(spelt, row, **options))
     assert [token for piece in pieces for token in piece.tokens] == tokens_of(plain)[0]
     assert "".join(piece.text for piece in pieces) == plain.texts[0]
     stats = pieces[-1].stats
     assert sum(len(piece.draft) for piece in pieces) == int(stats.drafted[0]) < NODES * int(stats.rounds[0])
     stop = plain.texts[0][7:10]
-    out = jaxspec.generate(spelt, one, stop=[stop], **options)
+    out = jaxspec.generate(spelt, row, stop=[stop], **options)
     assert out.texts == [plain.texts[0].partition(stop)[0]]
     check_trace(out)
 
 
+@pytest.mark.slow
 def test_every_token_in_turn_as_the_end_token():
     """An end inside an accepted path: cut after the first, drop the rest and the bonus, freeze the row."""
     plain, inside = tokens_of(jaxspec.generate(TARGET, prompt(), max_new_tokens=NEW)), 0
@@ -311,6 +316,7 @@ def test_every_token_in_turn_as_the_end_token():
     assert inside > 0
 
 
+@pytest.mark.slow
 def test_a_node_is_penalised_for_its_own_path():
     """The target, drafting for itself, counts what leads to each node: the best children are always accepted."""
     options = dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=[0.5, 0.2, 0.0, -0.3], banned=[5])
@@ -337,7 +343,8 @@ def test_finished_rows_are_frozen():
     assert len(frozen) == 4
 
 
-def test_nodes_that_are_no_tokens_of_the_target_are_cut_off_with_what_follows_them():
+@pytest.mark.slow
+def test_nodes_that_are_no_tokens_of_the_target_are_cut_off():
     right = top_choices(TARGET)
 
     def propose(weights, caches, context):
@@ -376,6 +383,7 @@ def test_parents_that_are_no_integers_are_refused():
         jaxspec.generate(TARGET, prompt(), drafter=proposes((1, 2), (0, 1), jnp.float32), max_new_tokens=4)
 
 
+@pytest.mark.slow
 def test_coupled_text_is_plain_samplings_whatever_the_tree():
     keys = jax.random.split(jax.random.key(5), 4)
     options = dict(temperature=1.0, max_new_tokens=NEW, key=keys)
@@ -391,6 +399,7 @@ def test_coupled_text_is_plain_samplings_whatever_the_tree():
     assert tokens_of(out) == [plain[i] for i in order]
 
 
+@pytest.mark.slow
 def test_rows_that_sample_do_not_depend_on_mates():
     keys = jax.random.split(jax.random.key(6), 4)
     options = dict(drafter=top_choices(BLEND), temperature=[1.0, 0.0, 0.7, 1.0], max_new_tokens=NEW)
@@ -412,6 +421,7 @@ def test_a_static_tree_of_point_masses_is_exact():
 # --- programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
@@ -439,16 +449,18 @@ def test_a_round_holds_few_arrays_of_all_nodes_and_tokens(kind):
     """The target's logits, their log probabilities, the drafter's; no distribution for each sibling or each rule."""
     vocab, nodes = 4096, 12
     target, draft = (table_model(jax.random.key(seed), vocab, order=1) for seed in (1, 2))
-    made = {
+    programs = {
         "tree": drafters.tree(draft, (4, 1, 1), draw="mixed"),
         "dynamic_tree": drafters.dynamic_tree(draft, nodes=nodes, depth=3, width=4),
     }
-    prepared = prepare(target, prompt(), drafter=made[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4)
+    prepared = prepare(
+        target, prompt(), drafter=programs[kind], temperature=1.0, key=jax.random.key(0), max_new_tokens=4
+    )
     begin = functools.partial(loop.start, prepared.decoder, max_new_tokens=4)
     state = jax.eval_shape(begin, prepared.weights, prepared.prompt, prepared.request)
     program = loop.advance.lower(prepared.decoder, prepared.weights, state).compile()
-    whole = len(prepared.prompt.length) * (nodes + 1) * vocab * 4
-    assert program.memory_analysis().temp_size_in_bytes < 4 * whole  # three, and what XLA holds of the draws
+    array_bytes = len(prepared.prompt.length) * (nodes + 1) * vocab * 4
+    assert program.memory_analysis().temp_size_in_bytes < 4 * array_bytes  # three, and what XLA holds of the draws
 
 
 # --- what takes no trees
@@ -474,6 +486,7 @@ def test_a_policy_that_looks_at_each_token_is_refused(policy):
         jaxspec.generate(TARGET, prompt(), drafter=top_choices(BLEND), policy=policy, max_new_tokens=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [policies.constant([0, 1, 2, 9]), policies.adaptive(0.1, 0.1, pause=1)], ids=["constant", "adaptive"]
 )
@@ -523,7 +536,7 @@ def early_exit(model, share=0.6):
     return Drafter(init, propose, lambda weights, caches, *_: caches)
 
 
-@pytest.mark.parametrize("name", ["table", "encoder", "gpt", "t5"])
+@pytest.mark.parametrize("name", marked(["table", "encoder", "gpt", "t5"], slow={"table", "gpt", "t5"}))
 def test_a_drafter_may_use_the_targets_cache_and_weights(name):
     """The decoder rewinds it before it verifies: greedy text is plain decoding's, also after rounds without a draft."""
     tables = {"table": TARGET, "encoder": table_model(jax.random.key(1), VOCAB, encoder=True, sharpness=2.0)}
@@ -539,6 +552,7 @@ def test_a_drafter_may_use_the_targets_cache_and_weights(name):
         assert tokens_of(out) == tokens_of(plain) and out.stats.acceptance_rate.tolist() == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_such_a_drafter_is_exact_when_it_samples():
     target = table_model(jax.random.key(1), 3)
     assert certify(target, drafter=early_exit(target), gamma=2, steps=3) < 1e-5

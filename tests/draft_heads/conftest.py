@@ -105,10 +105,10 @@ UNIFIED = (*UNIFIED, "mtp_layers.0", "qwen")
 QWEN3 = BASE | {"model_type": "qwen3"}
 
 
-def unified(kind, layer=BASE, **own):
+def unified(kind, layer=BASE, **options):
     """A config.json of `speculators`."""
     inner = {"algorithm": kind, "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]}}
-    return {"speculators_model_type": kind, "transformer_layer_config": layer, "speculators_config": inner, **own}
+    return {"speculators_model_type": kind, "transformer_layer_config": layer, "speculators_config": inner, **options}
 
 
 @dataclasses.dataclass
@@ -126,8 +126,8 @@ class Published:
         import torch
 
         generator = torch.Generator().manual_seed(3)
-        made = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
-        return made | {name: torch.tensor(x) for name, x in self.fixed.items()}
+        tensors = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
+        return tensors | {name: torch.tensor(x) for name, x in self.fixed.items()}
 
     def write(self, where, target_folder):
         import torch
@@ -289,14 +289,14 @@ def draft_of():
         gamma = min(GAMMA, functions.longest or GAMMA)
         prompt = Prompt(jnp.array([[*PROMPT, 0, 0]]), jnp.array([len(PROMPT)]))
         row = Prompt(jnp.array([[*PROMPT, FIRST] + [0] * 20]), jnp.array([len(PROMPT) + 1]))
-        one = SamplingParams(jnp.ones(1))
+        params = SamplingParams(jnp.ones(1))
 
         @jax.jit
         def run(weights, keys):
             forward, cache = lm.prefill(weights.target, prompt, 40)
             state = functions.init(weights, prompt, 20, forward)
             context = DraftContext(
-                keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(one, logits, None)
+                keys, row, jnp.array([gamma]), gamma, False, lambda logits, *_: at_temperature()(params, logits, None)
             )
             draft, _ = functions.propose(weights, Caches(cache, state), context)
             return draft.tokens[0], draft.log_probs[0]

@@ -25,6 +25,7 @@ from jaxspec.testing import certify, table_model
 from jaxspec.training import head_loss
 from jaxspec.training.data import Batch
 from jaxspec.training.recipes import Learn
+from tests.marks import marked
 
 V, D = 3, 8
 LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=3, heads=2, kv_heads=1, head_dim=4)
@@ -41,8 +42,10 @@ def noisy(params, seed, scale):
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-    made = [x + scale * jax.random.normal(k, x.shape) if f else x for x, k, f in zip(leaves, keys, floats, strict=True)]
-    return jax.tree.unflatten(structure, made)
+    changed = [
+        x + scale * jax.random.normal(k, x.shape) if f else x for x, k, f in zip(leaves, keys, floats, strict=True)
+    ]
+    return jax.tree.unflatten(structure, changed)
 
 
 @functools.cache
@@ -93,7 +96,7 @@ COLD = PLAIN._replace(temperature=jnp.zeros(1))
 SELDOM = ("blockwise", "dflash", "dspark, memory")  # others have the same loop
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in NAMES])
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {*SELDOM, *TRIMMED}, exhaustive=SELDOM))
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; heads with a vocabulary of two tokens of three among them."""
     drafter = drafter_of(name, "decoder")
@@ -108,16 +111,15 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert max(off) < 1e-5, off
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else pytest.mark.slow) for x in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked(NAMES, exhaustive=SELDOM))
 def test_rows_may_be_permuted_in_mid_generation(name, permuted):
     drafter = drafter_of(name, "decoder")
     as_it_is, on_the_way = permuted(drafter.target, drafter)
     assert on_the_way == as_it_is
 
 
-SELDOM_IN_TREES = ("pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
+IN_TREES = ("eagle 3", "medusa", "pass", "dflash", "kangaroo", "eagle 1", "mtp", "blockwise")
 
 
 def tree_of(name):
@@ -128,10 +130,8 @@ def tree_of(name):
     return drafters.tree(drafter_of(name, "decoder"), shape=[(0,), (1,), (0, 0)], draw=draw)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["eagle 3", "medusa", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM_IN_TREES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked(IN_TREES, exhaustive=IN_TREES[2:]))
 def test_the_distribution_of_the_text_of_trees_is_the_targets(name):
     options = dict(steps=3, sampler=at_temperature(3, True), prompt=Prompt(jnp.array([[1, 0]]), jnp.array([2])))
     drafter = tree_of(name)
@@ -194,12 +194,12 @@ def _wide(logits):
     return jnp.pad(logits, ((0, 0), (0, 0), (0, V - logits.shape[-1])), constant_values=-jnp.inf)
 
 
-@pytest.mark.parametrize(("name", "target"), [
-    ("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder"),
-    pytest.param("pass", "t5", marks=pytest.mark.exhaustive),
-    pytest.param("kangaroo", "t5", marks=pytest.mark.exhaustive),
-    pytest.param("dflash", "decoder", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+FRESH = [("eagle 1", "gpt"), ("eagle 3", "t5"), ("mtp", "decoder"), ("medusa", "t5"), ("dspark", "decoder")]
+FRESH_SELDOM = [("pass", "t5"), ("kangaroo", "t5"), ("dflash", "decoder")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "target"), marked([*FRESH, *FRESH_SELDOM], exhaustive=FRESH_SELDOM))
 def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     """After two rounds with all acceptance counts, from rows of one token and more: as if the whole text were read at
     once (of an encoder-decoder: in one round in which everything is accepted)."""
@@ -212,18 +212,18 @@ def test_the_next_draft_is_the_one_of_a_fresh_start(name, target):
     if encoder:
         fresh = draft_after(drafter, (end - 3)[None], prompt, start, int((end - 3).max()))
     else:
-        whole = Prompt(jnp.asarray(TEXT[:, : WIDTH + 8]), jnp.asarray(end - 1))
-        fresh = draft_after(drafter, np.zeros((0, 4), int), whole, end, GAMMA)
+        text = Prompt(jnp.asarray(TEXT[:, : WIDTH + 8]), jnp.asarray(end - 1))
+        fresh = draft_after(drafter, np.zeros((0, 4), int), text, end, GAMMA)
     np.testing.assert_allclose(draft.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(draft.tokens, fresh.tokens)
     assert np.ptp(np.asarray(draft.log_probs)[:, :, 0]) > 0.05  # rows and tokens differ
 
 
-@pytest.mark.parametrize("name", ["eagle 3", pytest.param("mtp", marks=pytest.mark.exhaustive),
-    pytest.param("medusa", marks=pytest.mark.exhaustive), pytest.param("kangaroo", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", marked(["eagle 3", "mtp", "medusa", "kangaroo"], exhaustive={"mtp", "medusa", "kangaroo"})
+)
 def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
-    """What is drafted after three rounds of sampled trees, as a chain: hidden states have followed the paths."""
+    """A chain is drafted after three rounds of sampled trees: hidden states have followed the paths."""
     drafter = drafter_of(name, "decoder")
     functions, lm = drafter.functions, drafter.target.lm
     tree, rows = (
@@ -238,20 +238,20 @@ def test_the_draft_after_rounds_of_trees_is_the_one_of_a_fresh_start(name):
     assert len(set(np.asarray(row.length - rows.length).tolist())) > 1  # rows accepted other numbers of tokens
 
     @jax.jit
-    def draft(weights, cache, own, row):
+    def draft(weights, cache, state, row):
         every, limit = SamplingParams(jnp.ones(4)), jnp.full_like(row.length, GAMMA)
         context = DraftContext(
             jax.random.split(jax.random.key(7), 4), row, limit, GAMMA, False,
             lambda logits, *_: at_temperature()(every, _wide(logits), None),
         )  # fmt: skip
-        return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), own), context)[0]
+        return functions.propose(weights, Caches(lm.rewind(cache, row.length - 1), state), context)[0]
 
     read = row._replace(length=row.length - 1)
     forward, cache = lm.prefill(prepared.weights.target, read, 40)
     fresh = draft(prepared.weights, cache, functions.init(prepared.weights, read, 20, forward), row)
-    found = draft(prepared.weights, state.caches.target, state.caches.draft, row)
-    np.testing.assert_allclose(found.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(found.tokens, fresh.tokens)
+    continued = draft(prepared.weights, state.caches.target, state.caches.draft, row)
+    np.testing.assert_allclose(continued.log_probs, fresh.log_probs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(continued.tokens, fresh.tokens)
 
 
 # --- in generation
@@ -264,10 +264,11 @@ def test_a_round_asks_nothing_of_the_host(name):
     start = functools.partial(loop.start, prepared.decoder, max_new_tokens=prepared.max_new_tokens)
     state = jax.eval_shape(start, prepared.weights, prepared.prompt, prepared.request)
     program = loop.advance.lower(prepared.decoder, prepared.weights, state).as_text()
-    found = [word for word in ("callback", "infeed", "outfeed", "send", "recv") if word in program]
-    assert "dot_general" in program and not found
+    calls = [word for word in ("callback", "infeed", "outfeed", "send", "recv") if word in program]
+    assert "dot_general" in program and not calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), [("eagle 3", "t5"), ("dflash", "decoder")])
 def test_greedy_text_is_plain_decodings(name, target):
     """Rows that accept, end and stop by themselves; gamma beyond what the drafter has; a policy."""
@@ -281,9 +282,10 @@ def test_greedy_text_is_plain_decodings(name, target):
         assert out.stats.drafted.sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("eagle 3", "t5"), ("medusa", "gpt"), pytest.param("kangaroo", "gpt", marks=pytest.mark.exhaustive)],
+    marked([("eagle 3", "t5"), ("medusa", "gpt"), ("kangaroo", "gpt")], exhaustive={("kangaroo", "gpt")}),
 )
 def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
     """Hidden states follow the path: rounds and accepted tokens are the same; a bushy tree has no fewer accepted."""
@@ -299,6 +301,7 @@ def test_a_tree_that_is_a_chain_is_accepted_as_the_chain_is(name, target):
     assert np.asarray(chain.stats.accepted).sum() > 0
 
 
+@pytest.mark.slow
 def test_a_head_that_copies_its_target_is_always_right():
     """Its layers and its head are those that the target itself has after the tap: all draft tokens are accepted.
 
@@ -311,12 +314,12 @@ def test_a_head_that_copies_its_target_is_always_right():
     params = params | {"layers_0": silent}
     target = Model(decoder.language_model(config), params, None, config, "silent")
     module = mtp.MTPConfig(config)
-    own = mtp.init(module, jax.random.key(1))
-    own["layer"] = jax.tree.map(jnp.zeros_like, own["layer"])
-    own["embedding_norm"]["scale"] = jnp.ones(D)
-    own["norm"] = params["norm"]
-    own["fc"]["weight"] = jnp.concatenate([jnp.eye(D), jnp.zeros((D, D))], axis=1)
-    drafter = drafters.mtp(DraftHead(mtp.head(module), own), target)
+    head_params = mtp.init(module, jax.random.key(1))
+    head_params["layer"] = jax.tree.map(jnp.zeros_like, head_params["layer"])
+    head_params["embedding_norm"]["scale"] = jnp.ones(D)
+    head_params["norm"] = params["norm"]
+    head_params["fc"]["weight"] = jnp.concatenate([jnp.eye(D), jnp.zeros((D, D))], axis=1)
+    drafter = drafters.mtp(DraftHead(mtp.head(module), head_params), target)
     out = jaxspec.generate(
         target, token_rows.pad([[1], [2, 0]], 2), drafter=drafter, gamma=3, max_new_tokens=9, temperature=1.0,
         key=jax.random.key(2),
@@ -328,6 +331,7 @@ def test_a_head_that_copies_its_target_is_always_right():
 # --- what does not fit
 
 
+@pytest.mark.slow
 def test_a_head_for_another_target():
     def bound(name, **changes):
         kind = kind_of(CONFIGS[name])
@@ -351,6 +355,7 @@ def test_a_head_for_another_target():
             make(head, target, None)
 
 
+@pytest.mark.slow
 def test_trees_that_a_drafter_cannot_draft():
     with pytest.raises(ValueError, match=r"cannot draft trees: expected a model, or drafters.eagle"):
         drafters.tree(drafter_of("hydra", "gpt"), (2, 1))
@@ -358,6 +363,7 @@ def test_trees_that_a_drafter_cannot_draft():
         drafters.dynamic_tree(drafter_of("medusa", "gpt"), nodes=5, depth=4, width=2)
 
 
+@pytest.mark.slow
 def test_a_drafter_is_for_the_target_that_it_was_made_for():
     other = target_of("gpt")
     with pytest.raises(ValueError, match=r"the drafter reads the hidden states of decoder .*, and drafts for gpt"):
@@ -392,8 +398,8 @@ def test_shapes_that_make_no_drafter(make, complaint):
 
 def test_independent_sequences_are_as_long_as_there_are_heads():
     """By default; the error of a length that was asked for is about lengths, not about trees."""
-    made = drafters.sequences(drafter_of("medusa", "decoder"), k=2)
-    assert made.functions.tree.depth == 3
+    drafter = drafters.sequences(drafter_of("medusa", "decoder"), k=2)
+    assert drafter.functions.tree.depth == 3
     with pytest.raises(
         ValueError, match=r"length is 4, the tokens of a sequence, .* 3 tokens ahead: expected at most 3"
     ):
@@ -403,22 +409,17 @@ def test_independent_sequences_are_as_long_as_there_are_heads():
 # --- in training
 
 
+TRAINED_FAST = [("dspark, memory", "decoder"), ("pass", "t5")]
+TRAINED_SLOW = [("eagle 3", "decoder"), ("dspark", "t5"), ("hydra", "gpt"), ("kangaroo", "gpt")]
+TRAINED_SELDOM = [("pass", "gpt"), ("eagle 1", "gpt"), ("mtp", "decoder")]  # as EAGLE-3
+
+
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        ("eagle 3", "decoder"),
-        ("dspark", "t5"),
-        ("dspark, memory", "decoder"),
-        ("hydra", "gpt"),
-        ("kangaroo", "gpt"),
-        ("pass", "t5"),
-        pytest.param("pass", "gpt", marks=pytest.mark.exhaustive),
-        pytest.param("eagle 1", "gpt", marks=pytest.mark.exhaustive),  # as EAGLE-3
-        pytest.param("mtp", "decoder", marks=pytest.mark.exhaustive),
-    ],
+    marked([*TRAINED_FAST, *TRAINED_SLOW, *TRAINED_SELDOM], slow=TRAINED_SLOW, exhaustive=TRAINED_SELDOM),
 )
 def test_training_sees_the_distributions_of_decoding(name, target):
-    """Those of a draft, and those of training at the place where it begins, on a text that holds the draft."""
+    """A draft's distributions are those of training where it begins, on a text that holds the draft."""
     drafter, config = drafter_of(name, target), CONFIGS[name]
     lm, encoder = drafter.target.lm, drafter.target.lm.start_token is not None
     length = np.full(4, 2) if encoder else LENGTH + 1  # committed: the prompt, or a start token, and one token more
@@ -431,16 +432,16 @@ def test_training_sees_the_distributions_of_decoding(name, target):
     source = (TEXT[:, :WIDTH], LENGTH.astype(np.int32)) if encoder else none
     target_rows, ends = (rows[:, 1:], length + GAMMA) if encoder else (rows, length + GAMMA + 1)
     lesson = head_loss.Lesson(Batch(*source, target_rows, ends.astype(np.int32)), drafter.target.params)
-    own = drafter.params.adapter if name == "kangaroo" else drafter.params
-    frozen = {name: x for name, x in own.items() if name == "vocabulary"}
-    trained = {name: x for name, x in own.items() if name != "vocabulary"}
+    head_params = drafter.params.adapter if name == "kangaroo" else drafter.params
+    frozen = {name: x for name, x in head_params.items() if name == "vocabulary"}
+    trained = {name: x for name, x in head_params.items() if name != "vocabulary"}
     task = head_loss.Task(lm, config, frozen, Learn(depths=GAMMA))
 
     @jax.jit
     def run(params, lesson):
-        made = head_loss.draft(task, params, lesson)
-        part = jax.tree.map(lambda x: x[0], made.parts)  # all places are in one
-        return [x.log_q for x in head_loss.compare(task, lesson.target, params, made.hidden[0], part)], part.real
+        drafted = head_loss.draft(task, params, lesson)
+        part = jax.tree.map(lambda x: x[0], drafted.parts)  # all places are in one
+        return [x.log_q for x in head_loss.compare(task, lesson.target, params, drafted.hidden[0], part)], part.real
 
     log_q, real = run(trained, lesson)
     for row, end in enumerate(length):
@@ -453,12 +454,10 @@ def test_training_sees_the_distributions_of_decoding(name, target):
 # --- measured
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=() if x in ("eagle 3", "pass") else pytest.mark.slow) for x in NAMES]
-)
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"eagle 3", "pass"}))
 def test_what_a_draft_costs_is_measured_as_a_whole(name):
     drafter = drafter_of(name, "t5" if name == "eagle 3" else "decoder")
     prompt = Prompt(jnp.asarray(TEXT[:, :WIDTH]), jnp.asarray(LENGTH))
     prepared = prepare(drafter.target, prompt, drafter=drafter, gamma=2, max_new_tokens=6)
-    found = cost.policy_costs(prepared, repeats=1, inner=1)
-    assert found.c > 0 and cost.search_cost(prepared) == 0 and cost.paid_model(prepared) is None
+    costs = cost.policy_costs(prepared, repeats=1, inner=1)
+    assert costs.c > 0 and cost.search_cost(prepared) == 0 and cost.paid_model(prepared) is None

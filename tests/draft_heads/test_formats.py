@@ -21,6 +21,7 @@ from jaxspec.draft_heads.load import read_head
 from jaxspec.draft_heads.medusa import HeadsConfig
 from jaxspec.draft_heads.save import save
 from jaxspec.weights.orbax import CheckpointError
+from tests.marks import marked
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -32,7 +33,7 @@ PROMPT, FIRST, GAMMA = [3, 1, 4, 1, 5], 9, 3
 
 
 class Hidden:
-    """What transformers' model makes of the prompt, and the parts of it that drafters use."""
+    """The hidden states that transformers' model computes for the prompt, and the parts of it that drafters use."""
 
     def __init__(self, folder):
         self.model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
@@ -71,7 +72,7 @@ def rotate(x, positions):
 
 
 def attention(t, name, x, context=None, causal=True):
-    """Of x to itself, causally; or to a context before it and to all of itself."""
+    """Return the attention of x to itself, causally; or to a context before it and to all of itself."""
     read = x if context is None else torch.cat([context, x])
     positions = torch.arange(len(read))
 
@@ -105,12 +106,12 @@ def token_by_token(step, features, hidden, draft):
 
     What was fed before is fed again with every token, so nothing is taken from a cache.
     """
-    tokens, found = [*PROMPT[1:], FIRST], []
+    tokens, log_probs = [*PROMPT[1:], FIRST], []
     for token in draft:
-        made, logits = step(features, torch.tensor(tokens))
-        found.append(logits[-1])
-        features, tokens = torch.cat([features, made[-1:]]), [*tokens, token]
-    return torch.stack(found)
+        output, logits = step(features, torch.tensor(tokens))
+        log_probs.append(logits[-1])
+        features, tokens = torch.cat([features, output[-1:]]), [*tokens, token]
+    return torch.stack(log_probs)
 
 
 def eagle1(t, table, hidden, draft):
@@ -148,22 +149,22 @@ def eagle3(t, table, hidden, draft, ids, name="midlayer"):
 
 
 def medusa(t, table, hidden, draft):
-    found = []
+    logits = []
     for i in range(GAMMA):
         x = hidden.last[-1]
         for j in range(2):
             x = x + F.silu(x @ t[f"{i}.{j}.linear.weight"].T + t[f"{i}.{j}.linear.bias"])
-        found.append(x @ t[f"{i}.2.weight"].T)
-    return torch.stack(found)
+        logits.append(x @ t[f"{i}.2.weight"].T)
+    return torch.stack(logits)
 
 
 def vllm_medusa(t, table, hidden, draft):
-    found = torch.full((GAMMA, V), float("-inf"))
+    logits = torch.full((GAMMA, V), float("-inf"))
     for i in range(GAMMA):
         x = hidden.last[-1]
         x = x + F.silu(x @ t[f"blocks.{i}.layers.0.weight"].T)
-        found[i, t["token_map"]] = x @ t[f"lm_heads.{i}.weight"].T
-    return found
+        logits[i, t["token_map"]] = x @ t[f"lm_heads.{i}.weight"].T
+    return logits
 
 
 def mtp(t, table, hidden, draft, layout):
@@ -197,7 +198,7 @@ def dflash(t, table, hidden, draft, ids, slots, mask):
     logits = features @ t["lm_head.weight"].T if "lm_head.weight" in t else hidden.head(features)
     if "markov_head.markov_w1.weight" not in t:
         return logits
-    memory, found = torch.zeros(5), []
+    memory, log_probs = torch.zeros(5), []
     # All of the block, in order: that of the last committed token, too, where it predicts none (`slots` is 1).
     for feature, previous in zip(normed, [FIRST] * slots + [FIRST, *draft[:-1]], strict=False):
         z = t["markov_head.markov_w1.weight"][previous]
@@ -209,8 +210,8 @@ def dflash(t, table, hidden, draft, ids, slots, mask):
             gate, new, out = (read + t["markov_head.joint_proj.bias"]).chunk(3)
             memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
             z = torch.tanh(out)
-        found.append(z @ t["markov_head.markov_w2.weight"].T)
-    return logits + torch.stack(found[slots:])
+        log_probs.append(z @ t["markov_head.markov_w2.weight"].T)
+    return logits + torch.stack(log_probs[slots:])
 
 
 REFERENCES = {
@@ -233,7 +234,7 @@ def test_every_published_drafter_has_a_reference(published):
     assert set(NAMES) == set(published)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES, slow={*NAMES} - {"DSpark, a memory"}))
 def test_computes_what_its_format_says(name, published, folder, target, hidden, draft_of, tmp_path):
     case = published[name]
     where = case.write(tmp_path / "it", folder)
@@ -250,13 +251,10 @@ def test_computes_what_its_format_says(name, published, folder, target, hidden, 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "EAGLE-3, its authors'",
-        "EAGLE-3, speculators",
-        "MTP, speculators",
-        "DFlash",
-        "DSpark",
-    ],
+    marked(
+        ["EAGLE-3, its authors'", "EAGLE-3, speculators", "MTP, speculators", "DFlash", "DSpark"],
+        slow={"EAGLE-3, its authors'"},
+    ),
 )
 def test_what_is_written_is_read_again(name, folder, target, tmp_path, published):
     """In the format of speculators, tensors bit for bit; what it was read from may have been another format."""
@@ -294,18 +292,19 @@ def test_a_format_without_such_a_drafter(target, folder, tmp_path, published):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, folder, tmp_path, published):
-    """What vLLM's or the authors' files hold, and with tensors of our own what they have not: all is read again."""
-    some = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
+    """Files have vLLM's or the authors' tensors, and ours for what those lack: all is read again."""
+    blockwise = HeadsConfig(V, D, heads=2, block="feed_forward", ff_dim=6, own_head=False)
     hydra = HeadsConfig(V, D, heads=2, blocks=2, reads_tokens=True, draft_vocab=5)
     of_target = (
         HeadsConfig(V, D, heads=2, own_head=False),
         HeadsConfig(V, D, heads=2, own_head=False, reads_tokens=True),
     )
-    made = [(c, medusa_kind.init(c, jax.random.key(i))) for i, c in enumerate((some, hydra, *of_target))]
+    heads = [(c, medusa_kind.init(c, jax.random.key(i))) for i, c in enumerate((blockwise, hydra, *of_target))]
     for name in ("EAGLE", "Medusa", "Medusa, vLLM's"):
-        made.append(read_head(published[name].write(tmp_path / name, folder), target=target))
-    for number, (config, params) in enumerate(made):
+        heads.append(read_head(published[name].write(tmp_path / name, folder), target=target))
+    for number, (config, params) in enumerate(heads):
         written = save(config, params, tmp_path / str(number), target=target)
         again, same = read_head(written, target=target)
         assert again == config
@@ -316,6 +315,7 @@ def test_heads_are_written_as_vllm_has_medusas_and_eagle_as_its_authors(target, 
     assert {name: table[name] for name in published["Medusa, vLLM's"].table} == published["Medusa, vLLM's"].table
 
 
+@pytest.mark.slow
 def test_generate_runs_the_target_with_what_the_drafter_reads(folder, target, tmp_path, published):
     """The user's target has no taps, and needs none; the text is its own, in bfloat16, too."""
     where = published["EAGLE-3, speculators"].write(tmp_path / "it", folder)

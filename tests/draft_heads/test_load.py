@@ -39,12 +39,21 @@ def unloaded(config):
 @pytest.mark.parametrize(
     ("name", "other", "complaint"),
     [
-        ("EAGLE", NARROW, "fc.weight is .* for the width 16, and the target's is 8"),
-        ("EAGLE-3, its authors'", NARROW, "hidden states of width 16, and the target's have 8"),
-        ("EAGLE-3, its authors'", WORDS, "vocabulary has 13 ids, and the target's 16"),
+        pytest.param(
+            "EAGLE", NARROW, "fc.weight is .* for the width 16, and the target's is 8", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "EAGLE-3, its authors'",
+            NARROW,
+            "hidden states of width 16, and the target's have 8",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "EAGLE-3, its authors'", WORDS, "vocabulary has 13 ids, and the target's 16", marks=pytest.mark.slow
+        ),
         ("EAGLE-3, SGLang's", SHALLOW, "it reads layers .* of its target, which has 4: 4 is none"),
-        ("Medusa", NARROW, "for a width of 16, and the target's is 8"),
-        ("Medusa", WORDS, "for a vocabulary of 13, and the target's is 16"),
+        pytest.param("Medusa", NARROW, "for a width of 16, and the target's is 8", marks=pytest.mark.slow),
+        pytest.param("Medusa", WORDS, "for a vocabulary of 13, and the target's is 16", marks=pytest.mark.slow),
         ("MTP, Qwen's", gpt.GPTConfig(V, D, FF, 2, 2), "the target is a GPTConfig"),
         ("MTP, Qwen's", DecoderConfig(V, D, FF, 2, 2, 2, 8), "k_proj.weight is .8, 16., expected .16, 16."),
         ("DFlash", NARROW, "hidden states of width 16"),
@@ -74,7 +83,7 @@ def test_look_ahead_vectors_are_read_again_and_not_for_another_target(target, tm
 
 
 def test_a_drafter_that_names_another_model(target, tmp_path):
-    """Of the same width and vocabulary: refused where the layers of the other are known to be more or fewer."""
+    """A target of the same width and vocabulary is refused where it is known to have more layers, or fewer."""
     config = kangaroo.ExitAdapterConfig(dataclasses.replace(target.config, layers=1), exit=2)
     params = kangaroo.init(config, jax.random.key(0))
     folder = save(config, params, tmp_path / "it", target=target._replace(name="org/tiny-7b"))

@@ -9,10 +9,11 @@ from jaxspec import Model, drafters, policies, rules
 from jaxspec.core import BoundDrafter, token_rows
 from jaxspec.nets import gpt
 from jaxspec.testing import table_model
+from tests.marks import marked
 
 TARGET, LARGE, SMALL = (table_model(jax.random.key(seed), 6, sharpness=2.0) for seed in (1, 2, 3))
 # Tables that agree now and then: the target's, with noise.
-LARGE, SMALL = (made._replace(params=TARGET.params + 0.6 * made.params) for made in (LARGE, SMALL))
+LARGE, SMALL = (model._replace(params=TARGET.params + 0.6 * model.params) for model in (LARGE, SMALL))
 FORGETS = BoundDrafter(drafters.prompt_lookup().functions._replace(rollback=None))
 ROWS = token_rows.pad([[1, 2, 3, 1, 2, 3], [4], [5, 0, 5]], 8)
 OPTIONS = dict(gamma=4, max_new_tokens=np.array([17, 9, 24]))
@@ -31,7 +32,7 @@ def _counts(out):
     return [np.asarray(getattr(out.stats, name)).tolist() for name in ("rounds", "drafted", "accepted")]
 
 
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("name", marked(INNER, slow={*INNER} - {"its own layers, with taps"}))
 def test_greedy_rounds_are_those_of_the_drafting_model_alone(name):
     """So its cache is right after every number of accepted tokens, of inner drafts and of the draft."""
     draft, inner, options = INNER[name]
@@ -44,13 +45,15 @@ def test_greedy_rounds_are_those_of_the_drafting_model_alone(name):
     assert name == "its own layers" or sum(_counts(out)[2]) > 0
 
 
-def test_a_policy_ends_drafts_where_it_ends_those_of_the_drafting_model_alone():
+@pytest.mark.slow
+def test_a_policy_ends_drafts_as_those_of_the_drafting_model_alone():
     policy = policies.confidence(0.6)
     alone = jaxspec.generate(TARGET, ROWS, drafter=LARGE, policy=policy, **OPTIONS)
     for drafter in (drafters.cascade(LARGE, SMALL), drafters.horizontal_cascade(LARGE, LARGE, tokens=2)):
         assert _counts(jaxspec.generate(TARGET, ROWS, drafter=drafter, policy=policy, **OPTIONS)) == _counts(alone)
 
 
+@pytest.mark.slow
 def test_horizontal_drafts_are_one_after_the_other():
     alone = jaxspec.generate(TARGET, ROWS, drafter=LARGE, **OPTIONS)
     split = drafters.horizontal_cascade(LARGE, drafters.horizontal_cascade(LARGE, LARGE, tokens=1), tokens=2)

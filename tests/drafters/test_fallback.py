@@ -26,6 +26,7 @@ def test_the_distribution_of_the_text_with_another_rule():
     assert certify(THREE, drafter=both, rule=rules.block(), gamma=2, steps=4, prompt=PAIR) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_model_reads_what_was_committed_while_others_drafted():
     """With the target after the look-up, draft tokens are wrong only where the look-up made them."""
     both = fallback(prompt_lookup(longest=2, shortest=2), TARGET)
@@ -39,8 +40,8 @@ def test_the_model_reads_what_was_committed_while_others_drafted():
     assert (out.stats.rounds < alone.stats.rounds).all()
 
 
-def drafted(drafter, prompt, gamma, **asked):
-    """What the drafter drafts after a prompt, in a round of its own."""
+def drafted(drafter, prompt, gamma, **options):
+    """Return what the drafter proposes after a prompt."""
     row, (functions, params, *_) = Prompt(jnp.pad(prompt.tokens, ((0, 0), (0, 9))), prompt.length), drafter
     weights, keys = Weights(None, params), jax.random.split(jax.random.key(0), len(prompt.length))
 
@@ -48,11 +49,12 @@ def drafted(drafter, prompt, gamma, **asked):
         return Distribution(log_probs=jax.nn.log_softmax(logits))
 
     limit = jnp.full_like(prompt.length, gamma)
-    context = DraftContext(keys, row, limit, gamma, True, to_distribution)._replace(**asked)
+    context = DraftContext(keys, row, limit, gamma, True, to_distribution)._replace(**options)
     caches = Caches(None, functions.init(weights, prompt, 9, None))
     return functions.propose(weights, caches, context)[0]
 
 
+@pytest.mark.slow
 def test_rows_choose_by_themselves():
     """A row that the look-up knows, beside one that it does not know."""
     both = fallback(prompt_lookup(longest=3, shortest=3), GOOD)
@@ -63,6 +65,7 @@ def test_rows_choose_by_themselves():
     assert bool(jnp.isclose(jnp.exp(draft.log_probs[1, 0]), jax.nn.softmax(GOOD.params[6, 0]), atol=1e-6).all())
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_mates():
     keys = jax.random.split(jax.random.key(3), 3)
     both = fallback(prompt_lookup(), GOOD)
@@ -81,6 +84,7 @@ def test_models_inside_must_belong_to_the_target():
             jaxspec.generate(TARGET, PROMPT, drafter=drafter, max_new_tokens=4)
 
 
+@pytest.mark.slow
 def test_a_policy_reads_the_rows_that_have_distributions():
     """Rows that took a look-up's draft tokens have no distribution, and leave the policy's memory as it was."""
     both, policy = fallback(prompt_lookup(longest=3, shortest=3), GOOD), policies.entropy(1, 4, 0.5)

@@ -27,16 +27,17 @@ def by_dictionary(rows, order, followers, least):
         for i, token in enumerate(row):
             for length in range(min(order, i + 1)):
                 counts[tuple(row[i - length : i])][token] += 1
-    found = {}
+    tables = {}
     for context, seen in counts.items():
         longer = [context[i:] for i in range(len(context))]  # a context is kept if all its ends are
         if all(sum(counts[c].values()) >= least for c in longer):
             best = sorted(seen, key=lambda token: (-seen[token], token))[:followers]
             total = sum(seen[token] for token in best)
-            found[context] = {token: seen[token] / total for token in best}
-    return found
+            tables[context] = {token: seen[token] / total for token in best}
+    return tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "followers", "least"), [(1, 3, 1), (2, 8, 1), (3, 2, 2), (4, 3, 1)])
 def test_tables_are_the_counts_with_back_off(order, followers, least):
     config, tables = count(ROWS, vocab_size=VOCAB, order=order, followers=followers, least=least)
@@ -53,6 +54,7 @@ def test_tables_are_the_counts_with_back_off(order, followers, least):
         np.testing.assert_allclose(got[i], [expected[longest].get(t, 0.0) for t in range(VOCAB)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_that_was_rewound_reads_only_what_it_holds():
     config, tables = count(ROWS, vocab_size=VOCAB, order=3)
     lm = language_model(config)
@@ -63,6 +65,7 @@ def test_a_row_that_was_rewound_reads_only_what_it_holds():
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
 
+@pytest.mark.slow
 def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     config, tables = count([[3, 4], [3, 5], [3, 4]], vocab_size=6, order=2, start_token=0)
     assert config.contexts == (2,)  # after 0 and after 3; what ends a text has no followers
@@ -70,6 +73,7 @@ def test_the_text_of_an_encoder_decoder_begins_with_its_start_token():
     np.testing.assert_allclose(jnp.exp(first.logits[0, 0]), [0, 0, 0, 1, 0, 0])
 
 
+@pytest.mark.slow
 def test_a_longer_context_drafts_better():
     """Texts of a table model: its bigram is right more often than its unigram, and the text stays the same."""
     target = table_model(jax.random.key(5), 6, sharpness=3.0)

@@ -88,23 +88,23 @@ def test_a_draft_ends_where_nothing_is_known():
 def test_what_is_verified_is_entered_and_what_was_rejected_is_not():
     """Draft tokens x y z, of which x is accepted: the target's tokens after the last one and after x count."""
     state, _ = after(begun(rows([1, 2])), rows([1, 2]), [[5, 6]], [1], answers([[5], [6], [7], [8]]))
-    known = {last: first(state, 0, last) for last in range(1, 9)}
-    assert known == {1: 2, 2: 5, 5: 6, **dict.fromkeys((3, 4, 6, 7, 8))}
+    followers = {last: first(state, 0, last) for last in range(1, 9)}
+    assert followers == {1: 2, 2: 5, 5: 6, **dict.fromkeys((3, 4, 6, 7, 8))}
 
 
 def test_how_rounds_fall_does_not_matter():
     """The same tokens in one round, and in a round each, with a context that comes twice."""
     text, ranks = [3, 4, 3, 4, 9], [[3, 1], [4, 2], [3, 5], [6, 4], [7, 9]]
-    whole, _ = after(begun(rows([1, 2])), rows([1, 2]), [text], [4], answers(ranks))
+    at_once, _ = after(begun(rows([1, 2])), rows([1, 2]), [text], [4], answers(ranks))
     state, row = begun(rows([1, 2])), rows([1, 2])
     for token, best in zip(text, ranks, strict=True):
         state, row = after(state, row, [[token]], [0], answers([best]))
-    np.testing.assert_array_equal(whole, state)
+    np.testing.assert_array_equal(at_once, state)
     assert first(state, 8, 3) == 6  # the later of two entries
 
 
 def test_a_collision_is_detected():
-    """All contexts share one slot: the last one is known, and no other is taken for it."""
+    """Contexts share one slot here: the last one is known, and no other is taken for it."""
     drafter = drafters.online_ngram(2, slots=1).functions
     state = begun(rows([1, 2, 3, 4]), drafter)
     assert [drafted(state, rows([t]), drafter)[0] for t in (1, 2, 3, 4)] == [[], [], [4], []]
@@ -135,7 +135,7 @@ def test_rows_learn_for_themselves():
 
 
 def test_one_scatter_enters_a_round():
-    """Which is why no two of its entries may have one slot."""
+    """No two entries of the scatter may therefore have one slot."""
     state = begun(rows([1, 2]))
     args = state, rows([1, 2, 3]), jnp.array([0]), answers([[3], [4]])
     assert str(jax.make_jaxpr(committed)(*args)).count("= scatter[") == 1

@@ -19,6 +19,7 @@ from jaxspec.drafters import own_layers
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
+from tests.marks import marked
 
 V, D = 3, 8
 LLAMA = decoder.DecoderConfig(V, D, ff_dim=8, layers=2, heads=2, kv_heads=1, head_dim=4)
@@ -64,14 +65,11 @@ SMALL = table_model(jax.random.key(4), 3, order=1)
 POLICIES = {"early exit": policies.confidence(0.45), "early exit, a tree": policies.adaptive(0.1, 0.1, pause=1)}
 PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
 COLD = PLAIN._replace(temperature=jnp.zeros(1))
-SELDOM = (
-    "layers skipped, a tree",
-    "early exit, sequences",
-    "early exit, a dynamic tree",
-)  # as the others
+SELDOM = ("layers skipped, a tree", "early exit, sequences", "early exit, a dynamic tree")  # as the others
+LONG = ("early exit, trimmed", "layers skipped", "early exit, a tree")
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.exhaustive if x in SELDOM else ()) for x in MAKE])
+@pytest.mark.parametrize("name", marked(MAKE, slow=LONG, exhaustive=SELDOM))
 def test_the_distribution_of_the_text_is_the_targets(name):
     """At temperatures 1 and 0; of some with a policy."""
     prompt = Prompt(jnp.array([[1, 0]]), jnp.array([2]))
@@ -81,6 +79,7 @@ def test_the_distribution_of_the_text_is_the_targets(name):
     assert max(off) < 1e-5, off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target", "policy"), [
     ("early exit", "t5", None),
     ("early exit, trimmed", "gpt", policies.adaptive(0.1, 0.1, pause=1)),
@@ -100,6 +99,7 @@ def test_greedy_text_is_plain_decodings(name, target, policy):
 # --- the first layers, once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "t5"])
 def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
     """With a cache and a pass of its own; so the shared cache is right after every number of accepted tokens."""
@@ -109,21 +109,22 @@ def test_greedy_rounds_are_those_of_a_model_of_the_first_layers(name):
     small = target._replace(lm=net.language_model(dataclasses.replace(config, **depth)), params=params)
     rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     apart = jaxspec.generate(target, rows, drafter=small, **options).stats
-    own = jaxspec.generate(target, rows, drafter=early(name), **options).stats
+    stats = jaxspec.generate(target, rows, drafter=early(name), **options).stats
     for field in ("rounds", "drafted", "accepted"):
-        np.testing.assert_array_equal(getattr(own, field), getattr(apart, field))
+        np.testing.assert_array_equal(getattr(stats, field), getattr(apart, field))
 
 
-@pytest.mark.parametrize("tree", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", marked([False, True], exhaustive={True}))
 def test_an_adapter_is_one_more_layer(tree):
     """Greedy rounds are those of a model of the first layer, the adapter's attention and its norm."""
     target, config = target_of("decoder"), kangaroo.ExitAdapterConfig(dataclasses.replace(LLAMA, layers=1), exit=1)
-    random, own = np.random.default_rng(5), kangaroo.init(config, jax.random.key(2))
-    own = jax.tree.map(lambda x: x + 0.5 * random.standard_normal(x.shape, np.float32), own)
+    random, adapter = np.random.default_rng(5), kangaroo.init(config, jax.random.key(2))
+    adapter = jax.tree.map(lambda x: x + 0.5 * random.standard_normal(x.shape, np.float32), adapter)
     silent = jax.tree.map(jnp.zeros_like, {part: target.params["layers_1"][part] for part in ("ff_norm", "ff")})
-    small = target._replace(params=target.params | {"layers_1": own["layers_0"] | silent, "norm": own["norm"]})
+    small = target._replace(params=target.params | {"layers_1": adapter["layers_0"] | silent, "norm": adapter["norm"]})
     tapped = jaxspec.with_taps(target, (0,))
-    exiting = drafters.early_exit(tapped, 1, adapter=DraftHead(kangaroo.head(config), own))
+    exiting = drafters.early_exit(tapped, 1, adapter=DraftHead(kangaroo.head(config), adapter))
     rows, options = token_rows.pad([[1, 2], [0], [2, 2, 1]], 4), dict(max_new_tokens=np.array([9, 4, 11]), gamma=3)
     both = (drafters.tree(x, shape=TREE) for x in (small, exiting)) if tree else (small, exiting)
     apart, exits = (jaxspec.generate(target, rows, drafter=drafter, **options).stats for drafter in both)
@@ -140,6 +141,7 @@ def temporaries(prepared, room):
     return loop.advance.lower(prepared.decoder, prepared.weights, state).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     """Counted in the compiled programs: the operations of verification, and the memory of a round."""
     config, exit_layer, gamma = dataclasses.replace(LLAMA, dim=32, ff_dim=64, head_dim=16, layers=4), 3, 3
@@ -167,9 +169,12 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     def flops(function, *arguments):
         return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
 
-    whole, rest = flops(plain, target.params, cache, tokens), flops(verify, prepared.weights, cache, drafted, tokens)
+    all_flops, rest = (
+        flops(plain, target.params, cache, tokens),
+        flops(verify, prepared.weights, cache, drafted, tokens),
+    )
     once = flops(run_first, target.params, cache, drafted.stream)
-    assert once > 0.6 * whole and once + rest < 1.02 * whole
+    assert once > 0.6 * all_flops and once + rest < 1.02 * all_flops
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     # XLA copies parts of a cache on a CPU, in plain decoding, too: a second cache would come on top of those.
     assert temporaries(prepared, 960) < temporaries(prepare(target, prompt, **options), 960) + 0.1 * held
@@ -240,6 +245,7 @@ def test_what_is_no_model_or_adapter_is_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_a_drafter_is_of_its_own_target():
     with pytest.raises(ValueError, match="the hidden states of gpt or uses its layers, and drafts for decoder: make"):
         jaxspec.generate(target_of("decoder"), token_rows.pad([[1]]), drafter=early("gpt"), max_new_tokens=2)

@@ -20,15 +20,17 @@ def drafted(prompt, row, gamma, **options):
 
 
 def proposal(prompt, row, gamma=3, **options):
-    given = Prompt(jnp.array([prompt]), jnp.array([len(prompt)]))
-    return drafted(given, Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)])), gamma, **options)[0]
+    source = Prompt(jnp.array([prompt]), jnp.array([len(prompt)]))
+    return drafted(source, Prompt(jnp.array([[*row, 0, 0]]), jnp.array([len(row)])), gamma, **options)[0]
 
 
 @pytest.mark.parametrize(
     ("prompt", "row", "expected"),
     [
-        ([9], [1, 2, 3, 4, 1, 2], [3, 4, 1]),  # what followed the last time
-        ([9], [1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2]),  # of equal matches the most recent
+        pytest.param([9], [1, 2, 3, 4, 1, 2], [3, 4, 1], marks=pytest.mark.slow),  # what followed the last time
+        pytest.param(
+            [9], [1, 2, 3, 1, 2, 4, 1, 2], [4, 1, 2], marks=pytest.mark.slow
+        ),  # of equal matches the most recent
         ([9], [5, 2, 3, 7, 2, 4, 5, 2], [3, 7, 2]),  # but a longer one goes first
         ([9], [1, 2, 1, 2], [1, 2, 1]),  # a loop goes on
         ([9], [7, 7], [7, 7, 7]),
@@ -50,6 +52,7 @@ def test_a_match_must_be_long_enough():
     assert proposal([8], row, shortest=2, longest=2) == []
 
 
+@pytest.mark.slow
 def test_rows_are_looked_up_each_in_its_own_text():
     rows = Prompt(jnp.array([[1, 2, 3, 1, 0, 0], [3, 1, 0, 0, 0, 0], [4, 5, 4, 5, 4, 0]]), jnp.array([4, 2, 5]))
     assert drafted(rows, rows, 2) == [[2, 3], [], [5, 4]]

@@ -20,7 +20,7 @@ ROW = Prompt(jnp.array([[1, 2]]), jnp.array([2]))
 
 
 def by_search(rows, row, gamma, longest, shortest):
-    """What follows the longest match, by majority, one token after the other."""
+    """Return the tokens that follow the longest match, by majority, one after the other."""
     for size in range(min(longest, len(row)), shortest - 1, -1):
         wanted = row[-size:]
         follow = [r[i + size :] for r in rows for i in range(len(r) - size + 1) if r[i : i + size] == wanted]
@@ -56,15 +56,15 @@ def test_what_is_proposed_is_what_a_search_finds(longest, shortest):
     drafter = drafters.retrieval(
         datastore.build(ROWS, vocab_size=VOCAB), longest=longest, shortest=shortest, occurrences=200
     )
-    asked = [RANDOM.integers(VOCAB, size=n).tolist() for n in RANDOM.integers(1, 9, size=40)]
-    asked += [ROWS[0][3:20], ROWS[4][-7:], ROWS[2][:3], [*ROWS[0][:5], 4, 4, 4, 4]]
-    width = max(map(len, asked)) + 2
-    tokens = np.full((len(asked), width), 3, np.int32)
-    for i, row in enumerate(asked):
+    queries = [RANDOM.integers(VOCAB, size=n).tolist() for n in RANDOM.integers(1, 9, size=40)]
+    queries += [ROWS[0][3:20], ROWS[4][-7:], ROWS[2][:3], [*ROWS[0][:5], 4, 4, 4, 4]]
+    width = max(map(len, queries)) + 2
+    tokens = np.full((len(queries), width), 3, np.int32)
+    for i, row in enumerate(queries):
         tokens[i, : len(row)] = row
-    context = Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in asked]))
+    context = Prompt(jnp.asarray(tokens), jnp.array([len(row) for row in queries]))
     got = drafted(drafter, context, 4)
-    assert got == [by_search(ROWS, row, 4, longest, shortest) for row in asked]
+    assert got == [by_search(ROWS, row, 4, longest, shortest) for row in queries]
     assert {len(draft) for draft in got} >= ({0, 4} if shortest > 1 else {4})
 
 
@@ -76,7 +76,8 @@ def test_of_many_occurrences_some_vote_from_all_over():
         assert drafted(drafter, ROW, 1) == [[0 if occurrences == 1 else 3]]
 
 
-def test_greedy_text_is_the_same_and_takes_few_rounds_where_the_datastore_has_it(tmp_path):
+@pytest.mark.slow
+def test_greedy_text_takes_few_rounds_where_the_datastore_has_it(tmp_path):
     target = table_model(jax.random.key(3), 6)
     prompts = Prompt(jnp.array([[1, 2, 3], [4, 5, 0], [0, 0, 0]]), jnp.array([3, 2, 1]))
     plain = jaxspec.generate(target, prompts, max_new_tokens=30)
@@ -129,15 +130,15 @@ def test_bad_arguments_are_refused():
 
 
 def test_models_with_one_tokenizer_may_pad_their_logits_to_other_widths():
-    """As those of one family do. Where a side does not know its tokens only the widths can be compared."""
+    """Models of one family do. Where a side does not know its tokens only the widths can be compared."""
     target, words = table_model(jax.random.key(1), 5), Words(["a", "b", "c"])
-    known, vocabulary = target._replace(tokenizer=words), datastore.vocabulary_of(words)
+    with_tokenizer, vocabulary = target._replace(tokenizer=words), datastore.vocabulary_of(words)
     plain = jaxspec.generate(target, ROW, max_new_tokens=9)
     for width in (3, 5, 8):
         store = datastore.build([[1, 2, width - 1], [2, 1]], vocab_size=width, vocabulary=vocabulary)
-        drafter = drafters.retrieval(store, known, shortest=1)
+        drafter = drafters.retrieval(store, with_tokenizer, shortest=1)
         out = jaxspec.generate(target, ROW, drafter=drafter, gamma=2, max_new_tokens=9)
         assert out.tokens.tolist() == plain.tokens.tolist()
-    for wide, asked in ((store, target), (store._replace(vocabulary=""), known)):
+    for wide, model in ((store, target), (store._replace(vocabulary=""), with_tokenizer)):
         with pytest.raises(ValueError, match="the datastore has 8 token ids and the target 5"):
-            drafters.retrieval(wide, asked)
+            drafters.retrieval(wide, model)

@@ -47,7 +47,7 @@ def searches(name, calls):
 
 
 def every(period):
-    """All draft tokens in every `period`-th round, none in between."""
+    """Return a policy that drafts in every `period`-th round and not in between."""
     return Policy(
         lambda params, prompt: jnp.zeros_like(prompt.length),
         lambda params, state, gamma: jnp.where((state + 1) % period == 0, gamma, 0),
@@ -55,6 +55,7 @@ def every(period):
     )
 
 
+@pytest.mark.slow
 @EVERY
 def test_rounds_without_a_draft_token_are_not_searched_for(name, watched):
     drafter, calls = watched(name)
@@ -82,6 +83,7 @@ def always(draft_tokens):
     return Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches, may_be_empty=True)
 
 
+@pytest.mark.slow
 @EVERY
 def test_after_a_drafter_that_has_draft_tokens_nothing_is_searched(name, watched):
     """After one that has none every round is searched for, but where all rows have one token left."""

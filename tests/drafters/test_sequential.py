@@ -37,13 +37,13 @@ class Drafter:
         jax.debug.callback(lambda: self.passes.append(1))
         return TABLE[tokens], self.ends(tokens), carry + 1
 
-    def draft(self, limit, *, adaptive=True, options=None, **asked):
+    def draft(self, limit, *, adaptive=True, options=None, **context_fields):
         """A draft in a program of its own, the carry after it, and the number of passes."""
         self.passes.clear()
 
         @jax.jit
         def propose(limit):
-            context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(**asked)
+            context = DraftContext(KEYS, ROW, limit, GAMMA, adaptive, to_distribution)._replace(**context_fields)
             first = functools.partial(self.read, LAST)
             following = lambda i, last, carry: self.read(last, carry)  # noqa: E731
             return sequential(first, following, jnp.zeros((), jnp.int32), context, **options or {})
@@ -59,34 +59,36 @@ class Drafter:
     ("limit", "passes"), [([5, 5, 5], 5), ([0, 0, 0], 0), ([0, 2, 1], 2), ([1, 1, 1], 1), ([0, 0, 4], 4)]
 )
 def test_a_pass_for_each_draft_token_of_the_longest_row_and_no_other(limit, passes):
-    draft, made = Drafter().draft(limit)
-    assert draft.length.tolist() == limit and made == passes
+    draft, num_passes = Drafter().draft(limit)
+    assert draft.length.tolist() == limit and num_passes == passes
 
 
 def test_without_a_policy_all_passes_are_made():
     """Limits are then below gamma in the last rounds alone, and the decoder cuts the draft."""
-    draft, made = Drafter().draft([5, 0, 2], adaptive=False)
-    assert made == GAMMA and (draft.length >= jnp.array([5, 0, 2])).all()
+    draft, num_passes = Drafter().draft([5, 0, 2], adaptive=False)
+    assert num_passes == GAMMA and (draft.length >= jnp.array([5, 0, 2])).all()
 
 
+@pytest.mark.slow
 def test_each_token_is_drawn_from_the_distribution_that_is_told():
     draft, _ = Drafter().draft([5, 5, 5])
     before = jnp.concatenate([LAST[:, None], draft.tokens[:, :-1]], axis=1)
     np.testing.assert_allclose(draft.log_probs, jax.nn.log_softmax(TABLE[before]), atol=1e-6)
     at = noise.at(KEYS, ROW.length, noise.Purpose.DRAFT)
     for i in range(GAMMA):
-        own = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(at)
-        assert draft.tokens[:, i].tolist() == noise.categorical(own, draft.log_probs[:, i]).tolist()
+        keys = jax.vmap(lambda key, i=i: jax.random.fold_in(key, i))(at)
+        assert draft.tokens[:, i].tolist() == noise.categorical(keys, draft.log_probs[:, i]).tolist()
 
 
+@pytest.mark.slow
 def test_what_a_row_drafts_does_not_depend_on_the_limits_of_others():
-    whole, _ = Drafter().draft([5, 5, 5])
+    unlimited, _ = Drafter().draft([5, 5, 5])
     for adaptive in (True, False):
         for limit in ([5, 0, 0], [0, 3, 5], [1, 2, 3]):
             draft, _ = Drafter().draft(limit, adaptive=adaptive)
             for row, n in enumerate(limit):
-                assert draft.tokens[row, :n].tolist() == whole.tokens[row, :n].tolist()
-                assert (draft.log_probs[row, :n] == whole.log_probs[row, :n]).all()
+                assert draft.tokens[row, :n].tolist() == unlimited.tokens[row, :n].tolist()
+                assert (draft.log_probs[row, :n] == unlimited.log_probs[row, :n]).all()
 
 
 def test_where_nothing_is_drawn_the_draft_is_of_point_masses():
@@ -122,28 +124,28 @@ def test_the_distribution_is_asked_for_after_the_tokens_drafted_so_far():
         assert (tokens[:, :i] == draft.tokens[:, :i]).all()
 
 
-def test_a_policy_that_has_seen_enough_ends_the_draft_after_the_token_in_question():
-    """That token is judged; rows end by themselves, and the loop with the last one."""
+def test_a_policy_ends_the_draft_after_the_token_in_question():
+    """The token in question is judged; rows end by themselves, and the loop with the last one."""
     stop_after = jnp.array([1, 3, 0])  # tokens
     read = dict(
         confidence=lambda distribution: jnp.exp(jnp.max(distribution.log_probs[:, 0], axis=-1)),
         should_continue=lambda i, confidences: i + 1 < stop_after,
     )
-    draft, made = Drafter().draft([5, 5, 5], **read)
-    assert draft.length.tolist() == [1, 3, 1] and made == 3
+    draft, num_passes = Drafter().draft([5, 5, 5], **read)
+    assert draft.length.tolist() == [1, 3, 1] and num_passes == 3
     confidences = jnp.exp(jnp.max(draft.log_probs, axis=-1))
     real = jnp.arange(GAMMA)[None, :] < draft.length[:, None]
     np.testing.assert_allclose(draft.aux["confidence"], jnp.where(real, confidences, 0.0), atol=1e-6)
 
 
-def test_a_drafter_ends_rows_before_the_token_that_it_has_no_distribution_for():
+def test_a_row_ends_before_a_token_that_has_no_distribution():
     """After token 3 this one has nothing: a row that ends in it drafts nothing, another ends where 3 was drafted."""
-    whole, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
+    unlimited, _ = Drafter().draft([5, 5, 5], to_distribution=greedy)
     options = dict(options=dict(may_be_empty=True), to_distribution=greedy)
-    draft, made = Drafter(lambda tokens: tokens != 3).draft([5, 5, 5], adaptive=False, **options)
+    draft, num_passes = Drafter(lambda tokens: tokens != 3).draft([5, 5, 5], adaptive=False, **options)
     expected = []
-    for last, tokens in zip(LAST.tolist(), whole.tokens.tolist(), strict=True):
+    for last, tokens in zip(LAST.tolist(), unlimited.tokens.tolist(), strict=True):
         row = [last, *tokens]
         expected.append(min(row.index(3), GAMMA) if 3 in row else GAMMA)
     assert draft.length.tolist() == expected and expected[1] == 0
-    assert made == min(max(expected) + 1, GAMMA)
+    assert num_passes == min(max(expected) + 1, GAMMA)

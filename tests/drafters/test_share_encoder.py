@@ -71,16 +71,16 @@ def half_head(draft):
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_the_draft_is_made_of_the_targets_encoder_and_is_what_its_own_would_give(kind):
+def test_the_targets_encoder_gives_the_draft_that_its_own_would(kind):
     shared = drafters.share_encoder(DRAFT, TARGET)
     options = dict(gamma=2, max_new_tokens=8, temperature=1.0, key=jax.random.key(3))
-    own, prepared = (prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared))
+    unshared, prepared = (prepare(TARGET, PROMPT, drafter=MAKE[kind](draft), **options) for draft in (DRAFT, shared))
 
     without = prepared._replace(weights=prepared.weights._replace(draft=without_encoder(prepared.weights.draft)))
-    expected, *others = (jax.tree.map(np.asarray, loop.run(each)) for each in (own, prepared, without))
+    expected, *others = (jax.tree.map(np.asarray, loop.run(generation)) for generation in (unshared, prepared, without))
     assert expected.stats.drafted.sum() > 0
-    for found in others:
-        jax.tree.map(np.testing.assert_array_equal, (found.tokens, found.trace), (expected.tokens, expected.trace))
+    for result in others:
+        jax.tree.map(np.testing.assert_array_equal, (result.tokens, result.trace), (expected.tokens, expected.trace))
 
 
 def test_generate_shares_an_equal_encoder_by_itself_and_no_other():
@@ -97,7 +97,7 @@ def test_generate_shares_an_equal_encoder_by_itself_and_no_other():
     assert not lm(DRAFT._replace(params=changed)).shared_encoder
 
 
-def test_the_parameters_are_the_targets_arrays_also_where_int8_scales_were_rounded_again():
+def test_parameters_are_the_targets_arrays_though_int8_scales_differ():
     shared = drafters.share_encoder(DRAFT, TARGET)
     assert shared.params["encoder_0"] is TARGET.params["encoder_0"]
     target, draft = (m._replace(params=int8.quantise(m.params)) for m in (TARGET, DRAFT))

@@ -1,4 +1,4 @@
-"""What `drafters.suffix` proposes, by hand: votes, lengths, scores; sharing; bad input."""
+"""The proposals of `drafters.suffix`, by hand: votes, lengths, scores; sharing; bad input."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxspec.testing import certify, table_model
 def draft_of(rows, limits=None, gamma=4, finished=None, **options):
     width = max(map(len, rows))
     tokens = jnp.array([[*row, *[0] * (width + 1 - len(row))] for row in rows])
-    row = Prompt(tokens, jnp.array([len(each) for each in rows]))
+    row = Prompt(tokens, jnp.array([len(tokens_of_row) for tokens_of_row in rows]))
     functions = drafters.suffix(**options).functions
     state = functions.init(None, Prompt(jnp.zeros((len(rows), 1), jnp.int32), jnp.zeros(len(rows), jnp.int32)), 0, None)
     limit = jnp.array([gamma] * len(rows) if limits is None else limits)
@@ -47,13 +47,15 @@ def test_the_draft_is_as_long_as_it_is_likely(options, expected):
     assert draft_of([TWICE], **options) == expected
 
 
+@pytest.mark.slow
 def test_a_tree_of_what_the_places_have():
     tokens, parents = draft_of([TWICE], candidates=2, length=2, gamma=2)
     above = [None, *tokens]
-    found = {(token, above[parent]) for token, parent in zip(tokens, parents, strict=True)}
-    assert found == {(8, None), (7, None), (4, 7), (3, 8)}  # of five nodes (2, 8) is the oldest
+    edges = {(token, above[parent]) for token, parent in zip(tokens, parents, strict=True)}
+    assert edges == {(8, None), (7, None), (4, 7), (3, 8)}  # of five nodes (2, 8) is the oldest
 
 
+@pytest.mark.slow
 def test_rows_that_have_ended_are_searched_if_asked():
     rows, limits = [[6, 7, 8, 9, 4], [3, 6, 7]], [0, 4]
     ended = [True, False]
@@ -68,7 +70,7 @@ def beside_an_ended_row(drafter, text):
     functions = drafter.functions
 
     def propose(weights, caches, context):
-        def one(prompt, row, limit):
+        def draft_row(prompt, row, limit):
             other = jnp.pad(jnp.array(text), (0, row.tokens.shape[0] - len(text)))
             rows = Prompt(jnp.stack([row.tokens, other]), jnp.stack([row.length, len(text)]))
             prompts = Prompt(jnp.stack([prompt.tokens] * 2), jnp.stack([prompt.length, 0]))
@@ -76,11 +78,12 @@ def beside_an_ended_row(drafter, text):
             draft, _ = functions.propose(weights, Caches(None, prompts), both)
             return draft.tokens[0], draft.length[0]
 
-        return Draft(*jax.vmap(one)(caches.draft, context.row, context.max_draft)), caches
+        return Draft(*jax.vmap(draft_row)(caches.draft, context.row, context.max_draft)), caches
 
     return drafter._replace(functions=functions._replace(propose=propose))
 
 
+@pytest.mark.slow
 def test_text_is_exact_whatever_the_other_rows_have_generated():
     """By enumeration, at temperatures 1 and 0: the store changes drafts, and no distribution."""
     drafter = beside_an_ended_row(drafters.suffix(3, places=4, share=True), [0, 2, 1, 1, 0, 2])

@@ -41,6 +41,7 @@ def plain():
     return tokens_of(jaxspec.generate(TARGET, PROMPTS, max_new_tokens=NEW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_greedy_text_is_plain_decodings(name, plain):
     out = jaxspec.generate(TARGET, PROMPTS, drafter=MADE[name], max_new_tokens=NEW)
@@ -49,6 +50,7 @@ def test_greedy_text_is_plain_decodings(name, plain):
     assert (out.trace.draft_length <= MADE[name].functions.tree.nodes).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ragged", "dynamic", "recycling"])
 def test_a_policy_limits_the_depth(name, plain):
     limits = [0, 1, 2, 3]
@@ -64,6 +66,7 @@ def itself(name):
     return drafters.tree(TARGET, shape=[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dynamic", "ragged"])
 def test_its_own_target_accepts_the_most_probable_path(name):
     out = jaxspec.generate(TARGET, PROMPTS, drafter=itself(name), max_new_tokens=NEW)
@@ -105,6 +108,7 @@ def test_a_chain_and_a_branching_are_shapes():
     assert drafters.tree(BLEND, (2, 1)).functions is drafters.tree(BLEND, shape=shapes.branching((2, 1))).functions
 
 
+@pytest.mark.slow
 def test_the_children_of_a_ragged_tree_are_the_most_probable_tokens():
     """At temperature 0, node by node, against the table."""
     row = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
@@ -124,8 +128,9 @@ def test_the_children_of_a_ragged_tree_are_the_most_probable_tokens():
     assert draft.parent.tolist() == [list(shape.parents)]
 
 
+@pytest.mark.slow
 def test_what_follows_a_repeated_token_follows_its_twin():
-    """Of 16 rows some draw twins; everything hangs on the first of them, and nothing on the others."""
+    """Some of 16 rows draw twins; everything hangs on the first of them, and nothing on the others."""
     rows = Prompt(jnp.zeros((16, 2), jnp.int32), jnp.full(16, 2))
     functions = drafters.sequences(BLEND, k=3, length=3).functions
     weights = Weights(None, BLEND.params)
@@ -145,6 +150,7 @@ def test_what_follows_a_repeated_token_follows_its_twin():
 # --- dynamic trees
 
 
+@pytest.mark.slow
 def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
     """Against a search by hand over the drafter's distributions, which here depend on the last token alone."""
     table = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(4), (VOCAB, VOCAB)))
@@ -181,6 +187,7 @@ def test_a_dynamic_tree_is_the_best_of_what_was_expanded():
         assert all(fed[b, node] >= 0 for node in inner), "whoever has children was fed"
 
 
+@pytest.mark.slow
 def test_ties_do_not_separate_children_from_their_parents():
     """A drafter that is sure: a child's score is its parent's."""
     certain = jnp.log(jnp.eye(VOCAB))[jnp.array([1, 2, 3, 4, 5, 6, 0])]
@@ -198,6 +205,7 @@ def test_ties_do_not_separate_children_from_their_parents():
 # --- what is looked up
 
 
+@pytest.mark.slow
 def test_recycling_proposes_what_the_target_found_after_each_token():
     functions = drafters.token_recycling([(0,), (1,), (0, 0)]).functions
     row = Prompt(jnp.array([[4, 2, 4, 3]]), jnp.array([4]))
@@ -219,6 +227,7 @@ def test_recycling_proposes_what_the_target_found_after_each_token():
     assert caches.draft.table[0, 0].tolist() == [-1, -1]
 
 
+@pytest.mark.slow
 def test_lookahead_remembers_what_a_window_has_made():
     """Two columns of two levels, r s above t u: after r comes s, after r t, after s u."""
     functions = drafters.lookahead(window=2, ngram=3, candidates=1, pool=3).functions
@@ -248,24 +257,25 @@ def test_jacobi_drafts_what_the_target_found_further_ahead():
     caches = Caches(None, functions.init(None, row, 9, None))
     draft, caches = functions.propose(None, caches, context_of(row, [2])._replace(gamma=3))
     assert draft.tokens.tolist() == [[5, 3, 5]] and draft.length.tolist() == [2]
-    forward, one = Forward(jax.nn.one_hot(jnp.array([[1, 2, 4, 6]]), VOCAB), None), jnp.array([1])
-    caches = functions.commit(None, caches, row, Verdict(one, 2 * one, one), forward)
+    forward, ones = Forward(jax.nn.one_hot(jnp.array([[1, 2, 4, 6]]), VOCAB), None), jnp.array([1])
+    caches = functions.commit(None, caches, row, Verdict(ones, 2 * ones, ones), forward)
     assert caches.draft.tokens.tolist() == [[4, 6, 6, 6]]  # after the accepted 5 and the 2 that came instead of 3
 
 
 def test_jacobi_after_draft_tokens_goes_on_at_their_end():
     """In a horizontal cascade: the iterate 4 6 1 2 is of the positions after the row, and the first one is drafted."""
     functions = drafters.jacobi(longest=4).functions
-    row, one = Prompt(jnp.array([[5, 3, 0, 0, 0, 0, 0]]), jnp.array([2])), jnp.array([1])
+    row, ones = Prompt(jnp.array([[5, 3, 0, 0, 0, 0, 0]]), jnp.array([2])), jnp.array([1])
     caches = Caches(None, functions.init(None, row, 9, None))
     forward = Forward(jax.nn.one_hot(jnp.array([[1, 4, 6, 1, 2]]), VOCAB), None)
-    caches = functions.commit(None, caches, row, Verdict(0 * one, 2 * one, one), forward)
+    caches = functions.commit(None, caches, row, Verdict(0 * ones, 2 * ones, ones), forward)
     for drafted, expected in ((0, [4, 6, 1]), (1, [6, 1, 2]), (2, [1, 2]), (4, []), (5, [])):
         context = context_of(row._replace(length=row.length + drafted), [3])._replace(gamma=3)
         draft, _ = functions.propose(None, caches, context)
         assert draft.tokens[0, : draft.length[0]].tolist() == expected
 
 
+@pytest.mark.slow
 def test_lookups_of_several_continuations():
     text = [1, 2, 3, 0, 1, 2, 4, 5, 1, 2, 3, 6, 1, 2]
     row = Prompt(jnp.array([text]), jnp.array([len(text)]))
@@ -284,18 +294,21 @@ def test_lookups_of_several_continuations():
 # --- views
 
 
+@pytest.mark.slow
 def test_streamed_rounds_are_those_of_a_generation():
-    one = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
-    out = jaxspec.generate(TARGET, one, drafter=MADE["ragged"], max_new_tokens=NEW)
-    whole = trace.of_row(out.tokens[0, : out.lengths[0]].tolist(), out.trace, 0)
+    prompt = Prompt(PROMPTS.tokens[:1], PROMPTS.length[:1])
+    out = jaxspec.generate(TARGET, prompt, drafter=MADE["ragged"], max_new_tokens=NEW)
+    rounds = trace.of_row(out.tokens[0, : out.lengths[0]].tolist(), out.trace, 0)
     before, seen = [], 0
-    for piece, step in zip(jaxspec.stream(TARGET, one, drafter=MADE["ragged"], max_new_tokens=NEW), whole, strict=True):
-        found = trace.Round(list(before), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
-        assert trace.branches(found) == trace.branches(step) and trace.judge(found) == trace.judge(step)
+    for piece, step in zip(
+        jaxspec.stream(TARGET, prompt, drafter=MADE["ragged"], max_new_tokens=NEW), rounds, strict=True
+    ):
+        streamed = trace.Round(list(before), piece.tokens, piece.draft, piece.num_accepted, piece.parent, piece.path)
+        assert trace.branches(streamed) == trace.branches(step) and trace.judge(streamed) == trace.judge(step)
         before += piece.tokens
-        fates = [fate for branch in trace.branches(found) for _, fate in branch.tokens]
-        accepted, own = trace.judge(found).accepted, trace.judge(found).own
-        assert fates.count("own") == (len(own) if piece.parent is not None else 0)
+        fates = [fate for branch in trace.branches(streamed) for _, fate in branch.tokens]
+        accepted, target_token = trace.judge(streamed).accepted, trace.judge(streamed).own
+        assert fates.count("own") == (len(target_token) if piece.parent is not None else 0)
         if len(piece.tokens) > piece.num_accepted and piece.parent is not None:
             assert fates.count("accepted") == len(accepted)
         assert len(fates) == fates.count("own") + len(piece.draft if piece.parent is not None else [])
@@ -303,10 +316,13 @@ def test_streamed_rounds_are_those_of_a_generation():
     assert seen > 0
 
 
+@pytest.mark.slow
 def test_a_dynamic_tree_of_fewer_nodes_than_levels():
     drafter = drafters.dynamic_tree(BLEND, nodes=2, depth=4, width=2)
     assert drafter.functions.tree == (2, 2)
-    plain, out = (jaxspec.generate(TARGET, PROMPTS, drafter=one, max_new_tokens=8) for one in (None, drafter))
+    plain, out = (
+        jaxspec.generate(TARGET, PROMPTS, drafter=drafts_with, max_new_tokens=8) for drafts_with in (None, drafter)
+    )
     np.testing.assert_array_equal(out.tokens, plain.tokens)
 
 

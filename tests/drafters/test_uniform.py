@@ -33,6 +33,7 @@ def test_nothing_is_drawn_beyond_the_limits(limit, draws, monkeypatch):
         np.testing.assert_allclose(jnp.exp(draft.log_probs[i, :n]), 1 / VOCAB, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "draft_tokens"),
     [

@@ -55,25 +55,26 @@ def test_only_tokens_after_known_contexts_are_proposed(least):
     assert {len(draft) for draft in got} >= {0, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", [[], [drafters.prompt_lookup(4, 4)]], ids=["first", "second"])
 def test_tables_read_what_others_drafted(front):
     """In every round the draft is that of the whole row: contexts of three tokens go back after what is fed anew."""
     prompts = Prompt(jnp.array([[i, j] for i in range(VOCAB) for j in range(2)]), jnp.full(2 * VOCAB, 2))
     plain = jaxspec.generate(TARGET, prompts, max_new_tokens=30)
     texts = [[*prompt, *new] for prompt, new in zip(prompts.tokens.tolist(), plain.tokens.tolist(), strict=True)]
-    known = [text[at : at + 5] for at, text in enumerate(texts)]
-    tables = greedy(without_backoff(drafters.ngram(known, TARGET, order=4)))
+    continuations = [text[at : at + 5] for at, text in enumerate(texts)]
+    tables = greedy(without_backoff(drafters.ngram(continuations, TARGET, order=4)))
     drafter = fallback(*front, tables, TARGET)
     out = jaxspec.generate(TARGET, prompts, drafter=drafter, gamma=3, max_new_tokens=30)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     seen = set()
-    each = zip(texts, out.stats.rounds, out.trace.draft_length, out.trace.num_accepted, strict=True)
-    for text, rounds, length, accepted in each:
+    rows = zip(texts, out.stats.rounds, out.trace.draft_length, out.trace.num_accepted, strict=True)
+    for text, rounds, length, accepted in rows:
         emitted = 1
         for i in range(int(rounds)):
             row, most = text[: 2 + emitted], min(3, 30 - emitted - 1)
             repeated = bool(front) and any(row[at : at + 4] == row[-4:] for at in range(len(row) - 4))
-            expected = len(by_counting(row, most, 3, known, 4)) or most
+            expected = len(by_counting(row, most, 3, continuations, 4)) or most
             if not repeated:  # what the look-up copies is of no interest here
                 assert length[i] == expected
                 seen.add(expected)
@@ -85,15 +86,18 @@ def test_tables_of_a_checkpoint_and_the_command_line(tmp_path):
     words = [f"w{i}" for i in range(VOCAB - 2)]
     tokenizer = jaxspec.testing.word_tokenizer(["</s>", "<unk>", *words])
     tokenizer.save_pretrained(tmp_path / "words")
-    about = dict(name="tri", family="ngram", dtype="float32", about={})
-    orbax.save(tmp_path / "tri", TABLES.params, TABLES.config, tmp_path / "words", **about)
+    manifest = dict(name="tri", family="ngram", dtype="float32", about={})
+    orbax.save(tmp_path / "tri", TABLES.params, TABLES.config, tmp_path / "words", **manifest)
     folder = tmp_path / "tri"
     loaded = without_backoff(jaxspec.load(str(folder)))
     assert loaded.functions is without_backoff(TABLES).functions
-    for name, made in (("without_backoff", without_backoff(TABLES)), ("without_backoff=1", without_backoff(TABLES, 1))):
-        assert drafter_names.drafter(f"{name}:{folder}", names.model).functions is made.functions
+    for name, built in (
+        ("without_backoff", without_backoff(TABLES)),
+        ("without_backoff=1", without_backoff(TABLES, 1)),
+    ):
+        assert drafter_names.drafter(f"{name}:{folder}", names.model).functions is built.functions
         certain = drafter_names.drafter(f"prompt_lookup+greedy:{name}:{folder}+prompt_lookup", names.model)
-        expected = fallback(drafters.prompt_lookup(), greedy(made), drafters.prompt_lookup())
+        expected = fallback(drafters.prompt_lookup(), greedy(built), drafters.prompt_lookup())
         assert certain.functions is expected.functions
     with pytest.raises(ValueError, match=r"'without_backoff=x:tri': expected without_backoff:NAME or without_backoff="):
         drafter_names.drafter("without_backoff=x:tri", names.model)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import drafters, rules
-from jaxspec.core import Draft, Drafter, Model, Prompt
+from jaxspec.core import Draft, Drafter, Model
 from jaxspec.decode.request import prepare
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import (
@@ -20,15 +20,14 @@ from jaxspec.testing import (
     total_variation,
     with_sampler,
 )
+from tests.drafters.cases import EVERYTHING, EXACT, PLAIN, PROMPT, TARGET
+from tests.drafters.cases import MODEL as DRAFT
+from tests.marks import marked
 
-EXACT = 1e-5
-TARGET, DRAFT = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 SMALL, LARGE = table_model(jax.random.key(3), 2), table_model(jax.random.key(4), 5)
 TOY = table_model_from(jnp.log(jnp.array([0.5, 0.3, 0.2])))
-PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
-EVERYTHING = at_temperature(3, True)  # one program for all of these
 SAMPLING = {
-    "plain": SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1)),
+    "plain": PLAIN,
     "temperature 0.7": SamplingParams(jnp.array([0.7]), jnp.array([3]), jnp.ones(1)),
     "temperature 0": SamplingParams(jnp.zeros(1), jnp.array([3]), jnp.ones(1)),
     "top-k": SamplingParams(jnp.ones(1), jnp.array([2]), jnp.ones(1)),
@@ -55,17 +54,18 @@ def proposes(draft_token, ragged):
     return Drafter(lambda *_: (), propose, lambda weights, caches, *_: caches)
 
 
-@pytest.mark.parametrize("sampling_params", SAMPLING)
+@pytest.mark.parametrize("sampling_params", marked(SAMPLING, slow={"plain", "temperature 0.7"}))
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_another_models_drafts_leave_the_distribution(gamma, sampling_params):
     check(TARGET, DRAFT, gamma, sampling_params)
 
 
-@pytest.mark.parametrize("eos", [(2,), (0, 1)])
+@pytest.mark.parametrize("eos", [(2,), pytest.param((0, 1), marks=pytest.mark.slow)])
 def test_a_round_with_an_end_token_inside(eos):
     check(TARGET, DRAFT, 3, eos_ids=eos)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.block()], ids=lambda rule: rule.name)
 def test_drafts_that_the_limit_cuts_short(rule):
     sampling_params = SAMPLING["plain"]
@@ -74,7 +74,7 @@ def test_drafts_that_the_limit_cuts_short(rule):
     assert total_variation(distribution, plain_distribution(TARGET, PROMPT, EVERYTHING, sampling_params, 4)) < EXACT
 
 
-@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("length", marked([1, 2], slow={1}))
 def test_short_prompts_leave_the_distribution(length):
     check(TARGET, DRAFT, 2, prompt=PROMPT._replace(length=jnp.array([length])))
 
@@ -89,19 +89,23 @@ def of_another_vocabulary(draft):
     return drafters.model(draft)._replace(models=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling_params", ["plain", "top-k"])
 def test_the_drafter_has_a_smaller_vocabulary(sampling_params):
     check(TARGET, of_another_vocabulary(SMALL), 2, sampling_params)
 
 
+@pytest.mark.slow
 def test_the_drafter_has_a_larger_vocabulary():
     check(TARGET, of_another_vocabulary(LARGE), 2, sampler=at_temperature())
 
 
+@pytest.mark.slow
 def test_a_deterministic_drafter_with_drafts_of_any_length():
     check(TARGET, proposes(lambda last, step: (last + 1 + step) % 3, ragged=True), 3, sampler=at_temperature())
 
 
+@pytest.mark.slow
 def test_a_drafter_that_always_proposes_one_token():
     check(TOY, proposes(lambda last, step: 1 + 0 * (last + step), ragged=False), 2, sampler=at_temperature())
 
@@ -119,11 +123,13 @@ def test_nearly_deterministic_distributions_are_left():
     check(target, draft, 2)
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_plain_decodings():
     for draft in (DRAFT, TARGET):
         assert certify(TARGET, drafter=draft, gamma=3, prompt=PROMPT, temperature=0.0, steps=6) == 0
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_samples_from_the_targets_distribution():
     target, draft = (table_model(jax.random.key(seed), 3, encoder=True) for seed in (7, 8))
     for length in (2, 3):

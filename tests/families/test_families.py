@@ -1,4 +1,4 @@
-"""What published config.json files say, in full or in the parts that matter, is what the families' sizes are."""
+"""Published config.json files, in full or in the parts that matter, give the sizes that the families list."""
 
 import dataclasses
 
@@ -131,10 +131,10 @@ def test_every_parameter_has_one_place():
     for family, config in SIZES.values():
         names = family.names(config)
         assert len(set(names.values())) == len(names)
-        whole: dict[str, list] = {}
+        tensors: dict[str, list] = {}
         for tensor in names.values():
-            whole.setdefault(tensor.name, []).append(tensor.part)
-        assert all(sorted(parts) == [(i, len(parts)) for i in range(len(parts))] for parts in whole.values())
+            tensors.setdefault(tensor.name, []).append(tensor.part)
+        assert all(sorted(parts) == [(i, len(parts)) for i in range(len(parts))] for parts in tensors.values())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the networks' tests share."""
+"""Fixtures that tests of several networks use."""
 
 import jax
 import pytest

@@ -81,6 +81,7 @@ def with_cache(seed):
     return jaxspec.Model(lm, attention_params(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [linen, nnx_model, plain_function, with_cache])
 def test_own_model_speculates_exactly(make):
     target, draft = make(0), make(1)
@@ -107,6 +108,7 @@ def _none(batch, capacity):
     return jnp.zeros((batch,))
 
 
+@pytest.mark.slow
 def test_a_tree_is_refused_by_a_model_of_chains():
     lm, params = with_cache(0)[:2]
     assert lm.select is None and lm.feature_size == 0
@@ -169,6 +171,7 @@ def move(cache, start, path):
     return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(cache, moved, start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_a_module_that_takes_trees(kind):
     """Two siblings, the second of which is committed (a plain function is in test_trees.py)."""
@@ -178,13 +181,15 @@ def test_a_module_that_takes_trees(kind):
     else:
         module, length = LinenTrees(), jnp.zeros(2, jnp.int32)
         lm = adapters.from_linen(module, VOCAB, **options)
-        given = dict(length=length, parent=None)
-        params = module.init(jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **given)["params"]
+        keywords = dict(length=length, parent=None)
+        params = module.init(jax.random.key(0), jnp.zeros((2, 8, 8)), PROMPT.tokens, PROMPT.tokens, **keywords)[
+            "params"
+        ]
     _, cache = lm.prefill(params, PROMPT, 12)
     nodes, parent = jnp.array([[7, 8, 9], [3, 2, 1]]), jnp.array([[-1, 0, 0]] * 2)
     tree, grown = lm.extend(params, cache, nodes, parent)
     chain, expected = lm.extend(params, cache, nodes[:, jnp.array([0, 2])])
     np.testing.assert_allclose(tree.logits[:, 2], chain.logits[:, 1], atol=1e-5)
     kept = lm.rewind(lm.select(grown, cache.length, jnp.array([[0, 2]] * 2)), cache.length + 2)
-    got, after = (lm.extend(params, one, jnp.array([[4], [5]]))[0].logits for one in (kept, expected))
+    got, after = (lm.extend(params, cache_of, jnp.array([[4], [5]]))[0].logits for cache_of in (kept, expected))
     np.testing.assert_allclose(got, after, atol=1e-5)

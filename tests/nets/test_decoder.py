@@ -43,6 +43,7 @@ def params_of(config, seed=0):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
 
 
+@pytest.mark.slow
 def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces, after a rewind too, every position has the logits of the full pass."""
     lm, params = compiled(decoder.language_model(config)), params_of(config)
@@ -55,6 +56,7 @@ def test_cache_equals_full_pass(config, compiled):
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:10], full[1, 3:7]]), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_garbage_outside_what_is_seen_has_no_effect(compiled):
     """NaN keys after the length, and before a window where every layer has one."""
     config = dataclasses.replace(LOCAL, local=(True,))

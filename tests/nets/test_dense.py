@@ -72,9 +72,9 @@ def products(name, dtype, platform="tpu", quantised=False):
         params = jax.eval_shape(int8.quantise, params)
     prompt = Prompt(jnp.ones((1, 3), jnp.int32), jnp.array([3]))
     text = jax.jit(program).trace(params, prompt).lower(lowering_platforms=(platform,)).as_text()
-    found = PRODUCT.findall(text)
-    assert found
-    return found
+    shapes = PRODUCT.findall(text)
+    assert shapes
+    return shapes
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -90,9 +90,9 @@ def test_float32_around_int8_and_a_choice_with_a_name():
 
 
 def test_one_row_is_one_of_eight_on_a_tpu_only():
-    one = "(tensor<1x1x16x"
+    one_row = "(tensor<1x1x16x"
     lines = products("decoder", "bfloat16", "tpu")
-    assert not any(one in line for line in lines) and any("(tensor<1x8x16x" in line for line in lines)
+    assert not any(one_row in line for line in lines) and any("(tensor<1x8x16x" in line for line in lines)
     for platform in ("cpu", "cuda"):
         lines = products("decoder", "bfloat16", platform)
-        assert any(one in line for line in lines) and not any("(tensor<1x8x16x" in line for line in lines)
+        assert any(one_row in line for line in lines) and not any("(tensor<1x8x16x" in line for line in lines)

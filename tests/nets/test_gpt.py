@@ -21,6 +21,7 @@ def params_of(config, seed=0):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(seed + 1), x.shape), params)
 
 
+@pytest.mark.slow
 def test_cache_equals_full_pass(compiled):
     lm, params = compiled(gpt.language_model(CONFIG)), params_of(CONFIG)
     full = jax.jit(gpt.GPT(CONFIG).apply)({"params": params}, TOKENS)
@@ -35,6 +36,7 @@ def test_cache_equals_full_pass(compiled):
     np.testing.assert_allclose(forward.logits, jnp.stack([full[0, 6:9], full[1, 4:7]]), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_gives_float32_logits(compiled):
     config = gpt.GPTConfig(61, 32, 64, 1, 4, 16, dtype="bfloat16")
     forward, cache = compiled(gpt.language_model(config)).prefill(

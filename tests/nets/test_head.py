@@ -9,6 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nets import decoder, gpt, t5
+from tests.marks import marked
 
 SIZES = dict(dim=16, ff_dim=24)
 T5 = t5.T5Config(13, **SIZES, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1)
@@ -31,9 +32,9 @@ def model(name: str) -> jaxspec.Model:
     return jaxspec.Model(net.language_model(config), params)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", marked(NETS, slow={*NETS} - {"t5 scaled"}))
 def test_the_head_gives_what_a_pass_gives(name):
-    """Of a prompt a pass gives the features of all, and the logits of the last token of each row."""
+    """A pass over a prompt gives the features of all tokens, and the logits of the last token of each row."""
     lm, params = model(name)[:2]
     forward, cache = lm.prefill(params, PROMPT, 8)
     wide, _ = lm.extend(params, cache, jnp.array([[2, 7], [1, 8]], jnp.int32))
@@ -44,21 +45,23 @@ def test_the_head_gives_what_a_pass_gives(name):
     assert float(jnp.ptp(wide.logits)) > 0.1
 
 
+@pytest.mark.slow
 def test_a_drafter_asks_for_the_logits_of_one_position():
     """It feeds two tokens to catch up, and draft tokens what follows the second."""
-    target, asked = model("gpt"), []
+    target, shapes = model("gpt"), []
 
     def head(params, features):
-        asked.append(features.shape)
+        shapes.append(features.shape)
         return target.lm.head(params, features)
 
     draft = target._replace(lm=target.lm._replace(head=head))
     fast = jaxspec.generate(target, PROMPT, drafter=draft, gamma=2, max_new_tokens=9)
-    assert set(asked) == {(2, 1, 16)}
+    assert set(shapes) == {(2, 1, 16)}
     np.testing.assert_array_equal(fast.tokens, jaxspec.generate(target, PROMPT, max_new_tokens=9).tokens)
     assert (np.asarray(fast.stats.acceptance_rate) == 1).all()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_of_its_own_drafts_the_same():
     target = model("gpt")
     draft = target._replace(lm=target.lm._replace(head=None))

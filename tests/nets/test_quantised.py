@@ -16,6 +16,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
+from tests.marks import marked
 
 CONFIGS = {
     "t5-v1_1": T5Config(48, dim=16, ff_dim=24, heads=2, head_dim=8, encoder_layers=1, decoder_layers=1),
@@ -49,10 +50,10 @@ def matrix(rows: int, columns: int) -> dict:
 @pytest.mark.parametrize("shape", [(1, 5), (24, 16), (120, 40), (121, 40), (127, 40)])  # at once; even; uneven; prime
 def test_a_product_is_that_with_the_matrix_it_stands_for(monkeypatch, shape, dtype):
     monkeypatch.setattr(quantised, "BLOCK", 4 * 40 * 20)
-    whole = matrix(*shape)
+    weight = matrix(*shape)
     x = jax.random.normal(jax.random.key(0), (2, 3, shape[1]), dtype)
-    got = jax.jit(lambda x, w: quantised.product(x, **w))(x, whole)
-    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**whole), np.float64).T
+    got = jax.jit(lambda x, w: quantised.product(x, **w))(x, weight)
+    expected = np.asarray(x, np.float64) @ np.asarray(int8.dequantise_matrix(**weight), np.float64).T
     assert got.dtype == dtype and got.shape == expected.shape
     tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=tolerance * np.abs(expected).max())
@@ -69,8 +70,8 @@ def test_blocks_fit_and_are_at_least_two(rows, columns):
 def copies(program: str, shapes: set) -> list:
     """Float arrays of these shapes that a loop of a compiled program is given from outside."""
     carried = [re.sub(r"while\(.*", "", line) for line in program.splitlines() if " while(" in line]
-    found = [(kind, tuple(map(int, dims.split(",")))) for line in carried for kind, dims in ARRAYS.findall(line)]
-    return [one for one in found if one[0] != "s8" and one[1] in shapes]
+    arrays = [(kind, tuple(map(int, dims.split(",")))) for line in carried for kind, dims in ARRAYS.findall(line)]
+    return [array for array in arrays if array[0] != "s8" and array[1] in shapes]
 
 
 ARRAYS = re.compile(r"(\w+)\[([\d,]+)\]")
@@ -78,36 +79,36 @@ ARRAYS = re.compile(r"(\w+)\[([\d,]+)\]")
 
 @pytest.mark.parametrize("shape", [(32, 48), (128, 384)])  # widened at once; by blocks
 def test_weights_are_not_widened_before_a_loop(shape):
-    """What XLA does with the matrix as written, and what it does not do with ours."""
+    """XLA widens the matrix of the plain formula before the loop, and ours not."""
 
     def plainly(x, int8, scale):
         return x @ (int8.astype(jnp.float32) * scale).T
 
-    there, back = matrix(*shape), matrix(*shape[::-1])
-    found = {}
+    forth, back = matrix(*shape), matrix(*shape[::-1])
+    compiled = {}
     for name, product in (("plainly", plainly), ("ours", quantised.product)):
 
-        def run(x, there, back, count, product=product):
-            return jax.lax.fori_loop(0, count, lambda i, x: jnp.tanh(product(product(x, **there), **back)), x)
+        def run(x, forth, back, count, product=product):
+            return jax.lax.fori_loop(0, count, lambda i, x: jnp.tanh(product(product(x, **forth), **back)), x)
 
-        found[name] = jax.jit(run).lower(jnp.ones((1, 2, shape[1])), there, back, 3).compile()
+        compiled[name] = jax.jit(run).lower(jnp.ones((1, 2, shape[1])), forth, back, 3).compile()
     shapes = {shape, shape[::-1]}
-    assert set(copies(found["plainly"].as_text(), shapes)) == {("f32", one) for one in shapes}
-    assert copies(found["ours"].as_text(), shapes) == []
-    if 4 * there["int8"].size > quantised.SMALL:
-        one = 4 * there["int8"].size
-        temporary = {name: program.memory_analysis().temp_size_in_bytes for name, program in found.items()}
-        assert temporary["ours"] < 0.7 * one < 2 * one <= temporary["plainly"]
+    assert set(copies(compiled["plainly"].as_text(), shapes)) == {("f32", dims) for dims in shapes}
+    assert copies(compiled["ours"].as_text(), shapes) == []
+    if 4 * forth["int8"].size > quantised.SMALL:
+        wide_bytes = 4 * forth["int8"].size
+        temporary = {name: program.memory_analysis().temp_size_in_bytes for name, program in compiled.items()}
+        assert temporary["ours"] < 0.7 * wide_bytes < 2 * wide_bytes <= temporary["plainly"]
 
 
 def test_looked_up_rows_are_those_of_the_matrix():
-    whole, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
-    assert (quantised.rows(ids, **whole) == int8.dequantise_matrix(**whole)[ids]).all()
+    weight, ids = matrix(24, 16), jnp.array([[3, 23], [0, 3]])
+    assert (quantised.rows(ids, **weight) == int8.dequantise_matrix(**weight)[ids]).all()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", marked(CONFIGS, slow={"t5-v1_1"}))
 def test_logits_are_those_of_the_float_network(name, compiled):
-    """Of what int8 stands for: prefill, which looks rows up and multiplies, with biases, tied and untied heads."""
+    """Prefill looks rows up and multiplies, with biases, and with tied and untied heads."""
     small = model(name)
     lm = compiled(small.lm)
     ours, cache = lm.prefill(small.params, PROMPT, capacity=8)
@@ -116,15 +117,12 @@ def test_logits_are_those_of_the_float_network(name, compiled):
     assert {x.dtype.name for x in jax.tree.leaves(cache)} <= {"float32", "int32", "bool"}
 
 
+WIDE = [("t5-v1_1", "neither"), ("gpt", "target")]
+WIDE_SELDOM = [("gpt", "neither"), ("t5-v1_1", "target"), ("t5-v1_1", "draft"), ("gpt", "draft")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "wide"),
-    [
-        *(("t5-v1_1", "neither"), ("gpt", "target")),
-        *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in [("gpt", "neither"), ("t5-v1_1", "target")]),
-        *(pytest.param(name, "draft", marks=pytest.mark.exhaustive) for name in ("t5-v1_1", "gpt")),
-    ],
-)
+@pytest.mark.parametrize(("name", "wide"), marked([*WIDE, *WIDE_SELDOM], exhaustive=WIDE_SELDOM))
 def test_speculative_text_is_plain_text_of_the_target(name, wide):
     """Greedy rows and, with the coupled rule, sampled ones. Where both are int8, no program holds a float matrix."""
     target, draft = model(name), model(name, seed=1)
@@ -135,11 +133,11 @@ def test_speculative_text_is_plain_text_of_the_target(name, wide):
     shared = dict(temperature=np.array([0, 0, 1, 1], np.float32), max_new_tokens=12, key=jax.random.key(5))
     shared |= dict(eos_ids=())
     plain = jaxspec.generate(target, both, **shared)
-    found = jaxspec.generate(target, both, drafter=draft, gamma=3, rule=rules.coupled(), **shared)
-    np.testing.assert_array_equal(found.tokens, plain.tokens)
-    assert 0 < found.stats.accepted.sum() < found.stats.drafted.sum()
+    out = jaxspec.generate(target, both, drafter=draft, gamma=3, rule=rules.coupled(), **shared)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert 0 < out.stats.accepted.sum() < out.stats.drafted.sum()
     if wide == "neither":
         shapes = {x.shape for x in jax.tree.leaves(target.params) if x.dtype == jnp.int8}
         prepared = request.prepare(target, both, drafter=draft, gamma=3, rule=rules.coupled(), **shared)
-        given = (prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
-        assert copies(loop.generation.lower(*given).compile().as_text(), shapes) == []
+        arguments = (prepared.decoder, prepared.weights, prepared.prompt, prepared.request, prepared.max_new_tokens)
+        assert copies(loop.generation.lower(*arguments).compile().as_text(), shapes) == []

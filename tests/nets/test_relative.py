@@ -22,8 +22,8 @@ def test_buckets_are_those_of_t5(shape, first):
     after = np.searchsorted(first, np.maximum(-DISTANCES, 0), side="right") - 1
     ahead = len(first) + np.searchsorted(first, DISTANCES, side="right") - 1
     expected = np.where(DISTANCES > 0, ahead, after) if shape[2] else after
-    given = jnp.array(DISTANCES.reshape(1, -1))
-    np.testing.assert_array_equal(relative_bucket(given, *shape), expected[None])
+    distances = jnp.array(DISTANCES.reshape(1, -1))
+    np.testing.assert_array_equal(relative_bucket(distances, *shape), expected[None])
 
 
 def test_no_backend_computes_a_logarithm():

@@ -20,6 +20,7 @@ def logits(config, params):
     return jax.jit(t5.T5(config).apply)({"params": params}, PROMPT, jnp.array([[0, 4, 7]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "new", [LARGE, dataclasses.replace(SMALL, ff_dim=40), dataclasses.replace(SMALL, encoder_layers=5)]
 )
@@ -33,6 +34,7 @@ def test_a_grown_network_is_the_same_function_and_can_learn(new):
             assert np.any(gradient[f"{side}_{layer}"]["ff"]["out"]["weight"] != 0)
 
 
+@pytest.mark.slow
 def test_a_smaller_network_is_made_of_the_largers_layers():
     params = t5.init(LARGE, jax.random.key(0))
     small = resize(params, LARGE, SMALL, jax.random.key(1))
@@ -44,8 +46,9 @@ def test_a_smaller_network_is_made_of_the_largers_layers():
     np.testing.assert_array_equal(small["embedding"]["embedding"], params["embedding"]["embedding"])
 
 
+@pytest.mark.slow
 def test_hidden_units_that_matter_stay():
-    """Of the large network's hidden units all but those of the small one add nothing: the same function is left."""
+    """The hidden units that the small network leaves out add nothing: the same function is left."""
     small = dataclasses.replace(LARGE, ff_dim=24)
     params = t5.init(small, jax.random.key(0))
     grown = resize(params, small, LARGE, jax.random.key(1))
@@ -61,6 +64,7 @@ def test_an_untied_head_begins_as_the_embedding(scaled):
     np.testing.assert_allclose(logits(new, untied), logits(SMALL, params), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_cannot_change():
     params = t5.init(SMALL, jax.random.key(0))
     for new in (dataclasses.replace(SMALL, heads=4), dataclasses.replace(SMALL, scaled_head=False)):

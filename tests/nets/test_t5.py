@@ -23,6 +23,7 @@ def params_of(config, seed=0):
     return t5.init(config, jax.random.key(seed))
 
 
+@pytest.mark.slow
 def test_cache_equals_full_pass(config, compiled):
     """Fed in ragged pieces through the cache, every position has the logits of the full pass."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
@@ -38,6 +39,7 @@ def test_cache_equals_full_pass(config, compiled):
     np.testing.assert_allclose(forward.logits[1], full[1, 4:7], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_padding_of_the_prompt_has_no_effect(config, compiled):
     lm, params = compiled(t5.language_model(config)), params_of(config)
     wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 10)), constant_values=17), PROMPT.length)
@@ -46,6 +48,7 @@ def test_padding_of_the_prompt_has_no_effect(config, compiled):
     np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_garbage_after_the_length_is_masked(config, compiled):
     """NaN keys and huge values past a row's length change nothing, up to the last slot of the cache."""
     lm, params = compiled(t5.language_model(config)), params_of(config)
@@ -62,6 +65,7 @@ def test_garbage_after_the_length_is_masked(config, compiled):
     np.testing.assert_array_equal(forward.logits, clean.logits)
 
 
+@pytest.mark.slow
 def test_bfloat16_gives_float32_logits(compiled):
     config = t5.T5Config(61, 32, 48, 4, 8, 1, 1, dtype="bfloat16")
     forward, cache = compiled(t5.language_model(config)).prefill(params_of(config), PROMPT, 4)
@@ -74,13 +78,13 @@ def test_bfloat16_gives_float32_logits(compiled):
     [  # counted from the models that transformers builds from the published configurations
         ("t5-v1_1-small", 76_961_152),
         ("t5-v1_1-base", 247_577_856),
-        ("t5-v1_1-large", 783_150_080),
-        ("t5-v1_1-xl", 2_849_757_184),
-        ("t5-v1_1-xxl", 11_135_332_352),
+        pytest.param("t5-v1_1-large", 783_150_080, marks=pytest.mark.slow),
+        pytest.param("t5-v1_1-xl", 2_849_757_184, marks=pytest.mark.slow),
+        pytest.param("t5-v1_1-xxl", 11_135_332_352, marks=pytest.mark.slow),
         ("t5-small", 60_506_624),
         ("t5-base", 222_903_552),
-        ("t5-large", 737_668_096),
-        ("t5-11b", 11_307_321_344),
+        pytest.param("t5-large", 737_668_096, marks=pytest.mark.slow),
+        pytest.param("t5-11b", 11_307_321_344, marks=pytest.mark.slow),
     ],
 )
 def test_published_sizes_have_their_parameter_counts(name, count):

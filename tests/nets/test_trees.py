@@ -22,6 +22,7 @@ from jaxspec.nets.decoder import DecoderConfig
 from jaxspec.nets.gpt import GPTConfig
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import int8
+from tests.marks import marked
 
 VOCAB, CAPACITY, WIDTH = 37, 20, 12
 T5_GATED = T5Config(VOCAB, 24, 32, heads=3, head_dim=8, encoder_layers=1, decoder_layers=2, buckets=6, max_distance=8)
@@ -60,6 +61,7 @@ CONFIGS: dict[str, Any] = {
 }
 FUNCTION = "a function"
 NAMES = (*CONFIGS, FUNCTION)
+LONG = ("T5 gated", "T5 1.0", "GPT", "T5 int8", "Gemma int8", "T5 bfloat16", "Gemma bfloat16")
 
 ROWS = np.random.RandomState(0).randint(1, VOCAB, (4, WIDTH))
 ROWS[:, 0] = T5_GATED.start_token
@@ -187,6 +189,7 @@ def by_chains(network, cache):
     return np.asarray(forward.logits)[np.arange(BATCH * COUNT), ends].reshape(BATCH, COUNT, VOCAB)
 
 
+@pytest.mark.slow
 def test_a_node_is_what_its_path_is_as_a_chain(network):
     cache = holding(network, ROWS, LENGTH)
     forward, _ = network.lm.extend(network.params, cache, jnp.array(NODES), jnp.array(PARENT))
@@ -194,6 +197,7 @@ def test_a_node_is_what_its_path_is_as_a_chain(network):
     assert float(jnp.ptp(forward.logits)) > 0.5
 
 
+@pytest.mark.slow
 def test_a_tree_fed_level_by_level(network):
     """The nodes that were fed before lie at the end of the cache."""
     lm, params = network.lm, network.params
@@ -206,6 +210,7 @@ def test_a_tree_fed_level_by_level(network):
     assert_logits(jnp.concatenate(said, axis=1), expected.logits, network)
 
 
+@pytest.mark.parametrize("network", marked(NAMES, slow=LONG), indirect=True)
 def test_a_committed_path_is_a_fresh_row(network):
     """Each node in turn, so paths of all lengths, in rows that are shorter than the path and longer."""
     lm, params = network.lm, network.params
@@ -233,6 +238,7 @@ def test_a_committed_path_is_a_fresh_row(network):
     assert_logits(after, expected, network)
 
 
+@pytest.mark.parametrize("network", marked(NAMES, slow=LONG), indirect=True)
 def test_rows_may_be_permuted_and_replaced(network):
     """A model's state has the batch first: taken out, carried on and put back, rows are what they were."""
     lm, params = network.lm, network.params
@@ -250,7 +256,7 @@ def test_rows_may_be_permuted_and_replaced(network):
     mixed = token_rows.put_rows(grown, jnp.array([0, 2]), token_rows.take_rows(cache, jnp.array([3, 1])))
     tokens = jnp.array(NODES)
     got = lm.extend(params, mixed, tokens)[0].logits
-    old, new = (lm.extend(params, one, tokens)[0].logits for one in (grown, cache))
+    old, new = (lm.extend(params, state, tokens)[0].logits for state in (grown, cache))
     assert_logits(got[jnp.array([1, 3])], old[jnp.array([1, 3])], network)
     again = lm.extend(params, cache, tokens[jnp.array([0, 2, 2, 0])])[0].logits  # row 3 fed row 0's, row 1 row 2's
     assert_logits(got[jnp.array([0, 2])], again[jnp.array([3, 1])], network)
@@ -259,7 +265,7 @@ def test_rows_may_be_permuted_and_replaced(network):
 
 @pytest.mark.parametrize("name", ["T5 gated", "GPT"])
 def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
-    """How paths were committed once: written to end at the row's length, so to a negative start in a short row.
+    """Paths were once written to end at the row's length: in a short row, to a negative start.
 
     `dynamic_update_slice` counts that from the end of the buffer, and rejected nodes stay where they were.
     """
@@ -296,6 +302,7 @@ def test_a_path_moved_to_a_right_aligned_place_goes_wrong(name, networks):
 TAPPED = ("T5 gated", "T5 1.0", "GPT", "Llama", "Gemma", "LaMDA", "GPT int8", "Gemma bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAPPED)
 def test_taps_and_features(name, networks):
     """A tap after layer l, normed, is what a network of l + 1 layers gives to its head."""
@@ -316,13 +323,17 @@ def test_taps_and_features(name, networks):
     shallow = {part: x for part, x in params.items() if not re.fullmatch(r"(decoder|layers)_[1-9]", part)}
     first = jax.jit(lambda: run(net.language_model(dataclasses.replace(config, **{layers: 1})), shallow))()
     width = prompt.tokens.shape[1] if lm.start_token is None else 1
-    for one, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
+    for with_taps, without, truncated, step in zip(tapped, plain, first, (width, COUNT), strict=True):
         assert without.taps is None and lm.feature_size == config.dim
-        assert one.features.shape == (BATCH, step, config.dim) and one.taps.shape == (BATCH, step, 2 * config.dim)
-        np.testing.assert_array_equal(one.logits, without.logits)
-        after, early = jnp.split(one.taps, 2, axis=-1)
+        assert with_taps.features.shape == (BATCH, step, config.dim) and with_taps.taps.shape == (
+            BATCH,
+            step,
+            2 * config.dim,
+        )
+        np.testing.assert_array_equal(with_taps.logits, without.logits)
+        after, early = jnp.split(with_taps.taps, 2, axis=-1)
         close = functools.partial(np.testing.assert_allclose, atol=0.1 if "16" in name else 1e-5)
-        close(np.asarray(features(after), np.float32), np.asarray(one.features, np.float32))
+        close(np.asarray(features(after), np.float32), np.asarray(with_taps.features, np.float32))
         close(np.asarray(features(early), np.float32), np.asarray(truncated.features, np.float32))
 
 

@@ -53,7 +53,8 @@ def test_the_distribution_of_the_text_with_another_rule(name):
     assert certify(THREE, drafter=OTHER, rule=rules.block(), gamma=2, policy=POLICIES[name], steps=4) < 1e-5
 
 
-def test_a_policy_that_leaves_out_draft_tokens_for_their_own_value_is_caught():
+@pytest.mark.slow
+def test_a_policy_that_drops_tokens_for_their_own_value_is_caught():
     """The mistake of the list of traps: the certificate sees it."""
     honest = drafters.model(OTHER)
 
@@ -65,6 +66,7 @@ def test_a_policy_that_leaves_out_draft_tokens_for_their_own_value_is_caught():
     assert certify(THREE, drafter=biased, gamma=1, steps=2) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_greedy_text_is_that_of_plain_decoding(name):
     plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=17)
@@ -74,6 +76,7 @@ def test_greedy_text_is_that_of_plain_decoding(name):
         assert out.stats.drafted.tolist() == out.trace.draft_length.sum(axis=1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_do_not_depend_on_mates(name):
     """A row among others and among copies of itself: the same program, whose compilation is what takes time."""
@@ -94,6 +97,7 @@ def test_rows_do_not_depend_on_mates(name):
 # --- cheaper
 
 
+@pytest.mark.slow
 def test_the_draft_really_stops():
     prompt, seen = Prompt(PROMPT.tokens[:1], PROMPT.length[:1]), []
 
@@ -124,6 +128,7 @@ def test_no_draft_token_is_made_that_the_limit_would_cut():
     assert out.stats.drafted.tolist() == [1] * 3 and out.stats.emitted.tolist() == [3] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [TARGET, drafters.tree(TARGET, (1, 1, 1))], ids=["chain", "tree"])
 def test_what_was_committed_without_a_draft_is_read_before_the_next(drafter):
     """With the target as drafter a hole in its cache would show as a rejection."""
@@ -160,19 +165,21 @@ def test_what_was_committed_without_a_draft_is_read_by_a_network_too(tree):
         (policies.confidence(0.35), policies.confidence([0.0, 0.5, 1.0])),
         (policies.entropy(1, 4, 0.5), policies.entropy(2, [2, 3, 9], 0.0)),
         (policies.adaptive(0.1, 0.1, pause=2), policies.adaptive([0.0, 0.1, 0.2], 0.3, alpha=0.9, pause=[1, 2, 9])),
-        (policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int))),
+        pytest.param(
+            policies.oracle(np.ones((3, 17), int)), policies.oracle(np.zeros((1, 17), int)), marks=pytest.mark.slow
+        ),
         (policies.adaptive(0.1, 0.1), policies.adaptive(0.1, [1.0, 1.4, 2.0])),
         (policies.adaptive(0.1, [1.0, 1.4, 2.0]), policies.adaptive(0.1, [1.0, 1.0, 1.1, 1.1, 1.2])),
     ],
     ids=[*POLICIES, "oracle", "a list for a number", "a longer list"],
 )
 def test_another_value_compiles_nothing(first, other):
-    one = decode(first)
+    out = decode(first)
     before = loop.generation.num_programs()
     two = decode(other)
     assert loop.generation.num_programs() == before
-    assert one.tokens.tolist() == two.tokens.tolist()
-    assert one.trace.draft_length.tolist() != two.trace.draft_length.tolist()
+    assert out.tokens.tolist() == two.tokens.tolist()
+    assert out.trace.draft_length.tolist() != two.trace.draft_length.tolist()
 
 
 # --- what each decides
@@ -203,15 +210,16 @@ def test_heuristic_grows_and_shrinks_within_its_bounds():
         assert limit == then
 
 
+@pytest.mark.slow
 def test_heuristic_counts_the_depth_of_a_tree_and_not_its_nodes():
     """A tree of 12 nodes in two levels, accepted ten times over: after one rejection it drafts one level less."""
     policy, params, *_ = policies.heuristic(start=1, grow=1, shrink=2)
-    memory, two, one = policy.init(params, FEW), jnp.array([2]), jnp.array([1])
+    memory, two, ones = policy.init(params, FEW), jnp.array([2]), jnp.array([1])
     draft = Draft(jnp.zeros((1, 12), jnp.int32), jnp.array([12]), parent=jnp.array([[0, 0, 0] + [1, 2, 3] * 3]))
     for _ in range(10):
         memory = policy.update(params, memory, draft, Verdict(two, None, two), two + 1)
     assert policy.max_draft(params, memory, 2).tolist() == [2]
-    memory = policy.update(params, memory, draft, Verdict(one, None, two), two)
+    memory = policy.update(params, memory, draft, Verdict(ones, None, two), two)
     assert policy.max_draft(params, memory, 2).tolist() == [1]
 
 
@@ -250,12 +258,13 @@ def test_entropy_sets_the_number_of_draft_tokens(beta, gamma, rounds):
         memory = policy.update(params, memory, draft, None, None)
 
 
+@pytest.mark.slow
 def test_adaptive_leaves_a_hopeless_drafter_alone():
     """After a few rejections it makes one draft token at a time, and waits twice as long for the next."""
     wrong = table_model_from(-TARGET.params)
     out = decode(policies.adaptive(0.3, 0.1, pause=3), wrong, max_new_tokens=200)
-    for made, accepted in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
-        draft_tokens, ahead = made[:199], np.flatnonzero(made[:199])
+    for drafted, accepted in zip(out.trace.draft_length, out.trace.num_accepted, strict=True):
+        draft_tokens, ahead = drafted[:199], np.flatnonzero(drafted[:199])
         assert draft_tokens[6:].max() == 1 and accepted.sum() == 0
         assert np.diff(ahead)[-5:].tolist() == [13, 25, 49, 49, 49]  # the longest pause is 16 times the first
 
@@ -264,21 +273,22 @@ def test_adaptive_tries_again_soon_where_draft_tokens_have_been_accepted():
     """The pause is as short as at first once a draft token has been accepted."""
     policy, params, *_ = policies.adaptive(0.3, 0.1, pause=3)
     memory = policy.init(params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.array([1])))
-    none, one = (Draft(jnp.zeros((1, 1), jnp.int32), jnp.array([n])) for n in (0, 1))
+    none, single = (Draft(jnp.zeros((1, 1), jnp.int32), jnp.array([n])) for n in (0, 1))
     pauses = []
-    for draft, accepted in ((one, 0), (none, 0), (one, 0), (none, 0), (one, 0), (none, 0), (one, 1)):
+    for draft, accepted in ((single, 0), (none, 0), (single, 0), (none, 0), (single, 0), (none, 0), (single, 1)):
         verdict = Verdict(jnp.array([accepted]), jnp.array([0]), draft.length)
         memory = policy.update(params, memory, draft, verdict, jnp.array([accepted + 1]))
         pauses.append(int(memory.pause[0]))
     assert pauses == [3, 3, 6, 6, 12, 12, 3]
 
 
+@pytest.mark.slow
 def test_distributions_are_made_where_the_pass_has_read():
     """Softmax and warping of a vocabulary at positions that nobody reads would be a good part of a round."""
-    made = []
+    positions = []
 
     def recorded(sampling_params, logits, prefix=None):
-        jax.debug.callback(lambda: made.append(logits.shape[1]))
+        jax.debug.callback(lambda: positions.append(logits.shape[1]))
         return at_temperature()(sampling_params, logits, prefix)
 
     options = dict(
@@ -289,9 +299,9 @@ def test_distributions_are_made_where_the_pass_has_read():
     jax.effects_barrier()
     longest = np.asarray(out.trace.draft_length)[:, : int(out.stats.rounds.max())].max(axis=0)
     assert set(longest) == {0, 1, 2}
-    assert made == [1, *({0: 1, 1: 2, 2: 4}[n] for n in longest)]  # the first is prefill's
-    whole = jaxspec.generate(TARGET, PROMPT, max_new_tokens=60, **options | {"gamma": 2, "policy": None})
-    assert out.tokens[:, :60].tolist() == whole.tokens.tolist()
+    assert positions == [1, *({0: 1, 1: 2, 2: 4}[n] for n in longest)]  # the first is prefill's
+    plain = jaxspec.generate(TARGET, PROMPT, max_new_tokens=60, **options | {"gamma": 2, "policy": None})
+    assert out.tokens[:, :60].tolist() == plain.tokens.tolist()
 
 
 @pytest.mark.parametrize("knows", ["too much", "nothing"])
@@ -325,7 +335,7 @@ def test_adaptive_leaves_a_hopeless_look_up_alone(knows):
 
 
 def test_adaptive_comes_back_to_a_look_up_that_knows_again():
-    """What was believed to be hopeless is tried, found right, and then used in full."""
+    """A look-up that was believed to be hopeless is tried again, and then used in full."""
     policy = policies.adaptive(0.0, 0.3, alpha=0.0, weight=2.0, pause=3)
     out = decode(policy, prompt_lookup(), max_new_tokens=100)
     draft_tokens = out.trace.draft_length
@@ -333,6 +343,7 @@ def test_adaptive_comes_back_to_a_look_up_that_knows_again():
     assert (out.stats.rounds < 60).all()
 
 
+@pytest.mark.slow
 def test_adaptive_drafts_far_where_all_is_accepted():
     out = decode(policies.adaptive(0.05, 0.05), TARGET, gamma=8, max_new_tokens=100)
     assert out.trace.draft_length[:, 4].tolist() == [8] * 3
@@ -344,11 +355,12 @@ def test_best_length_is_that_of_theory(alpha):
     from jaxspec.policies.adaptive import best_length
 
     for c, extra in [(0.02, 0.0), (0.05, 0.06), (0.3, 0.1)]:
-        found = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([[extra]]), 12)
+        best = best_length(jnp.array([alpha]), jnp.array([c]), jnp.array([[extra]]), 12)
         speed = [formulas.expected_tokens(alpha, g) / (g * c + 1 + g * extra) for g in range(13)]
-        assert np.isclose(speed[int(found[0])], max(speed), rtol=1e-5)
+        assert np.isclose(speed[int(best[0])], max(speed), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adaptive_fills_the_pass_that_it_pays_for():
     """Four tokens cost what two do, five cost twice that."""
     v = [1.0, 1.3, 1.3, 1.3, 2.6, 2.6, 2.6, 2.6, 2.6]
@@ -370,6 +382,7 @@ def test_draft_tokens_beyond_the_costs_that_were_measured_are_not_free(v, alpha,
     assert policy.max_draft(params, policy.init(params, FEW), gamma).tolist() == [draft_tokens]
 
 
+@pytest.mark.slow
 def test_oracle_makes_no_draft_token_in_vain():
     from jaxspec.analysis.acceptance import accepted_after
 
@@ -416,7 +429,7 @@ def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
 def test_a_distribution_at_temperature_0_is_read_alike_in_any_company(name):
-    """As it was at temperature 1; and another row's distribution as it is."""
+    """A row at temperature 0 is read as at temperature 1, and another row's distribution as it is."""
     logits = jax.random.normal(jax.random.key(3), (3, 1, 7))
     sampling_params = SamplingParams(jnp.array([0.0, 1.0, 0.5]))
     confidence, distribution = POLICIES[name].functions.confidence, at_temperature()(sampling_params, logits)
@@ -426,6 +439,7 @@ def test_a_distribution_at_temperature_0_is_read_alike_in_any_company(name):
     np.testing.assert_allclose(mixed[1], alone[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [policies.adaptive(1.0, 0.1, pause=2), policies.heuristic(start=1, grow=2)])
 def test_a_tree_of_one_branch_is_drafted_as_far_as_a_chain(policy):
     """Policies count depth: what a tree's padding and siblings are does not look like draft tokens to them."""

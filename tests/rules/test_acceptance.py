@@ -1,4 +1,4 @@
-"""How much rules accept on trees, from the shipped rules and drafters: computed, not sampled.
+"""Acceptance on trees, computed and not sampled, from the shipped rules and drafters.
 
 The drafter drafts all that it can, a row for each draft. Then the coins are integrated: whether a node is accepted when
 it is judged depends on its coin alone, which has a threshold that is found by bisection (with coins with which its
@@ -65,7 +65,7 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
     keys, position = noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
 
     def accepted(node, value):
-        """Whether each row accepts it, and whatever else, with this coin."""
+        """Return whether each row accepts the node, whatever else it accepts, with this coin."""
         coins = jnp.where(above[:, node], 0.0, FAILS)
         coins = jnp.where(number == node, value[:, None], coins)
         with pytest.MonkeyPatch.context() as patch:
@@ -82,8 +82,8 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
             return jnp.where(passes, (low + high) / 2, low), jnp.where(passes, high, (low + high) / 2)
 
         low, high = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.zeros(rows), jnp.ones(rows)))
-        found = jnp.where(accepted(node, jnp.full(rows, TOP)), 1.0, (low + high) / 2)
-        return jnp.where(accepted(node, jnp.zeros(rows)), found, 0.0)
+        threshold = jnp.where(accepted(node, jnp.full(rows, TOP)), 1.0, (low + high) / 2)
+        return jnp.where(accepted(node, jnp.zeros(rows)), threshold, 0.0)
 
     return jax.lax.map(of_node, jnp.arange(nodes)).T
 
@@ -91,6 +91,7 @@ def thresholds(rule: Rule, draft: Draft, target: Distribution):
 # --- one level, against the formulas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.rejection(), rules.traversal(), rules.k_seq()], ids=lambda rule: rule.name)
 def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
     random, rows = np.random.default_rng(0), []
@@ -115,12 +116,12 @@ def test_of_one_level_a_rule_accepts_what_the_formula_says(rule):
     tokens, kind = (jnp.asarray(np.stack(x), jnp.int32) for x in (tokens, kind))
     draft = Draft(tokens, jnp.full(len(rows), 2), jnp.zeros_like(tokens), log_q, kind)
     passing = np.asarray(thresholds(rule, draft, Distribution(jnp.broadcast_to(log_p, (len(rows), 3, 4)))))
-    found = {}
+    rates = {}
     for row, which in enumerate(group):
-        one, other = passing[row]
-        found[which] = found.get(which, 0.0) + probability[row] * (one + (1 - one) * other)
+        first_passes, other = passing[row]
+        rates[which] = rates.get(which, 0.0) + probability[row] * (first_passes + (1 - first_passes) * other)
     for row, (case, draw) in enumerate(group):
-        assert abs(found[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 4e-3, (case, draw)
+        assert abs(rates[case, draw] - rule_acceptance(rule.name, p[row], q[row], 2, draw)) < 4e-3, (case, draw)
 
 
 # --- the toy table
@@ -135,15 +136,15 @@ class Problem(NamedTuple):
 
 def problems():
     """Six for each noise; one generator for all of them."""
-    random, made = np.random.default_rng(1), []
+    random, pairs = np.random.default_rng(1), []
     for scale in np.repeat(NOISES, PROBLEMS):
-        made.append(Problem({}, {}))
+        pairs.append(Problem({}, {}))
         for depth in range(4):
             for context in itertools.product(range(VOCAB), repeat=depth):
                 logits = random.normal(size=VOCAB) * 2
-                made[-1].p[context] = np.asarray(jax.nn.log_softmax(logits))
-                made[-1].q[context] = np.asarray(jax.nn.log_softmax(logits + scale * random.normal(size=VOCAB)))
-    return made
+                pairs[-1].p[context] = np.asarray(jax.nn.log_softmax(logits))
+                pairs[-1].q[context] = np.asarray(jax.nn.log_softmax(logits + scale * random.normal(size=VOCAB)))
+    return pairs
 
 
 @functools.cache
@@ -176,7 +177,7 @@ class Drafts(NamedTuple):
     second: np.ndarray
 
     def possible(self):
-        """Which rows are of any weight."""
+        """Return which rows have any weight."""
         return np.any(self.first[:, :, None, None] * self.second > 0, axis=-1).reshape(-1)
 
 
@@ -186,12 +187,12 @@ def tokens_of(count):
 
 @functools.cache
 def drafts(shape, draw):
-    """What a shipped drafter drafts, as its draws are played to it."""
+    """Return the drafts of a shipped drafter for every draw, with their probabilities."""
     target, model = models()
     drafter = drafters.model(model) if draw == "chain" else drafters.tree(model, shape, draw=draw)
-    one, two = ({"mixed": 1, "top": 0}.get(draw, count) for count in shape)  # draws of a node
-    made = np.array([x + y * shape[0] for x in tokens_of(one) for y in tokens_of(two)], np.int32)
-    played = np.tile(made.reshape(VOCAB ** (one + two), -1), (PROBLEMS * len(NOISES), 1))
+    upper, lower = ({"mixed": 1, "top": 0}.get(draw, count) for count in shape)  # draws of a node
+    nodes = np.array([x + y * shape[0] for x in tokens_of(upper) for y in tokens_of(lower)], np.int32)
+    played = np.tile(nodes.reshape(VOCAB ** (upper + lower), -1), (PROBLEMS * len(NOISES), 1))
     rows, draws = played.shape
     caught = {}
 
@@ -218,9 +219,9 @@ def drafts(shape, draw):
     draft, log_p, record = propose(prepared.weights, prepared.prompt, prepared.request, script)
     assert (np.asarray(record.count) == draws).all()
     share = np.take_along_axis(normalised(np.asarray(record.log_probs)), np.asarray(record.value)[..., None], axis=2)
-    share = share[:, :draws, 0].reshape(PROBLEMS * len(NOISES), VOCAB**one, VOCAB**two, draws)
-    second = share[..., one:].reshape(*share.shape[:3], shape[0], two).prod(axis=-1)
-    return Drafts(draft, log_p[..., :VOCAB], share[:, :, 0, :one].prod(axis=-1), second)
+    share = share[:, :draws, 0].reshape(PROBLEMS * len(NOISES), VOCAB**upper, VOCAB**lower, draws)
+    second = share[..., upper:].reshape(*share.shape[:3], shape[0], lower).prod(axis=-1)
+    return Drafts(draft, log_p[..., :VOCAB], share[:, :, 0, :upper].prod(axis=-1), second)
 
 
 def as_tree(draft, log_p):
@@ -247,11 +248,11 @@ def tokens_a_round(shape, name, passing, drafts):
     passing = passing.reshape(*drafts.second.shape[:3], -1)
     expected = 0.0
     for branch in reversed(range(width)):
-        one = passing[..., branch]
+        passes = passing[..., branch]
         none = np.prod(1 - passing[..., width + branch * below :][..., :below], axis=-1)  # of level 2
-        accepted, failed = one * (2 - none), 1 - one
+        accepted, failed = passes * (2 - none), 1 - passes
         if name != "rejection":
-            accepted, failed = 2 * (1 - none) + one * none, (1 - one) * none
+            accepted, failed = 2 * (1 - none) + passes * none, (1 - passes) * none
         accepted, failed = ((drafts.second[..., branch] * x).sum(axis=2) for x in (accepted, failed))
         expected = accepted + failed * expected
     return (1 + (drafts.first * expected).sum(axis=1)).reshape(len(NOISES), PROBLEMS).mean(axis=1)
@@ -260,26 +261,26 @@ def tokens_a_round(shape, name, passing, drafts):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rejection", "block", "traversal"])
 def test_tokens_a_round_of_the_toy_table(name):
-    """All trees that a rule judges are rows of one program, chains of another."""
-    rule, found = getattr(rules, name)(), {}
+    """The trees that a rule judges are rows of one program, chains of another."""
+    rule, means = getattr(rules, name)(), {}
     for chain in (False, True):
         which = [key for key in TABLE if key[2] == name and (key[1] == "chain") == chain]
         if not which:
             continue
-        made = [drafts(*key[:2]) for key in which]
+        drafted = [drafts(*key[:2]) for key in which]
         rows = (
-            [(x.draft._replace(log_probs=x.draft.log_probs[..., :VOCAB]), x.log_p) for x in made]
+            [(x.draft._replace(log_probs=x.draft.log_probs[..., :VOCAB]), x.log_p) for x in drafted]
             if chain
-            else [as_tree(x.draft, x.log_p) for x in made]
+            else [as_tree(x.draft, x.log_p) for x in drafted]
         )
         draft, log_p = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
-        possible = np.concatenate([x.possible() for x in made])
-        some = jax.tree.map(lambda x, possible=possible: jnp.asarray(x[possible]), (draft, log_p))
+        possible = np.concatenate([x.possible() for x in drafted])
+        used = jax.tree.map(lambda x, possible=possible: jnp.asarray(x[possible]), (draft, log_p))
         passing = np.zeros(draft.tokens.shape)
-        passing[possible] = thresholds(rule, some[0], Distribution(some[1]))
-        each = np.split(passing, np.cumsum([len(x) for _, x in rows])[:-1])
-        for key, own, x in zip(which, each, made, strict=True):
-            found[key] = tokens_a_round(key[0], name, own, x)
-    for key, tokens in found.items():
+        passing[possible] = thresholds(rule, used[0], Distribution(used[1]))
+        parts = np.split(passing, np.cumsum([len(x) for _, x in rows])[:-1])
+        for key, part, x in zip(which, parts, drafted, strict=True):
+            means[key] = tokens_a_round(key[0], name, part, x)
+    for key, tokens in means.items():
         np.testing.assert_allclose(tokens, TABLE[key], atol=0.0025, err_msg=str(key))
-    assert found
+    assert means

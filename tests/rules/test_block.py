@@ -24,7 +24,7 @@ def expected_accepted(p, q, gamma):
     tokens = jnp.array(list(itertools.product(range(vocab), repeat=gamma)), jnp.int32)
     before = jnp.pad(tokens, ((0, 0), (1, 0)))
 
-    def one(p, q):
+    def expected_accepted(p, q):
         draft = Draft(tokens, jnp.full(len(tokens), gamma), log_probs=q[before[:, :-1]])
         target = Distribution(log_probs=p[before])
         passing = pass_probability(draft, target)
@@ -34,7 +34,7 @@ def expected_accepted(p, q, gamma):
         accepted = jnp.sum(1 - fails, axis=1), jnp.sum(joint_ratio(draft, target), axis=1)
         return tuple(jnp.sum(weight * x) for x in (*accepted, jnp.sum(jnp.cumprod(ratios, axis=1), axis=1)))
 
-    return jax.vmap(one)(p, q)
+    return jax.vmap(expected_accepted)(p, q)
 
 
 def test_never_fewer_accepted_than_by_rejection():

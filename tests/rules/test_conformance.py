@@ -1,7 +1,7 @@
-"""Every rule × drafter × gamma × warping goes through the same properties.
+"""Every rule × drafter × gamma × sampling goes through the same properties.
 
 In each cell of that table the distribution of the text is enumerated: exact rules are exact, inexact ones keep their
-promise. Programs are what costs time here. So a rule's program is enumerated for many tables and warpings, which are
+promise. Programs are what costs time here. So a rule's program is enumerated for many tables and samplings, which are
 traced, and where rules are called by themselves one program calls all of them.
 """
 
@@ -30,31 +30,26 @@ from jaxspec.testing import (
     certify,
     decoder_distribution,
     plain_distribution,
-    table_model,
     table_model_from,
     total_variation,
     with_sampler,
 )
+from tests.drafters.cases import EVERYTHING, EXACT, PLAIN, SAMPLING, TARGET
+from tests.drafters.cases import MODEL as RANDOM
+from tests.marks import marked
 
-EXACT, STEPS = 1e-5, 3
+STEPS = 3
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
 RULES = {
     rule.name: rule
-    for rule in (rules.typical(*TYPICAL) if name == "typical" else made.rule for name, made in LISTED.items())
+    for rule in (rules.typical(*TYPICAL) if name == "typical" else entry.rule for name, entry in LISTED.items())
 }
 INEXACT = {"lenient(0.5)", "typical(0.3, 0.5)"}
 ON_CHAINS = {"traversal": "block", "k_seq": "rejection"}  # rules that another one is there: see below
 
-TARGET, RANDOM = table_model(jax.random.key(1), 3), table_model(jax.random.key(2), 3, sharpness=1.5)
 GOOD = table_model_from(0.7 * TARGET.params + 0.3 * RANDOM.params)
 NO_TWO = table_model_from(TARGET.params.at[..., 2].set(-jnp.inf))
 ONLY_TWO = table_model_from(jnp.zeros((3, 3, 3)).at[..., :2].set(-jnp.inf))
-PLAIN = SamplingParams(jnp.ones(1), jnp.array([3]), jnp.ones(1))
-WARPINGS = {
-    "plain": PLAIN,
-    "warped": SamplingParams(jnp.array([1.3]), jnp.array([2]), jnp.array([0.9])),
-    "temperature 0": PLAIN._replace(temperature=jnp.zeros(1)),
-}
 PAIRS = {  # target, drafter: of one program
     "a good model": (TARGET, GOOD),
     "a random one": (TARGET, RANDOM),
@@ -84,7 +79,6 @@ DRAFTERS = {  # of a model
     "coupled model": functools.partial(model, coupled=True),
 }
 PROMPT = Prompt(jnp.array([[1, 0, 1]]), jnp.array([3]))
-EVERYTHING = at_temperature(3, True)
 
 
 def programs():
@@ -98,58 +92,57 @@ def programs():
     for name in (name for name in RULES if name not in ON_CHAINS):
         kinds = ["model", "point mass", *(["coupled model"] if name == "coupled" else [])]
         for kind, gamma in itertools.product(kinds, (0, 1, 3)):
-            slow = gamma == 1 and (kind, name) not in [("model", "block"), ("model", "coupled")]
             if (kind, gamma) != ("point mass", 1):
-                yield pytest.param(name, kind, gamma, marks=[pytest.mark.exhaustive] if slow else [])
+                yield name, kind, gamma
 
 
 def cells(kind, gamma):
-    """(pair, warping) of one program."""
+    """(pair, sampling) of one program."""
     pairs = ["a random one"] if kind == "point mass" else ["a good model", "a random one"]
     corners = [pair for pair in PAIRS if pair not in pairs] if (kind, gamma) == ("model", 3) else []
-    return [*itertools.product(pairs, WARPINGS), *((pair, "plain") for pair in corners)]
+    return [*itertools.product(pairs, SAMPLING), *((pair, "plain") for pair in corners)]
 
 
 @functools.cache
-def text_distribution(name, kind, gamma, pair, warping):
+def text_distribution(name, kind, gamma, pair, sampling):
     target, draft = PAIRS[pair]
     prepared = prepare(target, PROMPT, drafter=DRAFTERS[kind](draft), rule=RULES[name], gamma=gamma)
-    prepared = with_sampler(prepared, EVERYTHING, WARPINGS[warping])
+    prepared = with_sampler(prepared, EVERYTHING, SAMPLING[sampling])
     assert gamma > 0 or prepared.decoder is autoregressive(target.lm, EVERYTHING)
     return decoder_distribution(prepared, steps=STEPS)
 
 
 @functools.cache
-def true_distribution(pair, warping):
-    return plain_distribution(PAIRS[pair][0], PROMPT, EVERYTHING, WARPINGS[warping], STEPS)
+def true_distribution(pair, sampling):
+    return plain_distribution(PAIRS[pair][0], PROMPT, EVERYTHING, SAMPLING[sampling], STEPS)
 
 
 def conditionals(distribution):
-    """What follows each prefix that has a probability: {prefix: probabilities [V]}."""
-    found = {}
+    """Return the distribution after each prefix that has a probability: {prefix: probabilities [V]}."""
+    following = {}
     for at in range(STEPS):
         for tokens, probability in distribution.items():
-            found.setdefault(tokens[:at], np.zeros(3))[tokens[at]] += probability
-    return {prefix: probs / probs.sum() for prefix, probs in found.items() if probs.sum() > 0}
+            following.setdefault(tokens[:at], np.zeros(3))[tokens[at]] += probability
+    return {prefix: probs / probs.sum() for prefix, probs in following.items() if probs.sum() > 0}
 
 
-def check_lenient(distribution, pair, warping):
+def check_lenient(distribution, pair, sampling):
     """No token above p(x) / l given what precedes it; at temperature 0 none below l times the likeliest."""
-    if warping == "temperature 0":
+    if sampling == "temperature 0":
         true = conditionals(true_distribution(pair, "plain"))
         for text in distribution:
             for at, token in enumerate(text):
                 p = true[text[:at]]
                 assert p[token] >= (LENIENCE - 1e-5) * p.max(), (text, p)
     else:
-        true = conditionals(true_distribution(pair, warping))
+        true = conditionals(true_distribution(pair, sampling))
         for prefix, got in conditionals(distribution).items():
             assert (got <= true[prefix] / LENIENCE + 1e-4).all(), (prefix, got, true[prefix])
 
 
-def check_typical(distribution, pair, warping):
+def check_typical(distribution, pair, sampling):
     """No token at or below the threshold above p(x), given what precedes it."""
-    true = conditionals(true_distribution(pair, warping))
+    true = conditionals(true_distribution(pair, sampling))
     for prefix, got in conditionals(distribution).items():
         p = true[prefix]
         h = float(entropy(jnp.log(jnp.asarray(p, jnp.float32))[None, None])[0, 0])
@@ -157,7 +150,12 @@ def check_typical(distribution, pair, warping):
         assert (got <= p + 1e-4)[untypical].all(), (prefix, got, p)
 
 
-@pytest.mark.parametrize(("name", "kind", "gamma"), list(programs()))
+SHORT = {program for program in programs() if program[2] == 1}  # all but two have --exhaustive
+LONG = {program for program in programs() if program[2] == 3}
+KEPT = {("block", "model", 1), ("coupled", "model", 1)}
+
+
+@pytest.mark.parametrize(("name", "kind", "gamma"), marked(programs(), slow=LONG | KEPT, exhaustive=SHORT - KEPT))
 def test_the_distribution_of_the_text(name, kind, gamma):
     """Exact rules are exact in each cell; inexact ones keep their promise there, and use the room that they have."""
     rule, off = RULES[name], {}
@@ -172,13 +170,14 @@ def test_the_distribution_of_the_text(name, kind, gamma):
         return
     assert off["a random one", "plain"] > 1e-2 and off["a random one", "warped"] > 1e-2, off
     assert all(distance < EXACT for (pair, _), distance in off.items() if pair in CERTAIN), off
-    cold = max(distance for (_, warping), distance in off.items() if warping == "temperature 0")
+    cold = max(distance for (_, sampling), distance in off.items() if sampling == "temperature 0")
     if name.startswith("typical"):
         assert cold < EXACT, off
     elif kind == "model":
         assert cold > 0.99, off  # another text than greedy decoding's
 
 
+@pytest.mark.slow
 def test_lenience_gains_what_it_may():
     """Some token is nearly twice as likely as it should be."""
     cell = ("a random one", "plain")
@@ -187,6 +186,7 @@ def test_lenience_gains_what_it_may():
     assert 1.2 < max((probs / true[prefix]).max() for prefix, probs in got.items()) < 2 + 1e-4
 
 
+@pytest.mark.slow
 def test_typical_acceptance_favours_what_is_typical():
     cell = ("a random one", "plain")
     true = conditionals(true_distribution(*cell))
@@ -194,6 +194,7 @@ def test_typical_acceptance_favours_what_is_typical():
     assert max((probs / true[prefix]).max() for prefix, probs in got.items()) > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["block"])
 def test_the_distribution_of_all_tokens_of_a_round(name):
     """One from prefill, three draft tokens at most, and the token after two."""
@@ -246,6 +247,7 @@ def outcome(verdicts):
     return {name: np.stack([v.num_accepted, v.next_token], axis=1).tolist() for name, v in verdicts.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
 def test_rows_do_not_depend_on_mates_padding_or_order(certain):
     """A shuffled batch; and rows alone, with drafts padded by two garbage draft tokens."""
@@ -264,7 +266,7 @@ def test_rows_do_not_depend_on_mates_padding_or_order(certain):
     alone = [outcome(JUDGE(*rows_of((keys, position, wide, padded), [i]))) for i in range(0, ROWS, 2)]
     for name in RULES:
         assert [moved[name][order.index(i)] for i in range(ROWS)] == together[name], name
-        assert [one[name][0] for one in alone] == together[name][::2], name
+        assert [verdict[name][0] for verdict in alone] == together[name][::2], name
     assert len({tuple(map(tuple, rows)) for rows in together.values()}) >= 3  # rules do differ here
     for name, same in ON_CHAINS.items():
         assert together[name] == together[same]
@@ -275,7 +277,7 @@ SAMPLERS = {"some rows at temperature 0": at_temperature(), "greedy": greedy()}
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", marked(SAMPLERS, slow={"some rows at temperature 0"}))
 def test_a_vmapped_rule_gives_the_verdicts_of_single_calls(name, certain):
     """Over drafts with distributions and over point masses, and over every kind of distribution."""
     rounds = []
@@ -284,10 +286,11 @@ def test_a_vmapped_rule_gives_the_verdicts_of_single_calls(name, certain):
         draft = draft._replace(log_probs=None) if certain else draft
         rounds.append((keys, position, draft, SAMPLERS[name](SOME_GREEDY, target.log_probs)))
     stacked = jax.jit(jax.vmap(judge), compiler_options=QUICKLY)(*jax.tree.map(lambda *x: jnp.stack(x), *rounds))
-    for i, each in enumerate(rounds):
-        assert outcome(rows_of(stacked, i)) == outcome(JUDGE(*each))
+    for i, arguments in enumerate(rounds):
+        assert outcome(rows_of(stacked, i)) == outcome(JUDGE(*arguments))
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 2**31 - 1), st.booleans())
 def test_a_token_of_probability_0_is_never_emitted(seed, certain):
@@ -331,6 +334,7 @@ def test_a_distribution_of_nan_is_never_accepted():
         assert jnp.isfinite(jnp.take_along_axis(p, verdicts[name].next_token[:, None], axis=1)).all(), name
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_one():
     """There is no wrong token, so everything is accepted."""
     keys, position, draft, target = round_of(2, vocab=1)
@@ -338,23 +342,24 @@ def test_a_vocabulary_of_one():
         assert (verdict.num_accepted == draft.length).all() and (verdict.next_token == 0).all(), name
 
 
+@pytest.mark.slow
 def test_after_an_empty_draft_the_token_is_a_draw_from_p(monkeypatch):
     """The token is drawn once, from p itself."""
     keys, position, draft, target = round_of(3, gamma=0)
     for certain in (False, True):
         for name, rule in RULES.items():
-            asked = []
+            distributions = []
 
-            def categorical(keys, log_probs, *_, asked=asked):
-                asked.append(log_probs)
+            def categorical(keys, log_probs, *_, distributions=distributions):
+                distributions.append(log_probs)
                 return position
 
             monkeypatch.setattr(noise, "categorical", categorical)
             with jax.disable_jit():
                 verdict = rule.verify(keys, position, draft._replace(log_probs=None) if certain else draft, target)
             monkeypatch.undo()
-            assert len(asked) == 1 and verdict.next_token.tolist() == position.tolist(), name
-            np.testing.assert_allclose(jax.nn.softmax(asked[0]), jnp.exp(target.log_probs[:, 0]), atol=1e-6)
+            assert len(distributions) == 1 and verdict.next_token.tolist() == position.tolist(), name
+            np.testing.assert_allclose(jax.nn.softmax(distributions[0]), jnp.exp(target.log_probs[:, 0]), atol=1e-6)
             assert verdict.num_accepted.tolist() == [0] * ROWS, name
 
 

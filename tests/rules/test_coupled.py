@@ -35,6 +35,7 @@ def plain():
     return texts(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_text_is_plain_samplings_whatever_the_drafter(plain, gamma):
     rate = {}
@@ -46,14 +47,17 @@ def test_text_is_plain_samplings_whatever_the_drafter(plain, gamma):
     assert all(rate["good"] > other + 0.1 for name, other in rate.items() if name != "good")
 
 
+@pytest.mark.slow
 def test_noise_that_the_drafter_passes_on_is_the_rules_own():
     """The verdict is the same, and so cheaper: at most one draw over the vocabulary is left."""
     keys, position = noise.row_keys(jax.random.key(7), ROWS), 3 + jnp.arange(ROWS, dtype=jnp.int32)
     p, q = (jax.nn.log_softmax(jax.random.normal(jax.random.key(i), (ROWS, 4, VOCAB))) for i in (8, 9))
     q = 0.7 * p + 0.3 * q
     at = [noise.at(keys, position + i, noise.Purpose.TOKEN) for i in range(3)]
-    gumbel = jnp.stack([noise.gumbel(each, VOCAB) for each in at], axis=1)
-    tokens = jnp.stack([noise.categorical(each, q[:, i], drawn=gumbel[:, i]) for i, each in enumerate(at)], axis=1)
+    gumbel = jnp.stack([noise.gumbel(keys_of, VOCAB) for keys_of in at], axis=1)
+    tokens = jnp.stack(
+        [noise.categorical(keys_of, q[:, i], drawn=gumbel[:, i]) for i, keys_of in enumerate(at)], axis=1
+    )
     draft = Draft(tokens, jnp.array([3, 2, 1, 0, 3, 3, 2, 3]))
     passed_on = draft._replace(aux={"gumbel": gumbel})
     verify, target = rules.coupled().verify, Distribution(log_probs=p)
@@ -65,6 +69,7 @@ def test_noise_that_the_drafter_passes_on_is_the_rules_own():
     assert str(program).count("random_bits[") == 1
 
 
+@pytest.mark.slow
 def test_text_does_not_depend_on_batch_or_padding(plain):
     order = [5, 2, 7, 0, 1, 6, 4, 3]
     wide = Prompt(jnp.pad(PROMPT.tokens, ((0, 0), (0, 9)), constant_values=5), PROMPT.length)
@@ -77,6 +82,7 @@ def test_text_does_not_depend_on_batch_or_padding(plain):
         assert texts(alone) == [plain[i]]
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_is_always_accepted():
     out = run(drafter=TARGET, gamma=4, rule=rules.coupled())
     assert out.stats.acceptance_rate.min() == 1.0  # 1 + 4 × 5 tokens
@@ -95,11 +101,13 @@ SMALL, DRAFT = table_model(jax.random.key(6), 3), table_model(jax.random.key(7),
 ONE = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 
 
+@pytest.mark.slow
 def test_the_coupled_drafter_is_exact_by_enumeration():
     options = dict(prompt=ONE, steps=3, gamma=2)
     assert certify(SMALL, drafter=drafters.model(DRAFT, coupled=True), rule=rules.coupled(), **options) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rules.block()], ids=lambda rule: rule.name)
 def test_noise_that_a_coupled_drafter_meets_twice_biases_no_rule(rule):
     """The certificate refuses a path that draws twice with one key, so this one is sampled; the keys are fixed."""

@@ -20,6 +20,7 @@ PROMPT = Prompt(jnp.array([[1, 0, 2]]), jnp.array([3]))
 STEPS = 3
 
 
+@pytest.mark.slow
 def test_lenience_accepts_what_the_paper_says():
     """alpha = sum_x min(p(x) / l, q(x)), by the length of the first round."""
     p, q, count = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.1, 0.1, 0.8]), 20_000
@@ -42,6 +43,7 @@ def test_no_lenience_is_rejection():
             rules.lenient(wrong)
 
 
+@pytest.mark.slow
 def test_lenience_at_temperature_0_bounds_how_unlikely_a_token_is():
     lenience, table, shares = 0.3, np.exp(np.asarray(TARGET.params)), []
     for start in range(9):  # one path each, since nothing is drawn
@@ -59,6 +61,7 @@ OPTIONS = dict(drafter=DRAFT, gamma=3, max_new_tokens=20, key=jax.random.key(0))
 ROWS = Prompt(jnp.array([[1, 0, 2], [2, 1, 0], [0, 0, 1], [1, 2, 2]]), jnp.full(4, 3, jnp.int32))
 
 
+@pytest.mark.slow
 def test_lenience_at_temperature_0_from_the_front_door():
     strict = jaxspec.generate(TARGET, PROMPT, rule=rules.lenient(1.0), **OPTIONS)
     loose = jaxspec.generate(TARGET, PROMPT, rule=rules.lenient(0.01), **OPTIONS)
@@ -70,6 +73,7 @@ def strict():
     return jaxspec.generate(TARGET, ROWS, **OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"policy": policies.confidence(0.5), "drafter": drafters.greedy(DRAFT)}],
@@ -85,8 +89,8 @@ def test_a_row_at_temperature_0_is_judged_alike_in_any_company(options, strict):
             jaxspec.generate(TARGET, jax.tree.map(lambda x, i=i: x[i : i + 1], ROWS), temperature=[0.0], **options)
             for i in (0, 2)
         ]
-    for i, one in zip((0, 2), alone, strict=True):
-        rows = [(greedy, i), (mixed, i), (one, 0)]
+    for i, verdict in zip((0, 2), alone, strict=True):
+        rows = [(greedy, i), (mixed, i), (verdict, 0)]
         assert len({tuple(out.tokens[row].tolist()) for out, row in rows}) == 1
         assert len({tuple(int(count[row]) for count in out.stats) for out, row in rows}) == 1
         assert greedy.tokens[i].tolist() != strict.tokens[i].tolist()
@@ -103,13 +107,13 @@ def test_lenience_at_temperature_0_takes_no_softmax_and_no_sort():
     assert not [word for word in ("exp ", "log ", "sort[", "top_k[", "random_bits") if word in program]
 
 
-def test_distributions_hold_the_logits_that_they_were_made_of_and_say_which_rows_are_greedy():
+def test_distributions_hold_their_logits_and_say_which_rows_are_greedy():
     """Before temperature and truncation: how far a token is from the best one is asked of these."""
     logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2]]] * 2))
     mixed = at_temperature(2)(SamplingParams(jnp.array([0.0, 0.5]), jnp.array([2, 2])), logits)
     assert mixed.greedy.tolist() == [True, False]
-    for found in (mixed, greedy()(None, logits)):
-        np.testing.assert_array_equal(found.logits, logits)
+    for distribution in (mixed, greedy()(None, logits)):
+        np.testing.assert_array_equal(distribution.logits, logits)
     assert greedy()(None, logits).greedy is None
 
 
@@ -122,17 +126,17 @@ def test_a_sampler_of_ones_own_that_gives_no_logits_is_refused():
 
 
 def test_typical_acceptance_has_no_coins():
-    """Whether a draft token is accepted depends on p and the token alone: p(x) > min(epsilon, delta exp(-H))."""
+    """Acceptance depends on p and the token alone: p(x) > min(epsilon, delta exp(-H))."""
     p = jnp.array([0.5, 0.25, 0.125, 0.125])  # H = 1.75 ln 2: exp(-H) = 0.297
     draft = Draft(jnp.arange(4, dtype=jnp.int32)[:, None], jnp.ones(4, jnp.int32))
     distribution = Distribution(log_probs=jnp.broadcast_to(jnp.log(p), (4, 2, 4)))
     accepted = {}
     for thresholds in [(0.3, 0.5), (0.2, 1.0), (0.05, 1.0)]:
         verify = rules.typical(*thresholds).verify
-        one, other = (
+        first, other = (
             verify(jax.random.split(jax.random.key(seed), 4), jnp.arange(4), draft, distribution) for seed in range(2)
         )
-        accepted[thresholds] = one.num_accepted.tolist()
+        accepted[thresholds] = first.num_accepted.tolist()
         assert accepted[thresholds] == other.num_accepted.tolist()
     assert accepted == {(0.3, 0.5): [1, 1, 0, 0], (0.2, 1.0): [1, 1, 0, 0], (0.05, 1.0): [1, 1, 1, 1]}
     with pytest.raises(ValueError, match="epsilon is 0"):

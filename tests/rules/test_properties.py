@@ -29,8 +29,8 @@ from jaxspec.sampling import SamplingParams, at_temperature
 
 TYPICAL = (0.3, 0.5)  # more of a bound to hit than the usual numbers
 RULES = tuple(  # of chains, on which the others are two of these
-    rules.typical(*TYPICAL) if name == "typical" else made.rule
-    for name, made in LISTED.items()
+    rules.typical(*TYPICAL) if name == "typical" else entry.rule
+    for name, entry in LISTED.items()
     if name not in ("traversal", "k_seq")
 )
 EXACT = 1e-5
@@ -43,7 +43,7 @@ QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pass
 
 
 class Outcome(NamedTuple):
-    """Of each draft.
+    """The outcome of each draft.
 
     Attributes:
         first: the distribution of the round's first token.
@@ -81,7 +81,7 @@ def judged(rule, draft, target, coins, token):
 
 
 def thresholds(rule, draft, target):
-    """How many of its COINS values make each coin pass; 0 for one that decides nothing.
+    """Return how many of its COINS values make each coin pass; 0 for a coin that decides nothing.
 
     Seen at the number accepted, with the earlier coins at their bottom and the later ones at their top.
     """
@@ -94,7 +94,7 @@ def thresholds(rule, draft, target):
         coin = (value.astype(jnp.float32) / COINS)[:, None]
         return judged(rule, draft, target, jnp.where((at == i)[None, :], coin, others), zero)[0].num_accepted
 
-    def one(i):
+    def threshold(i):
         top = jnp.full(rows, COINS - 1, jnp.int32)
         end = count(i, top)
 
@@ -107,14 +107,14 @@ def thresholds(rule, draft, target):
         _, high = jax.lax.fori_loop(0, 23, halve, (zero, top))
         return jnp.where(count(i, zero) == end, 0, high)
 
-    return jax.lax.map(one, jnp.arange(gamma)).T
+    return jax.lax.map(threshold, jnp.arange(gamma)).T
 
 
 def outcome(rule, draft, target, seed):
     rows, gamma = draft.tokens.shape
     vocab = target.log_probs.shape[-1]
-    found = thresholds(rule, draft, target)
-    passing = found.astype(jnp.float32) / COINS
+    bounds = thresholds(rule, draft, target)
+    passing = bounds.astype(jnp.float32) / COINS
     sides = jnp.array(list(itertools.product([True, False], repeat=gamma)))  # whether each coin is below
     many = len(sides) * vocab
 
@@ -132,7 +132,7 @@ def outcome(rule, draft, target, seed):
     coins = jax.random.randint(jax.random.key(seed), (rows, gamma), 0, COINS)
     nothing = jnp.zeros(rows, jnp.int32)
     free, _ = judged(rule, draft, target, coins.astype(jnp.float32) / COINS, nothing)
-    side, _ = judged(rule, draft, target, jnp.where(coins < found, 0.0, jnp.float32(TOP)), nothing)
+    side, _ = judged(rule, draft, target, jnp.where(coins < bounds, 0.0, jnp.float32(TOP)), nothing)
     return Outcome(
         mass.reshape(rows, many, vocab).sum(axis=1),
         (weight * verdict.num_accepted.astype(jnp.float32)).reshape(rows, many).sum(axis=1),
@@ -182,8 +182,8 @@ def pairs(draw, largest, smallest=1):
     if kind == "disjoint" and vocab > 1:
         keep[0] = np.arange(vocab) < random.integers(1, vocab, (largest, 1))
         keep[1] = ~keep[0]
-    one = np.arange(vocab) == random.integers(0, vocab, (2, largest, 1))
-    weights = np.where(keep | (one & ~keep.any(axis=-1, keepdims=True)), weights, 0)
+    certain = np.arange(vocab) == random.integers(0, vocab, (2, largest, 1))
+    weights = np.where(keep | (certain & ~keep.any(axis=-1, keepdims=True)), weights, 0)
     weights = np.pad(weights, ((0, 0), (0, 0), (0, largest - vocab))).astype(np.int32)
     p, q = np.asarray(distribution_of(weights, draw(st.sampled_from([jnp.float32, jnp.bfloat16]))))
     return Pair(p, q)
@@ -193,12 +193,12 @@ def pairs(draw, largest, smallest=1):
 def distribution_of(weights, dtype):
     """Log distributions of weights, by way of logits of a type."""
     logits = jnp.log(weights.astype(jnp.float32)).astype(dtype)
-    one = jnp.ones(len(logits))
-    return at_temperature()(SamplingParams(one), logits).log_probs
+    ones = jnp.ones(len(logits))
+    return at_temperature()(SamplingParams(ones), logits).log_probs
 
 
 def lengths(gamma, vocab):
-    """Of all drafts, or by their first draft token, which is always judged."""
+    """Draw the lengths of all drafts, or of each by its first draft token, which is always judged."""
     same = st.integers(0, gamma).map(lambda length: [length] * vocab)
     rows = st.one_of(same, st.lists(st.integers(1, gamma), min_size=vocab, max_size=vocab))
     return rows.map(lambda row: np.array(row, np.int32))
@@ -228,20 +228,18 @@ def check_distribution(rule, got, log_p):
         assert (got <= p + EXACT)[..., untypical].all(), (rule.name, got, p)
 
 
-@pytest.mark.parametrize(
-    "certain",
-    [pytest.param(False, id="samples"), pytest.param(True, id="point masses", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("certain", [False, True], ids=["samples", "point masses"])
 @settings(max_examples=60)
 @given(pairs(6), lengths(3, 6), st.integers(0, 2**31 - 1))
 def test_the_first_token_of_a_round(certain, pair, length, seed):
     """Draft tokens drawn from q; and every point mass for itself."""
-    found, probability = rounds(RULES, pair.p, pair.q, length, seed, gamma=3, certain=certain)
+    outcomes, probability = rounds(RULES, pair.p, pair.q, length, seed, gamma=3, certain=certain)
     probability = np.asarray(probability)
     real = probability > 0
     np.testing.assert_allclose(probability.sum(), 1, atol=EXACT)
     for rule in RULES:
-        first, _, sound = (np.asarray(x) for x in found[rule.name])
+        first, _, sound = (np.asarray(x) for x in outcomes[rule.name])
         if certain:
             assert sound.all(), rule.name
             check_distribution(rule, first, pair.p[0])
@@ -253,16 +251,17 @@ def test_the_first_token_of_a_round(certain, pair, length, seed):
 BOTH = (rules.block(), rules.rejection())
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(pairs(5, 2), st.integers(1, 4), st.integers(0, 2**31 - 1))
 def test_block_accepts_no_fewer_draft_tokens_than_rejection(pair, gamma, seed):
     """In expectation; by the verdicts themselves, as `test_block` has it by the passing probabilities."""
     length = np.full(5, gamma, np.int32)
-    found, probability = rounds(BOTH, pair.p, pair.q, length, seed, gamma=4, certain=False)
+    outcomes, probability = rounds(BOTH, pair.p, pair.q, length, seed, gamma=4, certain=False)
     probability, accepted_by = np.asarray(probability), []
     real = probability > 0
     for rule in BOTH:
-        _, accepted, sound = (np.asarray(x)[real] for x in found[rule.name])
+        _, accepted, sound = (np.asarray(x)[real] for x in outcomes[rule.name])
         assert sound.all(), rule.name
         accepted_by.append(float((probability[real] * accepted).sum()))
     assert accepted_by[0] >= accepted_by[1] - EXACT

@@ -61,6 +61,7 @@ def test_deterministic_proposal_is_a_point_mass(token):
     assert abs(rate - p[token]) < 4.5 * np.sqrt(p[token] * (1 - p[token]) / COUNT)
 
 
+@pytest.mark.slow
 def test_equal_distributions_accept_everything():
     for dtype in (jnp.float32, jnp.bfloat16):
         logits = jax.random.normal(jax.random.key(0), (5,)).astype(dtype).astype(jnp.float32)
@@ -69,6 +70,7 @@ def test_equal_distributions_accept_everything():
         assert (verdict.num_accepted == 1).all()
 
 
+@pytest.mark.slow
 def test_a_coin_of_zero_does_not_accept_a_token_of_probability_zero(monkeypatch):
     monkeypatch.setattr(noise, "uniform", lambda keys, count: jnp.zeros((keys.shape[0], count)))
     got, verdict = first_tokens([0.0, 1.0], None, tokens=0, count=8)
@@ -82,6 +84,7 @@ def test_residual_of_nothing_is_p():
     np.testing.assert_array_equal(residual(p, p * (1 + 1e-7)), p)
 
 
+@pytest.mark.slow
 def test_each_row_uses_its_own_first_rejection():
     """Three rows that reject at 0, 1 and nowhere, with certain residuals and bonus."""
     certain = jnp.log(jax.nn.one_hot(jnp.array([1, 2, 3]), 6))
@@ -121,8 +124,8 @@ def test_a_drafter_that_yields_nan_cannot_harm():
     p = [0.5, 0.3, 0.2]
     count = COUNT
     keys = noise.row_keys(jax.random.key(3), count)
-    one = jnp.ones(count, jnp.int32)
-    draft = Draft(one[:, None], one, log_probs=jnp.full((count, 1, 3), jnp.nan))
+    ones = jnp.ones(count, jnp.int32)
+    draft = Draft(ones[:, None], ones, log_probs=jnp.full((count, 1, 3), jnp.nan))
     target = Distribution(log_probs=jnp.broadcast_to(jnp.log(jnp.array(p)), (count, 2, 3)))
     verdict = RULE(keys, jnp.zeros(count, jnp.int32), draft, target)
     assert (verdict.num_accepted == 0).all()

@@ -14,8 +14,12 @@ from jaxspec import rules
 from jaxspec.core import Distribution, Draft, Draw, noise, tree
 from jaxspec.rules import catalogue
 from jaxspec.rules.common import exact_match
+from tests.marks import marked
 
 RULES = {entry.rule.name: entry.rule for entry in catalogue.RULES.values() if entry.rule.trees}
+OFTEN_TRIED = {
+    name for name in RULES if name != "coupled" and not name.startswith("typical")
+}  # their programs are long
 FIXED, WITHOUT, WITH = Draw.FIXED, Draw.WITHOUT_REPLACEMENT, Draw.WITH_REPLACEMENT
 VOCAB = 5
 
@@ -32,16 +36,16 @@ def by_script(rule):
     """The same, compiled once for all tests."""
 
     def verify(draft, target, uniforms):
-        asked = []
+        draws = []
 
         def categorical(keys, log_probs, *_):
-            asked.append(log_probs)
+            draws.append(log_probs)
             return jnp.argmax(log_probs, axis=-1).astype(jnp.int32)
 
         uniform, rows = mock.patch.object(noise, "uniform", lambda *_: uniforms), len(draft.length)
         with uniform, mock.patch.object(noise, "categorical", categorical):
             verdict = rule.verify(noise.row_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32), draft, target)
-        (left,) = asked
+        (left,) = draws
         return verdict, left
 
     return jax.jit(verify)
@@ -92,9 +96,9 @@ def test_siblings_have_their_trials_in_order(tokens, draws, uniforms, path, test
     target = jnp.log(jnp.array([P, *([0.1, 0.1, 0.8] for _ in tokens)]))
     log_q, parent = jnp.log(jnp.array([[Q]])), jnp.zeros((1, count), jnp.int32)
     draft = Draft(jnp.array([tokens]), jnp.array([count]), parent, log_q, jnp.array([draws], jnp.int32))
-    verdict, found = scripted(rules.rejection(), draft, Distribution(target[None]), [uniforms])
+    verdict, residual = scripted(rules.rejection(), draft, Distribution(target[None]), [uniforms])
     assert (path_of(verdict), verdict.num_tested.tolist()) == (path, [tested])
-    np.testing.assert_allclose(found[0], [0.1, 0.1, 0.8] if left is None else left, atol=1e-6)
+    np.testing.assert_allclose(residual[0], [0.1, 0.1, 0.8] if left is None else left, atol=1e-6)
 
 
 def test_a_deeper_tree_step_by_step():
@@ -139,7 +143,7 @@ def test_a_coin_of_zero_does_not_accept_a_token_of_probability_zero(draw):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("draw", [WITHOUT, WITH])
+@pytest.mark.parametrize("draw", marked([WITHOUT, WITH], slow={WITHOUT}))
 def test_where_p_is_q_the_first_child_is_accepted_at_every_depth(dtype, draw):
     rows = 300
     logits = (3 * jax.random.normal(jax.random.key(5), (rows, 7, VOCAB))).astype(dtype).astype(jnp.float32)
@@ -157,7 +161,7 @@ def test_where_p_is_q_the_first_child_is_accepted_at_every_depth(dtype, draw):
 
 @pytest.mark.parametrize("draw", [WITHOUT, WITH])
 def test_a_drafter_that_yields_nan_cannot_harm(draw):
-    """As in a chain, nothing is accepted that NaN was drawn from, and the token is the target's."""
+    """Nothing is accepted that NaN was drawn from, as in a chain, and the token is the target's."""
     nan, draws = jnp.full((1, 1, 3), jnp.nan), jnp.full((1, 2), draw)
     draft = Draft(jnp.array([[0, 1]]), jnp.array([2]), jnp.zeros((1, 2), jnp.int32), nan, draws)
     verdict, left = scripted(rules.rejection(), draft, Distribution(jnp.log(jnp.array([[P, P, P]]))), [[0.0, 0.0]])
@@ -273,9 +277,9 @@ def climb(draft, target, uniforms, row):
             child = children[at][0]
             x, q = tokens[child], drawn_from(at, child)
             weights[child + 1] = min(1, weights[at] * left[at][x] / q[x]) if q[x] > 0 else float(left[at][x] > 0)
-            found = accepted_below(child + 1)
-            if found is not None:
-                return found
+            below = accepted_below(child + 1)
+            if below is not None:
+                return below
             rest = np.maximum(weights[at] * left[at] - q, 0)
             gone[at].append(x)
             children[at].pop(0)
@@ -313,13 +317,13 @@ def matching(draft, target, uniforms, row):
         if parent[node] in paths:
             paths[node + 1] = (*paths[parent[node]], tokens[node])
     while True:
-        here = [at for at, path in paths.items() if path == accepted]
+        nodes = [at for at, path in paths.items() if path == accepted]
         children = [at - 1 for at, path in paths.items() if path[:-1] == accepted and path]
         if not children:
-            return accepted, tested, p_of[here[0]]
+            return accepted, tested, p_of[nodes[0]]
         if any(draws[child] != WITH for child in children):
             children = children[:1]
-        p, q = p_of[here[0]], q_of[parent[children[0]]]
+        p, q = p_of[nodes[0]], q_of[parent[children[0]]]
         q = np.eye(VOCAB)[tokens[children[0]]] if draws[children[0]] == FIXED else q
         low, high = 1.0, float(len(children))
         for _ in range(50):
@@ -338,6 +342,7 @@ def matching(draft, target, uniforms, row):
             return accepted, tested, rest / rest.sum() if rest.sum() > 1e-6 else p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(WITH,), tuple(Draw)], ids=str)
 def test_k_seq_gives_all_candidates_for_a_token_one_chance(kinds):
     """Nodes with the same tokens above them are one: their distributions are, too."""
@@ -372,7 +377,7 @@ def test_rules_of_chains_say_which_judge_trees(name):
     assert all(rule.name.partition("(")[0] in str(caught.value) for rule in RULES.values())
 
 
-def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_likeliest():
+def test_typical_accepts_the_likeliest_of_the_longest_plausible_paths():
     """0 and 1 follow the last token, 2 and 3 follow node 1, 4 follows node 0; all distributions are the same."""
     p = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))  # the threshold is 0.3 exp(-1.142) = 0.096
     parent = jnp.array([[0, 0, 2, 2, 1]])
@@ -388,6 +393,7 @@ def test_typical_accepts_the_longest_path_that_is_plausible_and_of_these_the_lik
         assert path_of(verdict) == path, tokens
 
 
+@pytest.mark.slow
 def test_lenience_in_a_tree():
     """A trial with q halved; the residual is the rejection rule's. At temperature 0 the first child that is near
     the best one."""
@@ -470,6 +476,7 @@ def test_coupled_follows_plain_sampling_down_the_tree():
     assert depths >= {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_exact_match_is_the_rejection_rule_for_point_masses():
     draft, target = random_trees(200, seed=6)
     keys, position = noise.row_keys(jax.random.key(9), 200), jnp.zeros(200, jnp.int32)
@@ -483,7 +490,7 @@ def test_exact_match_is_the_rejection_rule_for_point_masses():
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["model", "point mass"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", marked(RULES, slow=OFTEN_TRIED))
 def test_a_tree_that_is_a_chain_is_judged_as_the_chain(name, certain):
     """With the same keys: number accepted, number tested and the token after, row by row."""
     rows, nodes = 1000, 5
@@ -493,17 +500,17 @@ def test_a_tree_that_is_a_chain_is_judged_as_the_chain(name, certain):
     chain = Draft(tokens, draft.length, log_probs=None if certain else log_q)
     keys, position = noise.row_keys(jax.random.key(10), rows), 2 + jnp.arange(rows, dtype=jnp.int32)
     as_tree = chain._replace(parent=jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), tokens.shape))
-    one = compiled(RULES[name])(keys, position, chain, target)
+    of_chain = compiled(RULES[name])(keys, position, chain, target)
     other = compiled(RULES[name])(keys, position, as_tree, target)
-    assert one.path is None
+    assert of_chain.path is None
     for field in ("num_accepted", "num_tested", "next_token"):
-        assert getattr(one, field).tolist() == getattr(other, field).tolist(), field
+        assert getattr(of_chain, field).tolist() == getattr(other, field).tolist(), field
     slot = np.arange(nodes)[None, :]
     assert ((other.path == slot) | (slot >= other.num_accepted[:, None])).all()
-    assert len(set(one.num_accepted.tolist())) >= 3
+    assert len(set(of_chain.num_accepted.tolist())) >= 3
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", marked(RULES, slow=OFTEN_TRIED))
 def test_rows_do_not_depend_on_mates_or_padding(name):
     """Rows alone, padded by two garbage nodes with a garbage parent."""
     rows = 12
@@ -526,6 +533,7 @@ def test_rows_do_not_depend_on_mates_or_padding(name):
         assert alone.num_tested[0] == together.num_tested[i] and alone.next_token[0] == together.next_token[i]
 
 
+@pytest.mark.slow
 def test_of_a_tree_that_is_all_padding_nothing_is_tried():
     draft, target = random_trees(12, seed=9)
     keys, position = noise.row_keys(jax.random.key(12), 12), jnp.zeros(12, jnp.int32)
@@ -546,9 +554,9 @@ def test_no_array_of_all_nodes_and_tokens_is_made(name):
     def shape(*sizes, dtype=jnp.float32):
         return jax.ShapeDtypeStruct(sizes, dtype)
 
-    whole, ids = shape(rows, nodes + 1, vocab), shape(rows, nodes, dtype=jnp.int32)
+    logits, ids = shape(rows, nodes + 1, vocab), shape(rows, nodes, dtype=jnp.int32)
     draft = Draft(ids, shape(rows, dtype=jnp.int32), ids, shape(rows, nodes, vocab), ids)
     keys = jax.eval_shape(lambda: noise.row_keys(jax.random.key(0), rows))
     rule = catalogue.RULES[name].rule
-    program = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(whole)).compile()
-    assert program.memory_analysis().temp_size_in_bytes < whole.size * 4 / 2
+    program = jax.jit(rule.verify).lower(keys, draft.length, draft, Distribution(logits)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < logits.size * 4 / 2

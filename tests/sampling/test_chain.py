@@ -63,7 +63,7 @@ def prefix(seen=CHAIN):
 
 
 @jax.jit
-def whole(sampling_params, prefix):
+def log_probs_of(sampling_params, prefix):
     return WHOLE(sampling_params, LOGITS, prefix).log_probs
 
 
@@ -80,17 +80,17 @@ def test_agrees_with_transformers(name):
     hf = pytest.importorskip("transformers.generation.logits_process")
     sampling_params = SETTINGS[name]
     for seen in (CHAIN, TREE):
-        ours = np.asarray(whole(sampling_params, prefix(seen)))
+        ours = np.asarray(log_probs_of(sampling_params, prefix(seen)))
         for row, position in np.ndindex(BATCH, STEP):
-            own = jax.tree.map(lambda x, row=row: np.asarray(x[row]), sampling_params)
-            bias = {(i,): float(x) for i, x in enumerate(own.bias) if x}
+            params = jax.tree.map(lambda x, row=row: np.asarray(x[row]), sampling_params)
+            bias = {(i,): float(x) for i, x in enumerate(params.bias) if x}
             processors = [hf.SequenceBiasLogitsProcessor(bias)] if bias else []
             processors += [
-                hf.RepetitionPenaltyLogitsProcessor(float(own.repetition)),
-                hf.TemperatureLogitsWarper(float(own.temperature)),
-                hf.TopKLogitsWarper(int(own.top_k)),
-                hf.TopPLogitsWarper(float(own.top_p)),
-                hf.MinPLogitsWarper(float(own.min_p)),
+                hf.RepetitionPenaltyLogitsProcessor(float(params.repetition)),
+                hf.TemperatureLogitsWarper(float(params.temperature)),
+                hf.TopKLogitsWarper(int(params.top_k)),
+                hf.TopPLogitsWarper(float(params.top_p)),
+                hf.MinPLogitsWarper(float(params.min_p)),
             ]
             ids = torch.tensor([before(row, position, seen)[0]])
             scores = hf.LogitsProcessorList(processors)(ids, torch.tensor(np.asarray(LOGITS[row, position])[None]))
@@ -103,7 +103,7 @@ def test_agrees_with_transformers(name):
 def test_presence_and_frequency_count_what_was_generated(seen):
     presence, frequency = np.array([0.5, -0.3, 2.0]), np.array([0.25, 0.7, -0.4])
     sampling_params = OFF._replace(presence=jnp.asarray(presence), frequency=jnp.asarray(frequency))
-    ours = np.exp(whole(sampling_params, prefix(seen)))
+    ours = np.exp(log_probs_of(sampling_params, prefix(seen)))
     for row, position in np.ndindex(BATCH, STEP):
         count = np.bincount(before(row, position, seen)[1], minlength=VOCAB)
         logits = np.asarray(LOGITS[row, position]) - presence[row] * (count > 0) - frequency[row] * count
@@ -113,7 +113,7 @@ def test_presence_and_frequency_count_what_was_generated(seen):
 def test_without_draft_tokens_every_position_sees_the_row():
     sampling_params = SETTINGS["repetition"]
     alone = jax.jit(WHOLE)(sampling_params, LOGITS[:, :1], prefix()._replace(draft_tokens=None, seen=None)).log_probs
-    np.testing.assert_allclose(alone[:, 0], whole(sampling_params, prefix())[:, 0], atol=1e-6)
+    np.testing.assert_allclose(alone[:, 0], log_probs_of(sampling_params, prefix())[:, 0], atol=1e-6)
 
 
 def test_processors_run_in_order_and_may_be_of_ones_own():

@@ -25,9 +25,11 @@ def main() -> None:
             continue
         for distribution, end_tokens in itertools.product(DISTRIBUTIONS, END_TOKENS):
             started = time.monotonic()
-            found = deviation(case, distribution, end_tokens)
-            largest = max(largest, found)
-            print(f"{found:.1e} {case}, {distribution}, {end_tokens} ({time.monotonic() - started:.0f} s)", flush=True)
+            distance = deviation(case, distribution, end_tokens)
+            largest = max(largest, distance)
+            print(
+                f"{distance:.1e} {case}, {distribution}, {end_tokens} ({time.monotonic() - started:.0f} s)", flush=True
+            )
         jax.clear_caches()
     print(f"largest total variation: {largest:.1e}")
     sys.exit(largest >= EXACT)

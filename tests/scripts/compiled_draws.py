@@ -21,22 +21,22 @@ LEAST = -18.0  # log probability
 
 
 def impossible(vocab: int, temperature: float, draft: bool, new: int) -> int:
-    """How many tokens of the texts should not be there."""
+    """Return the number of tokens in the texts that should not be there."""
     model, other = (table_model(jax.random.key(seed), vocab=vocab, order=1) for seed in (1, 2))
     log_p = np.asarray(jax.nn.log_softmax(model.params / temperature, axis=-1))
-    found = 0
+    count = 0
     for seed in range(SEEDS):
         options = dict(temperature=temperature, key=jax.random.key(seed), max_new_tokens=new)
         out = jaxspec.generate(model, [[1, 3]], drafter=other if draft else None, gamma=3, **options)
-        found += sum(log_p[a, b] < LEAST for a, b in itertools.pairwise([3, *out.tokens[0].tolist()]))
-    return found
+        count += sum(log_p[a, b] < LEAST for a, b in itertools.pairwise([3, *out.tokens[0].tolist()]))
+    return count
 
 
 def main() -> None:
     cases = itertools.product(VOCABS, TEMPERATURES, ((False, 1), (True, 8)))
-    found = sum(impossible(vocab, temperature, *how) for vocab, temperature, how in cases)
-    print(f"tokens that should not be there: {found}")
-    sys.exit(int(found > 0))
+    count = sum(impossible(vocab, temperature, *how) for vocab, temperature, how in cases)
+    print(f"tokens that should not be there: {count}")
+    sys.exit(int(count > 0))
 
 
 if __name__ == "__main__":

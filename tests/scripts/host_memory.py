@@ -1,4 +1,4 @@
-"""What a process that loads a model holds in memory, as JSON; `tests/weights/test_huggingface.py` runs it.
+"""Prints the memory of a process that loads a model, as JSON; `tests/weights/test_tensors.py` runs it.
 
 python host_memory.py FOLDER   bytes of the parameters, and how much more than before was resident at most: while
                                loading them, and, as a control, while reading all tensors first and placing them then

@@ -33,8 +33,8 @@ def main(target, draft):
     options = dict(temperature=1.0, max_new_tokens=NEW, key=noise.row_keys(jax.random.key(11), ROWS))
     plain = texts(loop.run(request.prepare(target, prompt, **options)))
     options |= dict(drafter=drafters.tree(draft, (2, 1)))
-    whole = request.prepare(target, prompt, rule=rules.coupled(), **options)
-    prepared = split(whole, Mesh(np.array(jax.devices()), ("rows",)))
+    unsplit = request.prepare(target, prompt, rule=rules.coupled(), **options)
+    prepared = split(unsplit, Mesh(np.array(jax.devices()), ("rows",)))
     shards = [shard.data.shape[0] for shard in prepared.prompt.tokens.addressable_shards]
     print(json.dumps(dict(devices=jax.device_count(), shards=shards, plain=plain, split=texts(loop.run(prepared)))))
 

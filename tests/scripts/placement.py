@@ -87,11 +87,11 @@ def gathered(hlo):
     shape = re.compile(r"(%?[\w.-]+) = \w+\[([\d,]*)\]")
     size = {name.lstrip("%"): int(np.prod([int(n) for n in dims.split(",") if n])) for name, dims in shape.findall(hlo)}
     operands = re.findall(r" (?:all-gather|all-to-all|collective-permute)(?:-start)?\(([^)]*)\)", hlo)
-    return [size[one.split()[-1].lstrip("%")] for each in operands for one in re.split(r", (?=%)", each)]
+    return [size[operand.split()[-1].lstrip("%")] for group in operands for operand in re.split(r", (?=%)", group)]
 
 
 def cache_is_placed(kind, mesh):
-    """Whether keys and values, an encoder's too, lie where `sharding.cache` says, though the compiler was not told."""
+    """Return whether keys and values, an encoder's too, lie where `sharding.cache` says; the compiler was not told."""
     target, draft = pair(kind, mesh)
     prepared = request.prepare(target, PROMPTS, **options(draft))
     cache = loop.start(
@@ -116,19 +116,21 @@ def restored(folder, mesh):
         return got.sharding == place and (np.asarray(got) == np.asarray(expected)).all()
 
     places = sharding.parameters(model.params, LLAMA, other)
-    return {how: all(jax.tree.leaves(jax.tree.map(same, *each, places))) for how, each in read.items()}
+    return {
+        how: all(jax.tree.leaves(jax.tree.map(same, *pair_of_params, places))) for how, pair_of_params in read.items()
+    }
 
 
 def saved(folder, model):
     """Saves a Llama in three ways."""
-    about = dict(name="llama", family="decoder", about={})
+    manifest = dict(name="llama", family="decoder", about={})
     for name, dtype in (("orbax", "float32"), ("int8", "int8")):
-        orbax.save(folder / name, model.params, LLAMA, find("debian-t5-base"), dtype=dtype, **about)
+        orbax.save(folder / name, model.params, LLAMA, find("debian-t5-base"), dtype=dtype, **manifest)
     huggingface.save(model, folder / "huggingface")
 
 
 def left_on_the_host(folder, mesh):
-    """How many parameters have a copy on the host: once all are saved, once they are copied there, and may have one."""
+    """Count parameters with a copy on the host: after saving, after copying them there, and those that may have one."""
     model = random("llama", mesh)
     leaves = jax.tree.leaves(model.params)
     saved(folder, model)
@@ -139,7 +141,7 @@ def left_on_the_host(folder, mesh):
 
 
 def stored_in_parts(folder, mesh):
-    """Whether what is saved from a mesh is stored in the parts that its devices have."""
+    """Return whether a checkpoint saved from a mesh is stored in the parts that its devices have."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.metadata(folder / "orbax" / "params").item_metadata.tree
     shapes = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), random("llama", mesh).params)
@@ -150,15 +152,19 @@ def stored_in_parts(folder, mesh):
 def saved_together(folder):
     """Saved by all processes from a mesh over them, and read by each: whether they are the same bits."""
     saved(folder, random("llama", sharding.mesh("model=4")))
-    whole = random("llama").params
+    params = random("llama").params
     narrow = random("llama", dtype="int8").params
     read = {
-        "orbax": (orbax.restore(folder / "orbax")[0], whole),
+        "orbax": (orbax.restore(folder / "orbax")[0], params),
         "int8": (orbax.restore(folder / "int8", dtype="int8")[0], narrow),
-        "huggingface": (huggingface.restore(folder / "huggingface")[0], whole),
+        "huggingface": (huggingface.restore(folder / "huggingface")[0], params),
     }
-    same = {how: jax.tree.map(lambda x, y: bool((x == y).all()), *each) for how, each in read.items()}
-    return {how: jax.tree.all(each) for how, each in same.items()} | {"files": sorted(x.name for x in folder.iterdir())}
+    same = {
+        how: jax.tree.map(lambda x, y: bool((x == y).all()), *pair_of_params) for how, pair_of_params in read.items()
+    }
+    return {how: jax.tree.all(pair_of_params) for how, pair_of_params in same.items()} | {
+        "files": sorted(x.name for x in folder.iterdir())
+    }
 
 
 def streamed(mesh):
@@ -181,18 +187,18 @@ def learns(folder, mesh):
         out = jaxspec.generate(target, PROMPTS, **options)
         return learner.update(state, target, PROMPTS, out)[0], [row.tolist() for row in out.tokens]
 
-    one, another = learner(), learner()
-    state, first = batch(one, one.init())
+    job, second_job = learner(), learner()
+    state, first = batch(job, job.init())
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / "learner", state)
     programs = loop.generation.num_programs()
-    whole, second = batch(one, state)
+    continued, second = batch(job, state)
     with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(folder / "learner", another.init())
-    resumed, _ = batch(another, restored)
-    same = jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), whole, resumed))
+        restored = checkpointer.restore(folder / "learner", second_job.init())
+    resumed, _ = batch(second_job, restored)
+    same = jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), continued, resumed))
     moved = bool(
-        (whole.params["layers_0"]["ff"]["wi"]["weight"] != draft.params["layers_0"]["ff"]["wi"]["weight"]).any()
+        (continued.params["layers_0"]["ff"]["wi"]["weight"] != draft.params["layers_0"]["ff"]["wi"]["weight"]).any()
     )
     return dict(same=same, moved=moved, texts=[first, second], compiled=loop.generation.num_programs() - programs)
 
@@ -203,11 +209,11 @@ def meshes(folder):
     quantised.SMALL = 0  # so that these matrices are multiplied as large ones are
     for kind in SPLIT:
         split, hlo, part = compiled(kind, mesh)
-        found = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
-        report[kind] = found
+        outcome = dict(one=text(kind), split=split, gathered=gathered(hlo), part=part, sums=hlo.count(" all-reduce("))
+        report[kind] = outcome
     weight = random("llama", mesh).params["layers_0"]["ff"]["wi"]["weight"]
-    whole = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
-    report["control"] = [gathered(whole.as_text()), weight.addressable_shards[0].data.size]
+    gathers = jax.jit(lambda x: x * 2, out_shardings=sharding.rows(weight, None, mesh)).lower(weight).compile()
+    report["control"] = [gathered(gathers.as_text()), weight.addressable_shards[0].data.size]
     report |= dict(
         cache={kind: cache_is_placed(kind, mesh) for kind in ("llama", "encoder")},
         streamed=streamed(mesh),

@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What came out: seconds, bytes of each chip, collectives by kind, estimated cycles by part of a round, and the
+    """The result: seconds, bytes of each chip, collectives by kind, estimated cycles by part of a round, and the
     program's text.
     """
 
@@ -78,8 +78,8 @@ class Compiled(NamedTuple):
 
 def sizes(name: str) -> Any:
     """A published shape, in bfloat16."""
-    found = {name: config for family in FAMILIES for name, config in family.sizes.items()}
-    return dataclasses.replace(found[name], dtype="bfloat16")
+    published = {name: config for family in FAMILIES for name, config in family.sizes.items()}
+    return dataclasses.replace(published[name], dtype="bfloat16")
 
 
 def tiny_t5(dim: int, dtype: str = "bfloat16") -> Any:
@@ -99,28 +99,28 @@ def tree_of(*branching: int) -> Callable[[Model, Model], BoundDrafter]:
 
 
 def cases(small: bool) -> list[Case]:
-    made = []
+    programs = []
     for kind, branching in (("chain", chain), ("tree", tree_of(4, 2, 1, 1) if small else tree_of(8, 1, 1, 1))):
         if small:
-            made.append(Case(f"T5, {kind}", "v5p:2x2x1", 1, tiny_t5(256), tiny_t5(128), branching, 1, 0.0))
-            made.append(Case(f"Llama, {kind}", "v6e:2x2", 4, tiny_llama(256), tiny_llama(128), branching, 4, 1.0))
+            programs.append(Case(f"T5, {kind}", "v5p:2x2x1", 1, tiny_t5(256), tiny_t5(128), branching, 1, 0.0))
+            programs.append(Case(f"Llama, {kind}", "v6e:2x2", 4, tiny_llama(256), tiny_llama(128), branching, 4, 1.0))
         else:
             pair = sizes("t5-v1_1-xxl"), sizes("t5-v1_1-small")
-            made.append(Case(f"T5-XXL + T5-small, {kind}", "v5p:2x2x1", 1, *pair, branching, 1, 0.0))
-            made.append(Case(f"T5-XXL + T5-small, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
+            programs.append(Case(f"T5-XXL + T5-small, {kind}", "v5p:2x2x1", 1, *pair, branching, 1, 0.0))
+            programs.append(Case(f"T5-XXL + T5-small, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
             pair = sizes("llama-3.1-8b"), sizes("llama-3.2-1b")
-            made.append(Case(f"Llama 8B + 1B, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
+            programs.append(Case(f"Llama 8B + 1B, {kind}", "v6e:2x2", 4, *pair, branching, 4, 1.0))
     if small:
         exact = tiny_t5(256, "float32"), tiny_t5(128, "float32")
-        made.append(Case("T5 in float32, chain", "v5p:2x2x1", 1, *exact, chain, 1, 0.0))
+        programs.append(Case("T5 in float32, chain", "v5p:2x2x1", 1, *exact, chain, 1, 0.0))
     else:
         pair = sizes("t5-v1_1-xxl"), sizes("t5-v1_1-small")  # the latter is not read
         for name, drafter in (
             ("early exit after 6 of 24 layers", lambda target, draft: drafters.early_exit(target, 6)),
             ("lookahead", lambda target, draft: drafters.lookahead()),
         ):
-            made.append(Case(f"T5-XXL, {name}", "v5p:2x2x1", 1, *pair, drafter, 1, 0.0))
-    return made
+            programs.append(Case(f"T5-XXL, {name}", "v5p:2x2x1", 1, *pair, drafter, 1, 0.0))
+    return programs
 
 
 def compile_case(case: Case) -> Compiled:
@@ -130,7 +130,7 @@ def compile_case(case: Case) -> Compiled:
     target, draft = (Model(net_of(config).language_model(config), None, config=config) for config in case[3:5])
     drafter = case.drafter(target, draft)
     sampler = sampling.greedy() if case.temperature == 0 else sampling.at_temperature()
-    made = speculative(target.lm, drafter.functions, rules.rejection(), sampler, 5)
+    decoder = speculative(target.lm, drafter.functions, rules.rejection(), sampler, 5)
 
     def params(model: Model) -> Any:
         config = model.config
@@ -144,36 +144,38 @@ def compile_case(case: Case) -> Compiled:
         return jax.tree_util.tree_map_with_path(leaf, shapes, where)
 
     def rows() -> tuple[Prompt, Request]:
-        one = jnp.zeros(case.batch, jnp.int32)
+        ones = jnp.zeros(case.batch, jnp.int32)
         cold = jnp.zeros(case.batch, jnp.float32)
         sampled = sampling.SamplingParams(cold)
         keys = jax.random.split(jax.random.key(0), case.batch)
-        return Prompt(jnp.zeros((case.batch, case.prompt), jnp.int32), one), Request(keys, sampled, one, one[:, None])
+        return Prompt(jnp.zeros((case.batch, case.prompt), jnp.int32), ones), Request(
+            keys, sampled, ones, ones[:, None]
+        )
 
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     prompt, request = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(rows)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), jax.eval_shape(rows)
     )
     started = time.monotonic()
     weights = Weights(params(target), params(draft) if drafter.models else drafter.params)
-    compiled = loop.generation.lower(made, weights, prompt, request, token_rows.bucket(case.new)).compile()
+    compiled = loop.generation.lower(decoder, weights, prompt, request, token_rows.bucket(case.new)).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
-    found = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
+    collectives = collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
     sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    return Compiled(time.monotonic() - started, *sizes, dict(found), cycles(text), text)
+    return Compiled(time.monotonic() - started, *sizes, dict(collectives), cycles(text), text)
 
 
 def cycles(text: str) -> dict[str, int]:
     """The compiler's estimate for each part of a round, in cycles; of prefill and the rest nothing."""
-    found = collections.Counter()
+    cycles_by_part = collections.Counter()
     for line in text.splitlines():
         estimate, name = re.search(r'"estimated_cycles":"(\d+)"', line), re.search(r'op_name="([^"]*)"', line)
         if estimate and name and "/while/body/" in name[1]:
             inside = name[1].partition("/while/body/")[2]
-            found[next((scope for scope, start in SCOPES.items() if inside.startswith(start)), "other")] += int(
-                estimate[1]
+            cycles_by_part[next((scope for scope, start in SCOPES.items() if inside.startswith(start)), "other")] += (
+                int(estimate[1])
             )
-    return dict(found)
+    return dict(cycles_by_part)
 
 
 def main() -> None:
@@ -184,12 +186,14 @@ def main() -> None:
     for case in cases("--small" in sys.argv):
         if not all(word in f"{case.name} {case.topology}" for word in words):
             continue
-        made = compile_case(case)
+        compiled = compile_case(case)
         chips = f"{case.chips} x {case.topology.split(':')[0]}, batch {case.batch}, T = {case.temperature:g}"
-        found = ", ".join(f"{count} {kind}" for kind, count in made.collectives.items()) or "none"
-        memory = f"{made.arguments / 1e9:.2f} GB, {made.temporaries / 1e9:.3f} GB"
-        estimated = ", ".join(f"{scope} {count / 1e6:.2f}M" for scope, count in made.cycles.items())
-        print(f"| {case.name} | {chips} | {made.seconds:.0f} s | {memory} | {found} | {estimated} |", flush=True)
+        collectives = ", ".join(f"{count} {kind}" for kind, count in compiled.collectives.items()) or "none"
+        memory = f"{compiled.arguments / 1e9:.2f} GB, {compiled.temporaries / 1e9:.3f} GB"
+        estimated = ", ".join(f"{scope} {count / 1e6:.2f}M" for scope, count in compiled.cycles.items())
+        print(
+            f"| {case.name} | {chips} | {compiled.seconds:.0f} s | {memory} | {collectives} | {estimated} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 import jaxspec
 from jaxspec import Prompt
 from jaxspec.weights import huggingface
+from tests.marks import marked
 
 GOLDEN = Path(__file__).parent / "golden"
 VOCAB, GREEDY = 61, 64
@@ -170,6 +171,7 @@ def relative(got, expected) -> float:
     return float(np.abs(np.asarray(got) - expected).max() / np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
     expected = golden(case)
@@ -182,16 +184,16 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(case, tmp_path):
         prompt, fed = Prompt(jnp.array(TOKENS[:, :1]), jnp.ones(2, jnp.int32)), jnp.array(TOKENS[:, 1:])
     extend = jax.jit(model.lm.extend)
     first, cache = jax.jit(model.lm.prefill, static_argnums=2)(model.params, prompt, TOKENS.shape[1] + count)
-    whole, _ = extend(model.params, cache, fed)
-    whole = jnp.concatenate([first.logits, whole.logits], axis=1)
-    assert relative(whole, logits) < 2e-5
+    following, _ = extend(model.params, cache, fed)
+    following = jnp.concatenate([first.logits, following.logits], axis=1)
+    assert relative(following, logits) < 2e-5
 
     said = [np.asarray(jnp.argmax(first.logits[:, 0], axis=-1))]  # after each token fed, one by one
     for step in range(fed.shape[1] + count - 1):
         token = fed[:, step] if step < fed.shape[1] else jnp.array(said[-1])
         forward, cache = extend(model.params, cache, token[:, None])
         if step < fed.shape[1]:
-            assert relative(forward.logits[:, 0], np.asarray(whole[:, step + 1])) < 2e-5
+            assert relative(forward.logits[:, 0], np.asarray(following[:, step + 1])) < 2e-5
         said.append(np.asarray(jnp.argmax(forward.logits[:, 0], axis=-1)))
     new = said if case in SEQ2SEQ else said[fed.shape[1] :]  # a decoder is fed its prompt first
     np.testing.assert_array_equal(np.stack(new[:count], axis=1), greedy)
@@ -223,20 +225,20 @@ def peer_of(case: str, folder: Path, draw=weights, **changes):
 
 
 def measure(case: str, folder: Path) -> dict:
-    """What a golden file holds."""
+    """Return the content of a golden file."""
     import torch
 
     peer, shapes = peer_of(case, folder)
     tokens = torch.tensor(TOKENS)
     mask = torch.tensor((np.arange(TOKENS.shape[1])[None] < LENGTHS[:, None]).astype(np.int64))
-    given = {"attention_mask": mask if case in SEQ2SEQ else torch.ones_like(tokens)}
+    inputs = {"attention_mask": mask if case in SEQ2SEQ else torch.ones_like(tokens)}
     with torch.no_grad():
         # transformers 5.23 makes a T5's cache for as many layers as the encoder has.
-        said = peer.generate(tokens, **given, max_new_tokens=GREEDY, do_sample=False, use_cache=False).numpy()
+        said = peer.generate(tokens, **inputs, max_new_tokens=GREEDY, do_sample=False, use_cache=False).numpy()
         greedy = said[:, 1:] if case in SEQ2SEQ else said[:, TOKENS.shape[1] :]
         if case in SEQ2SEQ:
-            given["decoder_input_ids"] = torch.tensor(said[:, : TOKENS.shape[1]])
-        logits = peer(tokens, **given).logits.numpy()
+            inputs["decoder_input_ids"] = torch.tensor(said[:, : TOKENS.shape[1]])
+        logits = peer(tokens, **inputs).logits.numpy()
     config = {key: value for key, value in peer.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
     rounded = [[[float(f"{x:.7g}") for x in position] for position in row] for row in logits.tolist()]
     return {"config": config, "shapes": shapes, "greedy": greedy.tolist(), "logits": rounded}
@@ -268,9 +270,9 @@ def test_round_trip_is_bit_equal(case, tmp_path):
     for name, x in weights(shapes).items():
         np.testing.assert_array_equal(state[name].numpy(), x, err_msg=name)
     tokens = torch.tensor(TOKENS)
-    given = {"decoder_input_ids": tokens} if case in SEQ2SEQ else {}
+    inputs = {"decoder_input_ids": tokens} if case in SEQ2SEQ else {}
     with torch.no_grad():
-        assert torch.equal(again(tokens, **given).logits, peer(tokens, **given).logits)
+        assert torch.equal(again(tokens, **inputs).logits, peer(tokens, **inputs).logits)
 
 
 @pytest.mark.slow
@@ -298,15 +300,12 @@ def test_a_bfloat16_folder_of_transformers(case, tmp_path):
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 3
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), jaxspec.load(tmp_path / "written").params)
     for dtype in ("float32", "bfloat16"):
-        found = jaxspec.load(tmp_path / "theirs", dtype=dtype).params
-        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), found, rounded)
+        params = jaxspec.load(tmp_path / "theirs", dtype=dtype).params
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), params, rounded)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(x, marks=() if x in ("t5-buckets", "gpt2", "gemma3") else pytest.mark.exhaustive) for x in ASSISTED],
-)
+@pytest.mark.parametrize("case", marked(ASSISTED, exhaustive={*ASSISTED} - {"t5-buckets", "gpt2", "gemma3"}))
 def test_assisted_generation_of_transformers_gives_the_same_text(case, tmp_path):
     """Speculation of either, on the same two models: draft tokens are kept and refused, and the text is one."""
     torch = pytest.importorskip("torch")

@@ -109,11 +109,11 @@ def ours(model: jaxspec.Model) -> dict[str, np.ndarray]:
 def test_the_weights_are_those_that_transformers_reads(case, tmp_path):
     tensors = write(tmp_path / "model.gguf", case)
     model = jaxspec.load(tmp_path / "model.gguf")
-    found = ours(model)
+    weights = ours(model)
     assert model.name == "model"
-    assert found.keys() == tensors.keys()
+    assert weights.keys() == tensors.keys()
     for name, x in tensors.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+        np.testing.assert_array_equal(weights[name], x, err_msg=name)
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     pytest.importorskip("accelerate")  # transformers reads GGUF with it only
@@ -138,10 +138,10 @@ def test_a_t5_whose_head_repeats_its_embedding_is_scaled(copied, tied, scaled, t
     assert (model.config.tied_head, model.config.scaled_head) == (tied, scaled)
     if tied:
         del tensors["lm_head.weight"]
-    found = ours(model)
-    assert found.keys() == tensors.keys()
+    weights = ours(model)
+    assert weights.keys() == tensors.keys()
     for name, x in tensors.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+        np.testing.assert_array_equal(weights[name], x, err_msg=name)
 
 
 def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):
@@ -164,12 +164,12 @@ def test_the_tokenizer_is_the_one_that_transformers_makes(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         write(folder / "model.gguf", case, tokenizer=tokenizer)
-        made = gguf_tokenizer.tokenizer(folder, reader.read(folder / "model.gguf").metadata)
+        read_back = gguf_tokenizer.tokenizer(folder, reader.read(folder / "model.gguf").metadata)
         theirs = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
         for text in texts:
-            assert made(text)["input_ids"] == theirs(text)["input_ids"], (case, text)
-            assert made.decode(made(text)["input_ids"]) == theirs.decode(theirs(text)["input_ids"])
-        assert (made.eos_token_id, made.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
+            assert read_back(text)["input_ids"] == theirs(text)["input_ids"], (case, text)
+            assert read_back.decode(read_back(text)["input_ids"]) == theirs.decode(theirs(text)["input_ids"])
+        assert (read_back.eos_token_id, read_back.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
 
 
 def test_scaled_positions_of_llama_3_are_read_from_their_tensor(tmp_path):
@@ -321,8 +321,8 @@ def test_every_key_of_the_format_is_obeyed_or_refused():
     }
     sizes = ("embedding_length", "attention.head_count", "attention.key_length")  # what does not fit them is named
     tables = [table for table in vars(gguf.Keys).values() if isinstance(table, type)]
-    known = {value for table in tables for value in vars(table).values() if isinstance(value, str)}
-    keys = sorted(key.removeprefix("{arch}.") for key in known if key.startswith("{arch}."))
+    handled = {value for table in tables for value in vars(table).values() if isinstance(value, str)}
+    keys = sorted(key.removeprefix("{arch}.") for key in handled if key.startswith("{arch}."))
     assert len(keys) > 100
     for case in CASES:
         plain = described(case, {})
@@ -342,30 +342,30 @@ def test_values_that_change_nothing_are_read(key, values):
         assert described("llama", {key: value}) == described("llama", {})
 
 
-def with_number(whole, key, value, form="I"):
+def with_number(content, key, value, form="I"):
     """A file with another value of a key, an integer after its type's number."""
-    at = whole.index(key) + len(key) + 4
-    return whole[:at] + struct.pack(f"<{form}", value) + whole[at + struct.calcsize(form) :]
+    at = content.index(key) + len(key) + 4
+    return content[:at] + struct.pack(f"<{form}", value) + content[at + struct.calcsize(form) :]
 
 
 def test_files_that_cannot_be_read_are_refused_in_words(tmp_path):
     path = tmp_path / "model.gguf"
     write(path, "llama")
-    whole = path.read_bytes()
-    name = whole.index(b"blk.0.attn_norm.weight")
+    complete = path.read_bytes()
+    name = complete.index(b"blk.0.attn_norm.weight")
     kind = name + len(b"blk.0.attn_norm.weight") + 4 + 8  # after the number of axes and the only one
     cut = {
         "no GGUF file": b"x" * 99,
-        "version is 9": b"GGUF" + struct.pack("<I", 9) + whole[8:],
-        "is no file of weights, or damaged": whole[:90],
-        "ends within": whole[:16] + struct.pack("<Q", 1) + struct.pack("<Q", 2**60) + b"x" * 99,
-        "ends before": whole[:-99],
-        "the architecture is 'xlama'": whole.replace(b"llama", b"xlama", 1).replace(b"llama.", b"xlama."),
-        "quantised as type 77": whole[:kind] + struct.pack("<I", 77) + whole[kind + 4 :],
-        "quantised as I8": whole[:kind] + struct.pack("<I", 24) + whole[kind + 4 :],
-        "missing \\(1\\): model.layers.0.input_layernorm": whole.replace(b"0.attn_norm", b"0.attn_nxrm"),
-        "expected at most 10,000": with_number(whole, b"llama.block_count", 10**6),
-        "it lacks 'embedding_length'": whole.replace(b"embedding_length", b"embedding_longth"),
+        "version is 9": b"GGUF" + struct.pack("<I", 9) + complete[8:],
+        "is no file of weights, or damaged": complete[:90],
+        "ends within": complete[:16] + struct.pack("<Q", 1) + struct.pack("<Q", 2**60) + b"x" * 99,
+        "ends before": complete[:-99],
+        "the architecture is 'xlama'": complete.replace(b"llama", b"xlama", 1).replace(b"llama.", b"xlama."),
+        "quantised as type 77": complete[:kind] + struct.pack("<I", 77) + complete[kind + 4 :],
+        "quantised as I8": complete[:kind] + struct.pack("<I", 24) + complete[kind + 4 :],
+        "missing \\(1\\): model.layers.0.input_layernorm": complete.replace(b"0.attn_norm", b"0.attn_nxrm"),
+        "expected at most 10,000": with_number(complete, b"llama.block_count", 10**6),
+        "it lacks 'embedding_length'": complete.replace(b"embedding_length", b"embedding_longth"),
     }
     for words, content in cut.items():
         path.write_bytes(content)
@@ -402,12 +402,12 @@ def test_a_split_file_is_read_by_any_of_its_parts(tmp_path):
     for path in paths:
         model = jaxspec.load(path)
         assert model.name == "model"
-        found = ours(model)
+        weights = ours(model)
         for name, x in tensors.items():
-            np.testing.assert_array_equal(found[name], x, err_msg=name)
+            np.testing.assert_array_equal(weights[name], x, err_msg=name)
 
 
-def test_parts_of_a_split_file_that_are_missing_or_do_not_belong_together_are_named(tmp_path):
+def test_missing_and_foreign_parts_of_a_split_file_are_named(tmp_path):
     write(tmp_path / "model.gguf", "qwen2")
     first, second, third = split(tmp_path / "model.gguf")
     aside = third.rename(tmp_path / "aside")

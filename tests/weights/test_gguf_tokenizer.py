@@ -49,7 +49,7 @@ def ends(table: dict, **changes) -> set[int]:
         *((pre, [4, 5, 6, 6, 7, 1, 8, 7, 9, 6, 10]) for pre in ("dbrx", "qwen2", "gpt-2", "smollm", "default")),
     ],
 )
-def test_words_of_the_vocabulary_go_before_merges_and_texts_begin_with_bos_where_llama_cpp_has_it_so(pre, expected):
+def test_words_go_before_merges_and_bos_is_where_llama_cpp_has_it(pre, expected):
     assert ids("hello world", BYTEWISE, pre=pre) == expected
     assert ids("hello world", BYTEWISE, pre=pre, add_bos_token=False) == expected[expected[0] == 18 :]
     assert ids("ab", BYTEWISE, pre=pre, add_bos_token=True) == [18, 14]
@@ -100,7 +100,7 @@ def test_ids_that_no_key_names_are_those_that_llama_cpp_assumes():
         ("", [1], [1]),
     ],
 )
-def test_spaces_at_the_start_are_kept_and_one_is_added_unless_the_file_says_not_to(text, expected, without):
+def test_a_space_is_added_at_the_start_unless_the_file_says_not_to(text, expected, without):
     assert ids(text, SPELLED) == expected
     assert ids(text, SPELLED, add_space_prefix=False) == without
 
@@ -166,9 +166,9 @@ def test_spaces_of_unigram_tokenizers(keys, text, pieces):
     table = {
         key: value for key, value in pieces[1].items() if key not in ("add_space_prefix", "remove_extra_whitespaces")
     }
-    made = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, **keys))
-    assert "".join(made.convert_ids_to_tokens(made("words  are ")["input_ids"])) == f"{text}</s>"
-    assert made("words", add_special_tokens=False)["input_ids"] + [1] == made("words")["input_ids"]
+    tokenizer = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, **keys))
+    assert "".join(tokenizer.convert_ids_to_tokens(tokenizer("words  are ")["input_ids"])) == f"{text}</s>"
+    assert tokenizer("words", add_special_tokens=False)["input_ids"] + [1] == tokenizer("words")["input_ids"]
 
 
 @pytest.mark.parametrize(("key", "value"), [("treat_whitespace_as_suffix", True), ("escape_whitespaces", False)])
@@ -214,9 +214,9 @@ def test_tokens_that_end_no_text_beside_certain_others(texts, expected):
 
 def test_ends_are_not_shown_and_a_file_without_a_tokenizer_has_none():
     table = BYTEWISE | {"token_type": [1] * 21}
-    made = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table))
-    assert made("ab<|end|>ab")["input_ids"] == [18, 14, 19, 14]
-    assert made.decode([14, 19], skip_special_tokens=True) == "ab"
+    tokenizer = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table))
+    assert tokenizer("ab<|end|>ab")["input_ids"] == [18, 14, 19, 14]
+    assert tokenizer.decode([14, 19], skip_special_tokens=True) == "ab"
     assert gguf_tokenizer.tokenizer(Path("x.gguf"), {}) is None
     assert gguf_tokenizer.end_ids({}) == ()
 
@@ -224,11 +224,11 @@ def test_ends_are_not_shown_and_a_file_without_a_tokenizer_has_none():
 def test_a_saved_tokenizer_reads_as_before(pieces, tmp_path):
     tables = [BYTEWISE, BYTEWISE | {"pre": "default"}, SPELLED, SPELLED | {"add_space_prefix": False}, pieces[1]]
     for number, table in enumerate(tables):
-        made = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, add_eos_token=True))
-        made.save_pretrained(tmp_path / str(number))
+        tokenizer = gguf_tokenizer.tokenizer(Path("x.gguf"), metadata(table, add_eos_token=True))
+        tokenizer.save_pretrained(tmp_path / str(number))
         again = AutoTokenizer.from_pretrained(tmp_path / str(number))
         for text in ("  ab<tool> ab<|end|> hello world", "ﬁne words", "1121"):
-            assert again(text)["input_ids"] == made(text)["input_ids"], (number, text)
+            assert again(text)["input_ids"] == tokenizer(text)["input_ids"], (number, text)
 
 
 def test_tokenizers_that_cannot_be_made_are_refused_in_words():

@@ -22,6 +22,7 @@ from jaxspec.weights import huggingface
 from jaxspec.weights.hf_families import gemma
 from jaxspec.weights.hf_families.common import HEAD
 from jaxspec.weights.orbax import CheckpointError
+from tests.marks import marked
 
 T5 = T5Config(24, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=1, decoder_layers=2)
 PLAIN = dataclasses.replace(T5, activation="relu", gated=False, tied_head=True, scaled_head=True)
@@ -65,7 +66,7 @@ def change(folder: Path, **table) -> None:
 
 
 def test_scaled_is_what_tied_is_unless_it_is_said():
-    """As in 1.0 and v1.1, and in every checkpoint and recipe that has no word for it."""
+    """T5 1.0 and v1.1 are so, and every checkpoint and recipe that has no word for it."""
     shape = (24, 16, 24, 2, 4, 1, 2)
     assert T5Config(*shape).scaled_head is False
     assert T5Config(*shape, tied_head=True).scaled_head is True
@@ -106,46 +107,46 @@ def test_all_four_are_loaded_as_they_were_saved(tied, scaled, said, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
 
 
-@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize("name", marked(TIED, slow={"Gemma 3"}))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_head_that_config_json_calls_tied_is_compared(name, dtype, tmp_path):
     """A copy is left out; what differs in one place is the model's own head, and loaded."""
     tied = model_of(TIED[name])
     folder = huggingface.save(tied, tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    embedding = next(x for x in found if x.endswith(("shared.weight", "wte.weight", "embed_tokens.weight")))
+    weights = load_file(folder / "model.safetensors")
+    embedding = next(x for x in weights if x.endswith(("shared.weight", "wte.weight", "embed_tokens.weight")))
     expected = jaxspec.load(folder, dtype=dtype)
-    copy, head = found[embedding].copy(), found[embedding].copy()
+    copy, head = weights[embedding].copy(), weights[embedding].copy()
     head[5, 3] += 0.5
-    save_file(found | {HEAD: copy}, folder / "model.safetensors")
+    save_file(weights | {HEAD: copy}, folder / "model.safetensors")
     again = jaxspec.load(folder, dtype=dtype)
     assert again.config == expected.config and again.config.tied_head
     jax.tree.map(np.testing.assert_array_equal, again.params, expected.params)
 
-    save_file(found | {HEAD: head}, folder / "model.safetensors")
-    own = jaxspec.load(folder)
-    assert own.config == dataclasses.replace(tied.config, tied_head=False)
-    np.testing.assert_array_equal(own.params["head"]["weight"], head)
-    np.testing.assert_array_equal(own.params["embedding"]["embedding"], copy)
+    save_file(weights | {HEAD: head}, folder / "model.safetensors")
+    untied = jaxspec.load(folder)
+    assert untied.config == dataclasses.replace(tied.config, tied_head=False)
+    np.testing.assert_array_equal(untied.params["head"]["weight"], head)
+    np.testing.assert_array_equal(untied.params["embedding"]["embedding"], copy)
 
 
 def test_a_head_of_another_shape_or_type_is_no_copy(tmp_path):
     folder = huggingface.save(model_of(LLAMA), tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    embedding = found["model.embed_tokens.weight"]
-    save_file(found | {HEAD: embedding[:20].copy()}, folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    save_file(weights | {HEAD: embedding[:20].copy()}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"wrong \(1\): lm_head.weight is \[20, 16\], expected \[24, 16\]"):
         jaxspec.load(folder)
     rounded = embedding.astype(ml_dtypes.bfloat16)
-    save_file(found | {HEAD: rounded}, folder / "model.safetensors")
+    save_file(weights | {HEAD: rounded}, folder / "model.safetensors")
     np.testing.assert_array_equal(jaxspec.load(folder).params["head"]["weight"], rounded.astype(np.float32))
 
 
 def test_an_untied_model_without_a_head_is_incomplete(tmp_path):
     folder = huggingface.save(model_of(T5), tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    del found[HEAD]
-    save_file(found, folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    del weights[HEAD]
+    save_file(weights, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"missing \(1\): lm_head\.weight"):
         jaxspec.load(folder)
 
@@ -154,24 +155,24 @@ def test_an_untied_model_without_a_head_is_incomplete(tmp_path):
 def test_a_second_embedding_is_not_dropped(copy, tmp_path):
     model = model_of(T5)
     folder = huggingface.save(model, tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    save_file(found | {copy: found["shared.weight"].copy()}, folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {copy: weights["shared.weight"].copy()}, folder / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, jaxspec.load(folder).params, model.params)
-    save_file(found | {copy: 2 * found["shared.weight"]}, folder / "model.safetensors")
+    save_file(weights | {copy: 2 * weights["shared.weight"]}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"{copy} differs from shared\.weight, which it should repeat"):
         jaxspec.load(folder)
 
 
 def test_a_parameter_under_two_names_is_refused(tmp_path):
     folder = huggingface.save(model_of(GPT), tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    save_file(found | {"ln_f.bias": found["transformer.ln_f.bias"] + 1}, folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"ln_f.bias": weights["transformer.ln_f.bias"] + 1}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"transformer\.ln_f\.bias twice, as .*ln_f\.bias and as .*ln_f\.bias"):
         jaxspec.load(folder)
 
 
 def test_an_mt5_that_is_tied(tmp_path):
-    """As transformers 5 makes one from scratch: tied, and never scaled."""
+    """Made from scratch, transformers 5 ties an mT5 and never scales it."""
     model = model_of(with_facts(True, False))
     folder = huggingface.save(model, tmp_path / "it")
     path = folder / "config.json"
@@ -274,9 +275,9 @@ def test_a_llama_of_transformers_that_says_it_is_tied(equal, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = model_of(LLAMA)
     folder = huggingface.save(model, tmp_path / "it")
-    found = load_file(folder / "model.safetensors")
-    head = found["model.embed_tokens.weight"] + np.float32(0 if equal else 0.25)
-    save_file(found | {HEAD: head}, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = load_file(folder / "model.safetensors")
+    head = weights["model.embed_tokens.weight"] + np.float32(0 if equal else 0.25)
+    save_file(weights | {HEAD: head}, folder / "model.safetensors", metadata={"format": "pt"})
     peer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = peer(torch.tensor(np.array(FED))).logits.numpy()

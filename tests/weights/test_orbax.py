@@ -161,15 +161,15 @@ def test_a_few_arrays_at_a_time(dtype, tokenizer, tmp_path, monkeypatch):
 
     options = {"name": "tiny", "family": "t5", "about": {}, "dtype": dtype}
     save(tmp_path / "whole", params_of("t5"), T5, tokenizer, **options)
-    whole = restore(tmp_path / "whole")[0]
+    expected = restore(tmp_path / "whole")[0]
     monkeypatch.setattr(orbax_arrays, "BATCH_BYTES", 600)
     monkeypatch.setattr(orbax_arrays, "_global", watched)
     save(tmp_path / "parts", params_of("t5"), T5, tokenizer, **options)
     largest = 48 * 16 * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
     assert most <= 2 * max(600, largest) < total / 2
-    assert equal(restore(tmp_path / "parts")[0], whole)
+    assert equal(restore(tmp_path / "parts")[0], expected)
     monkeypatch.undo()
-    assert equal(restore(tmp_path / "parts")[0], whole)
+    assert equal(restore(tmp_path / "parts")[0], expected)
 
 
 def test_a_none_in_the_configuration_survives(tokenizer, tmp_path):
@@ -338,8 +338,8 @@ def test_save_refuses_bad_parameters(tokenizer, tmp_path):
 
 
 def save_other(folder: Path, tokenizer: Path, **options) -> None:
-    about = {"name": "other", "family": "gpt", "dtype": "int8", "about": {}}
-    save(folder, params_of("gpt"), GPT, tokenizer, **(about | options))
+    manifest = {"name": "other", "family": "gpt", "dtype": "int8", "about": {}}
+    save(folder, params_of("gpt"), GPT, tokenizer, **(manifest | options))
 
 
 def test_overwriting_needs_permission_and_a_checkpoint_to_overwrite(copy, tokenizer):

@@ -21,19 +21,19 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "gelu_fa
 
 def rope(draw: random.Random) -> dict:
     kind = draw.choice(["default", "linear", "llama3", "yarn", "yarn", "yarn", "dynamic"])
-    found = {"rope_type": kind, "rope_theta": draw.choice([1e4, 1e3, 5e5])}
+    scaling = {"rope_type": kind, "rope_theta": draw.choice([1e4, 1e3, 5e5])}
     if kind == "default":
-        return found
-    found["factor"] = draw.choice([2.0, 4.0, 8.0])
+        return scaling
+    scaling["factor"] = draw.choice([2.0, 4.0, 8.0])
     if kind == "llama3":
-        found |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
     if kind == "yarn":
-        found["original_max_position_embeddings"] = draw.choice([4, 8, 16])
+        scaling["original_max_position_embeddings"] = draw.choice([4, 8, 16])
         choices = {"attention_factor": 0.7, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}
-        found |= {key: value for key, value in choices.items() if draw.random() < 0.4}
+        scaling |= {key: value for key, value in choices.items() if draw.random() < 0.4}
         if draw.random() < 0.3:
-            found |= {"mscale": 0.7, "mscale_all_dim": 1.2}
-    return found
+            scaling |= {"mscale": 0.7, "mscale_all_dim": 1.2}
+    return scaling
 
 
 def decoder(draw: random.Random) -> dict:
@@ -59,15 +59,15 @@ def qwen(draw):
 
 
 def gemma2(draw):
-    found = decoder(draw) | {"sliding_window": 3, "query_pre_attn_scalar": draw.choice([8, 12])}
-    found |= {"hidden_activation": found.pop("hidden_act"), "attention_bias": draw.random() < 0.5}
-    return found | {key: draw.choice([None, 3.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+    table = decoder(draw) | {"sliding_window": 3, "query_pre_attn_scalar": draw.choice([8, 12])}
+    table |= {"hidden_activation": table.pop("hidden_act"), "attention_bias": draw.random() < 0.5}
+    return table | {key: draw.choice([None, 3.0]) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 
 def gemma3(draw):
-    found = gemma2(draw) | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
+    table = gemma2(draw) | {"attn_logit_softcapping": None, "sliding_window_pattern": 2}
     local = {"rope_type": "default", "rope_theta": 1e3}
-    return found | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
+    return table | {"rope_parameters": {"full_attention": rope(draw), "sliding_attention": local}}
 
 
 def gpt2(draw):
@@ -117,9 +117,9 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
         with torch.no_grad():
             for x in peer.parameters():
                 x.normal_(0, 0.4)
-            given = torch.tensor(tokens)
-            fed = {"decoder_input_ids": given} if architecture.startswith("T5") else {}
-            theirs = peer(given, use_cache=False, **fed).logits.numpy()
+            inputs = torch.tensor(tokens)
+            fed = {"decoder_input_ids": inputs} if architecture.startswith("T5") else {}
+            theirs = peer(inputs, use_cache=False, **fed).logits.numpy()
         peer.save_pretrained(tmp_path / str(number))
         ours = logits(jaxspec.load(tmp_path / str(number)), tokens)
         theirs = theirs[:, -ours.shape[1] :]
@@ -129,7 +129,7 @@ def test_logits_of_random_configurations_are_those_of_transformers(tmp_path):
 
 
 def logits(model: jaxspec.Model, tokens: np.ndarray) -> np.ndarray:
-    """Those after each of the last tokens, which are read from a cache."""
+    """Return the logits after each of the last tokens, which are read from a cache."""
     lm, params, row = model.lm, model.params, jnp.asarray(tokens)
     if isinstance(model.config, T5Config):
         _, cache = lm.prefill(params, jaxspec.Prompt(row, jnp.array([STEPS])), STEPS + 1)

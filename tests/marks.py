@@ -1,0 +1,15 @@
+"""Marks for the cases of a parametrised test that are slow, and for those that others stand for."""
+
+import pytest
+
+
+def marked(cases, *, slow=(), exhaustive=()):
+    """Return the cases as pytest's parameters, with the marks `slow` and `exhaustive` on those that are named there.
+
+    A case is a value, or a tuple of values for a test of several parameters.
+    """
+    parameters = []
+    for case in cases:
+        marks = [pytest.mark.slow] * (case in slow) + [pytest.mark.exhaustive] * (case in exhaustive)
+        parameters.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks))
+    return parameters

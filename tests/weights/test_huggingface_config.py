@@ -1,0 +1,229 @@
+"""Hugging Face folders: config.json, generation_config.json and the files of a tokenizer."""
+
+import dataclasses
+import io
+import json
+import types
+
+import jax.numpy as jnp
+import pytest
+import sentencepiece
+import transformers
+
+import jaxspec
+from jaxspec.core import token_ids
+from jaxspec.weights import huggingface
+from jaxspec.weights.orbax import CheckpointError
+from tests.weights.folders import GPT, LLAMA, T5, model_of, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "config.json describes no model that can be loaded"),
+        ("[]", "it is of type list, expected an object"),
+        ("[" * 100_000, "describes no model that can be loaded: ValueError: it is nested too deeply"),
+        ("{}", "model_type is None, expected one of t5"),
+        ('{"model_type": "llama"}', "it lacks 'hidden_size'"),
+        ('{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 2}', "describes no model"),
+    ],
+)
+def test_a_config_that_cannot_be_used(folder, content, message):
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        jaxspec.load(folder)
+
+
+WRONG = [  # of a Llama's config.json: what is changed, and what is said of it
+    ({"num_attention_heads": 0}, "num_attention_heads is 0: expected a positive integer"),
+    ({"num_key_value_heads": 3}, "heads"),
+    ({"hidden_size": "16"}, "hidden_size is '16': expected a positive integer"),
+    ({"hidden_size": -16}, "hidden_size is -16: expected a positive integer"),
+    ({"hidden_size": 16.5}, "hidden_size is 16.5: expected a positive integer"),
+    ({"vocab_size": True}, "vocab_size is True: expected a positive integer"),
+    ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904: expected a positive integer"),
+    ({"intermediate_size": 2**30}, "wrong"),
+    ({"vocab_size": []}, r"vocab_size is \[\]: expected a positive integer"),
+    ({"rms_norm_eps": "tiny"}, "rms_norm_eps is 'tiny': expected a positive number"),
+    ({"rope_theta": float("nan")}, "rope_theta is nan: expected a positive number"),
+    ({"rope_scaling": "linear"}, "rope_scaling is of type str: expected an object"),
+    ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1: expected a positive number"),
+    ({"head_dim": 10**9}, "head_dim is 1000000000: expected at most 65,536"),
+    ({"relative_attention_max_distance": 10**9}, "relative_attention_max_distance is 1000000000: expected at most"),
+    ({"head_dim": 3}, "self_attn.q_proj.weight is .*, expected|describes no"),
+    ({"hidden_act": ["silu"]}, "describes no model that can be loaded: TypeError"),
+    ({"num_hidden_layers": 5000}, "says 5000 layers, but there are only 21 tensors"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: expected at most 10,000"),
+    ({"num_hidden_layers": 10**6, "model_type": "gemma2"}, "expected at most 10,000"),
+    ({"num_hidden_layers": 10**6, "model_type": "qwen2", "use_sliding_window": True}, "expected at most 10,000"),
+    ({"num_hidden_layers": 3}, r"missing \(9\): model.layers.2"),
+    ({"model_type": "gpt2"}, "it lacks 'n_embd'"),
+    ({"model_type": {}}, r"model_type is \{\}"),
+    ({"model_type": "t5"}, "it lacks 'num_layers'"),
+    ({"text_config": 3, "model_type": "gemma3"}, "text_config is of type int: expected an object"),
+    ({"layer_types": 7, "model_type": "gemma2"}, "describes no model"),
+]
+
+
+def test_wrong_values_in_a_config(folder):
+    """Each is told before any weights are read; none takes long, or fails in another way."""
+    right = json.loads((folder / "config.json").read_text())
+    for change, message in WRONG:
+        (folder / "config.json").write_text(json.dumps(right | change))
+        with pytest.raises(CheckpointError, match=message):
+            jaxspec.load(folder)
+
+
+def test_tokenizer_and_chat_template(folder):
+    loaded = jaxspec.load(folder).tokenizer
+    assert loaded("the old dog")["input_ids"] == [3, 4, 5]
+    assert loaded.eos_token_id == 1
+    assert loaded.apply_chat_template([{"role": "user", "content": "the dog"}], tokenize=False) == "user: the dog</s>"
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 1
+
+
+def test_a_tokenizer_that_is_a_sentencepiece_model(tmp_path):
+    """The repositories of T5 v1.1 hold no tokenizer.json."""
+    texts = ["the old dog saw a new cat", "a cat saw the new dog", "an old cat, a new dog", "the cat and the dog"]
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 50),
+        model_writer=proto,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    (tmp_path / "spiece.model").write_bytes(proto.getvalue())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
+    special = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "extra_ids": 0}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(special))
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=proto.getvalue())
+    loaded = huggingface.tokenizer(tmp_path)
+    for text in texts:
+        assert loaded(text)["input_ids"] == [*pieces.encode(text), 1]
+        assert loaded.decode(pieces.encode(text)) == text
+
+
+PLACES = {  # from an id to what config.json, and generation_config.json if there is one, say
+    "a number": lambda end: ({}, {"eos_token_id": end}),
+    "a list": lambda end: ({}, {"eos_token_id": [99, -1, end]}),
+    "a number in config.json": lambda end: ({"eos_token_id": end}, None),
+    "a list in config.json": lambda end: ({"eos_token_id": [end, 99]}, None),
+    "another one in config.json": lambda end: ({"eos_token_id": 1}, {"eos_token_id": end}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("config", "words"), [(LLAMA, tokenizer()), (GPT, None), (T5, tokenizer())])
+def test_texts_end_where_the_files_say(tmp_path, config, words, place):
+    """The tokenizer may have another end, or be absent; ids that the model lacks are no reason to refuse it."""
+    folder = huggingface.save(model_of(config, words=words), tmp_path / "it")
+    prompt = jaxspec.Prompt(jnp.array([[3, 4]]), jnp.array([2]))
+    plain = jaxspec.generate(jaxspec.load(folder), prompt, eos_ids=(), max_new_tokens=6).tokens[0].tolist()
+    end = plain[2]
+    changed, generation = PLACES[place](end)
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | changed))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    out = jaxspec.generate(jaxspec.load(folder), prompt, max_new_tokens=6)
+    assert out.tokens[0].tolist() == plain[: plain.index(end) + 1]
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": [2, 3]}, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": [2, 3]}, {"temperature": 0.7}, ()),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, ()),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 5}}, None, (5,)),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 5}}, None, (2,)),
+        ({"eos_token_id": None}, None, ()),
+    ],
+)
+def test_which_file_says_where_texts_end_is_as_in_transformers(folder, config, generation, ends):
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert huggingface.read_config(folder)[1].end_tokens == ends
+    source = "config.json" if generation is None else "generation_config.json"
+    theirs = transformers.GenerationConfig.from_pretrained(folder, source, _from_model_config=generation is None)
+    assert theirs.eos_token_id in (list(ends), *(ends or [None]))
+
+
+def test_a_model_without_the_tokens_that_should_end_its_texts_goes_on(folder, caplog):
+    (folder / "generation_config.json").write_text('{"eos_token_id": 99}')
+    model = jaxspec.load(folder)
+    assert caplog.messages == [
+        f"{folder}: eos_token_id is [99], and the model has ids from 0 to 23: texts go on to max_new_tokens"
+    ]
+    assert token_ids.ends(model) == []
+    unnamed = model._replace(config=dataclasses.replace(model.config, end_tokens=()))
+    for end, ends in ((5, [5]), (99, []), (None, [])):
+        assert token_ids.ends(unnamed._replace(tokenizer=types.SimpleNamespace(eos_token_id=end))) == ends
+
+
+def test_what_generation_config_json_asks_for_and_is_not_done_is_said(folder, caplog):
+    table = {"repetition_penalty": 1.1, "num_beams": 1, "forced_bos_token_id": 3, "min_length": 0, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(table))
+    huggingface.read_config(folder)
+    (said,) = caplog.messages
+    assert "generation_config.json asks for repetition_penalty=1.1, forced_bos_token_id=3, which" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "start"),
+    [
+        ({"decoder_start_token_id": 0}, {"decoder_start_token_id": 5}, 5),
+        ({"decoder_start_token_id": 7}, None, 7),
+        ({"decoder_start_token_id": None, "bos_token_id": 4}, None, 4),
+        ({"decoder_start_token_id": 7}, {"bos_token_id": 4}, 4),
+        ({"decoder_start_token_id": 7}, {"eos_token_id": 1}, 7),  # transformers' generate has none, and refuses
+        ({"decoder_start_token_id": None, "pad_token_id": 6}, None, 6),  # the same
+    ],
+)
+def test_a_decoder_starts_with_the_token_that_transformers_takes(tmp_path, config, generation, start):
+    folder = huggingface.save(model_of(T5), tmp_path / "t5")
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert jaxspec.load(folder).lm.start_token == start
+
+
+def test_a_saved_t5_with_end_tokens_starts_and_ends_alike_in_transformers(tmp_path):
+    config = dataclasses.replace(T5, start_token=3, end_tokens=(5, 7))
+    theirs = transformers.GenerationConfig.from_pretrained(huggingface.save(model_of(config), tmp_path / "t5"))
+    assert (theirs.decoder_start_token_id, theirs.eos_token_id) == (3, [5, 7])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "cannot be used: it is of type list, expected an object"),
+        ("{", "cannot be used: "),
+        ('{"eos_token_id": [1, "</s>"]}', "eos_token_id has '</s>': expected an id, or a list of ids"),
+        ('{"eos_token_id": true}', "eos_token_id has True: expected an id, or a list of ids"),
+        ('{"decoder_start_token_id": 24}', "decoder_start_token_id is 24: expected an id from 0 to 23"),
+        ('{"decoder_start_token_id": [0]}', r"decoder_start_token_id is \[0\]: expected an id from 0 to 23"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_used(folder, content, message):
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json:? {message}"):
+        huggingface.restore(folder)
+
+
+def test_a_tokenizer_that_brings_code_is_refused(folder, tmp_path):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'was here')!r})\n")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* cannot be loaded"):
+        jaxspec.load(folder)
+    assert not (tmp_path / "was here").exists()
