@@ -14,7 +14,7 @@ from jaxspec.core import Model
 from jaxspec.core.checks import integers
 from jaxspec.decode import loop
 from jaxspec.decode.request import Prepared, Prompts, prepare
-from jaxspec.drafters import own_layers, skip_layers
+from jaxspec.drafters.self_speculative import layers_of, skip_layers
 
 Skipped = tuple[tuple[int, ...], tuple[int, ...]]  # attention and mlp, as `drafters.skip_layers` takes them
 
@@ -102,7 +102,7 @@ def search_layers(
         raise ValueError(f"gamma is {gamma}: expected at least 1 draft token a round")
     if trials < 1 or repeats < 1:
         raise ValueError(f"trials is {trials} and repeats {repeats}: expected at least 1 of each")
-    plain, count = prepare(target, prompts, **options), own_layers.layers_of(target).count
+    plain, count = prepare(target, prompts, **options), layers_of(target).count
     if count < 2:
         raise ValueError("the target has 1 layer: expected at least 2, of which some can be skipped")
     best_prepared, best, tried = plain, None, []

@@ -25,9 +25,8 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes
 from jaxspec.draft_heads.target import SharedWithTarget
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
-from jaxspec.drafters.own_layers import ExitAdapter
+from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
 from jaxspec.nets.attention import RMSNorm
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of

@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.drafters.cascade import cascade
-from jaxspec.drafters.early_exit import early_exit
 from jaxspec.drafters.fallback import fallback
 from jaxspec.drafters.greedy import greedy
 from jaxspec.drafters.horizontal_cascade import horizontal_cascade
@@ -23,9 +22,9 @@ from jaxspec.drafters.lookups.suffix import suffix
 from jaxspec.drafters.lookups.token_recycling import token_recycling
 from jaxspec.drafters.lookups.without_backoff import without_backoff
 from jaxspec.drafters.model import model
+from jaxspec.drafters.self_speculative import early_exit, skip_layers
 from jaxspec.drafters.sequential import sequential
 from jaxspec.drafters.share_encoder import share_encoder
-from jaxspec.drafters.skip_layers import skip_layers
 from jaxspec.drafters.trees.dynamic_tree import dynamic_tree
 from jaxspec.drafters.trees.sequences import sequences
 from jaxspec.drafters.trees.tree import tree

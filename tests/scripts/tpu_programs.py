@@ -42,7 +42,7 @@ SCOPES = {  # of a round (decode.speculative), and how the names of its operatio
     "draft step": "draft/while/body/",
     "draft": "draft/",
     "target": "target/",
-    "accept": "rules/",
+    "accept": "accept/",
     "commit": "commit/",
 }
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")

@@ -15,7 +15,7 @@ from jaxspec.core import Caches, Parts, Prompt, token_rows
 from jaxspec.decode import loop
 from jaxspec.decode.request import prepare
 from jaxspec.draft_heads import kangaroo
-from jaxspec.drafters import own_layers
+from jaxspec.drafters import self_speculative
 from jaxspec.nets import decoder, gpt, t5
 from jaxspec.sampling import SamplingParams, at_temperature
 from jaxspec.testing import certify, table_model
@@ -153,7 +153,7 @@ def test_no_layer_is_computed_twice_and_there_is_no_second_cache():
     )
     assert jax.tree.leaves(state.caches.draft) == []
     cache, tokens = state.caches.target, jnp.zeros((1, gamma + 1), jnp.int32)
-    drafted = own_layers.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
+    drafted = self_speculative.Nodes(jnp.zeros((1, gamma + 1, 32)), jnp.zeros(1, jnp.int32), None)
     lm, finish = target.lm, prepared.drafter.functions.complete_target_pass
     first = Parts(*[tuple(range(exit_layer))] * 2)
 
