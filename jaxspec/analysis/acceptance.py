@@ -31,10 +31,10 @@ from jaxspec.core import (
     programs,
     token_rows,
 )
+from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import batches, loop
 from jaxspec.decode.generate import complete
 from jaxspec.decode.request import Prepared
-from jaxspec.decode.state import decoder_prompt
 
 BATCH = 16  # rows at a time
 

@@ -35,8 +35,8 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.round import bucket_widths
+from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode.request import Prepared
-from jaxspec.decode.state import decoder_prompt
 from jaxspec.sampling import match_vocab
 
 REPEATS = 25  # of what passes cost: plans and policies are no better than these numbers

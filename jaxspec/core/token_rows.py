@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxspec.core import LanguageModel, Prompt
 
 SMALLEST_BUCKET = 16
+NO_TOKEN = -1  # stands where there is no token, and equals none
+BEFORE_ROW = -2  # stands before a row's first token where that must not equal NO_TOKEN either
 
 
 def bucket(length: int) -> int:
@@ -34,6 +37,13 @@ def bucket(length: int) -> int:
 def prefill_length(lm: LanguageModel, prompt: Prompt) -> int:
     """Tokens that prefill puts into a row: the padded prompt, or the start token of an encoder-decoder."""
     return prompt.tokens.shape[1] if lm.start_token is None else 1
+
+
+def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
+    """Returns what a row holds after prefill: the prompt, or an encoder-decoder's start token."""
+    if lm.start_token is None:
+        return prompt
+    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.start_token), jnp.ones_like(prompt.length))
 
 
 def headroom(max_new_tokens: int, nodes: int) -> int:
@@ -79,13 +89,14 @@ def to_lists(tokens: Int[Array, "batch width"], length: Int[Array, " batch"]) ->
 
 
 def append(
-    tokens: Int[Array, "batch capacity"], length: Int[Array, " batch"], new: Int[Array, "batch step"]
-) -> Int[Array, "batch capacity"]:
-    """Writes `step` tokens after each row's own length; how many of them count is decided by the new length.
+    rows: Shaped[Array, "batch capacity *rest"], length: Int[Array, " batch"], new: Shaped[Array, "batch step *rest"]
+) -> Shaped[Array, "batch capacity *rest"]:
+    """Writes `step` tokens, or entries of any shape, after each row's own length.
 
-    With lengths (1, 2): before [[a . . .], [b c . .]], after [[a X Y .], [b c X Y]].
+    How many of them count is decided by the new length. With lengths (1, 2): before [[a . . .], [b c . .]], after
+    [[a X Y .], [b c X Y]].
     """
-    return jax.vmap(lambda row, at, x: jax.lax.dynamic_update_slice(row, x, (at,)))(tokens, length, new)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(rows, new, length)
 
 
 def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], width: int) -> Int[Array, "batch width"]:
@@ -95,6 +106,18 @@ def window(tokens: Int[Array, "batch capacity"], start: Int[Array, " batch"], wi
     [[1, 2], [7, 8]]
     """
     return jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (width,)))(tokens, start)
+
+
+def tokens_at(
+    tokens: Int[Array, "batch capacity"], at: Int[Array, " batch *places"], before: int = NO_TOKEN
+) -> Int[Array, " batch *places"]:
+    """Reads the tokens at some places of each row; `before` where a place is below 0.
+
+    >>> tokens_at(jnp.array([[4, 5, 6], [7, 8, 9]]), jnp.array([[[-1, 0]], [[1, 2]]])).tolist()
+    [[[-1, 4]], [[8, 9]]]
+    """
+    flat = jnp.maximum(at, 0).reshape(at.shape[0], -1)
+    return jnp.where(at >= 0, jnp.take_along_axis(tokens, flat, axis=1, mode="clip").reshape(at.shape), before)
 
 
 def num_to_commit(

@@ -46,11 +46,11 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.checks import integer
+from jaxspec.core.token_rows import decoder_prompt
 from jaxspec.decode import beams as bookkeeping
 from jaxspec.decode import inputs, stopping
 from jaxspec.decode.beams import MODES, Beams, EarlyStopping, Goal
 from jaxspec.decode.request import Prompts, prepare
-from jaxspec.decode.state import decoder_prompt
 from jaxspec.drafters.model import known
 from jaxspec.sampling.params import OPTIONS
 

@@ -44,7 +44,7 @@ def init_state(
     Row of a decoder-only model: before [p1 p2 p3 . . .], after [p1 p2 p3 t1 . .]; of an encoder-decoder: [start t1].
     """
     forward, cache = prefilled
-    row = decoder_prompt(lm, prompt)
+    row = token_rows.decoder_prompt(lm, prompt)
     zero = jnp.zeros_like(row.length)
     state = State(
         tokens=jnp.pad(row.tokens, ((0, 0), (0, headroom))),
@@ -65,13 +65,6 @@ def init_state(
 def samples(prompt: Prompt, request: Request) -> int:
     """Counts the rows of a request that continue each prompt: they lie one after the other, and share its prefill."""
     return request.max_new_tokens.shape[0] // prompt.length.shape[0]
-
-
-def decoder_prompt(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """Returns what the decoder side has read after prefill: the prompt, or an encoder-decoder's start token."""
-    if lm.start_token is None:
-        return prompt
-    return Prompt(jnp.full((prompt.tokens.shape[0], 1), lm.start_token, jnp.int32), jnp.ones_like(prompt.length))
 
 
 def prefix(state: State) -> Prefix:

@@ -48,7 +48,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.attention import RMSNorm, softcap
 from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
@@ -396,7 +396,7 @@ def block(head: DraftHead[BlockHead], target: Model) -> BoundDrafter:
 @functools.lru_cache
 def _drafter(head: BlockHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
-        row = row_of(lm, prompt)
+        row = token_rows.decoder_prompt(lm, prompt)
         empty = head.empty(row.tokens.shape[0], row.tokens.shape[1] + headroom)
         cache = head.append(weights.draft, empty, head.read(weights.draft, prefilled))
         return head.rewind(cache, row.length)

@@ -45,7 +45,7 @@ from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
 from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.rules.common import take_position
@@ -261,7 +261,7 @@ def _drafter(head: ParallelHeads, lm: LanguageModel) -> Drafter:
     # The state is the target's features at the last position that it has read: that before the last committed token.
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Float[Array, "B M"]:
-        return take_position(prefilled.features, row_of(lm, prompt).length - 1)
+        return take_position(prefilled.features, token_rows.decoder_prompt(lm, prompt).length - 1)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         row, shared, features = context.row, shared_with(lm, weights.target), caches.draft

@@ -46,7 +46,7 @@ from jaxspec.core import (
 from jaxspec.core import kv_cache as kv
 from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.nets import stack
 from jaxspec.nets.decoder import AttentionInputs, rotation_of
@@ -223,7 +223,7 @@ def drafter(head: DraftHead[RecurrentHead], target: Model, title: str, name: str
 @functools.lru_cache
 def _drafter(head: RecurrentHead, lm: LanguageModel) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> HiddenState:
-        row, shared = row_of(lm, prompt), shared_with(lm, weights.target)
+        row, shared = token_rows.decoder_prompt(lm, prompt), shared_with(lm, weights.target)
         batch, width = row.tokens.shape
         hidden, cache = head.read(weights.draft, prefilled), head.empty(batch, width + headroom)
         if width > 1:

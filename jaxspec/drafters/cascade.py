@@ -35,7 +35,7 @@ from jaxspec.core import (
 )
 from jaxspec.core.checks import integer, number
 from jaxspec.core.round import RoundResult, bucket_widths, check_trees, run_round, size_of
-from jaxspec.drafters.common import after, as_drafter, name_of, put, shown, with_taps_of
+from jaxspec.drafters.common import after, as_drafter, name_of, shown, with_taps_of
 from jaxspec.drafters.model import ModelState, catch_up, known, prefill, take_back_to
 
 
@@ -120,22 +120,22 @@ def cascade(
     inner_temperature = number(inner_temperature, "inner_temperature", expected)
     if not inner_temperature > 0:
         raise ValueError(f"inner_temperature is {inner_temperature}: expected {expected}")
-    made, rule = as_drafter(inner, "inner"), rules.rejection() if rule is None else rule
+    drafter, rule = as_drafter(inner, "inner"), rules.rejection() if rule is None else rule
     if not isinstance(rule, Rule):
         raise TypeError(f"rule is {shown(rule)}: expected a rule, such as jaxspec.rules.rejection()")
-    for model in made.models:
+    for model in drafter.models:
         _check_levels(draft, model)
-    if made.functions.rollback is None:
+    if drafter.functions.rollback is None:
         raise ValueError(
             "the inner drafter's state cannot take back what the target rejects of a draft (Drafter.rollback is None): "
             "expected a model, a look-up, n-gram tables, drafters.early_exit of the drafting model, or another cascade"
         )
-    if made.target is not None:
-        draft = with_taps_of(draft, made.target)
-    check_trees(draft.lm, made.functions, rule)
-    functions = _cascade(draft.lm, made.functions, rule, gamma, inner_temperature)
-    name = f"cascade({name_of(draft)}, {name_of(made)})"
-    return BoundDrafter(functions, (draft.params, made.params), (draft, *made.models), name=name)
+    if drafter.target is not None:
+        draft = with_taps_of(draft, drafter.target)
+    check_trees(draft.lm, drafter.functions, rule)
+    functions = _cascade(draft.lm, drafter.functions, rule, gamma, inner_temperature)
+    name = f"cascade({name_of(draft)}, {name_of(drafter)})"
+    return BoundDrafter(functions, (draft.params, drafter.params), (draft, *drafter.models), name=name)
 
 
 def _check_levels(draft: Model, inner: Model) -> None:
@@ -157,86 +157,88 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
     spare = nodes + 1  # that a row is fed beyond its draft
     widths = bucket_widths(nodes, adaptive=False, may_be_empty=True)
 
-    def levels(weights: Weights) -> Weights:
-        """Of the inner speculative decoder, whose target is the model."""
-        return Weights(*weights.draft)
+    # Inside, the model is the target and `inner` its drafter: the weights and caches of that decoder are made of the
+    # cascade's parameters (the model's, the inner drafter's) and of its state.
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> CascadeState:
-        own, room = levels(weights), headroom + spare
-        forward, cache = prefill(lm, own.target, prompt, room, prefilled)
-        length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
-        return CascadeState(cache, length, inner.init(own, prompt, room, forward))
+        inner_weights, room = Weights(*weights.draft), headroom + spare
+        forward, cache = prefill(lm, inner_weights.target, prompt, room, prefilled)
+        length = token_rows.decoder_prompt(lm, prompt).length
+        return CascadeState(cache, length, inner.init(inner_weights, prompt, room, forward))
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        own, state, gamma, start = levels(weights), caches.draft, context.gamma, context.row.length
+        inner_weights, state = Weights(*weights.draft), caches.draft
+        gamma, start = context.gamma, context.row.length
         wanted, keys = context.max_draft > 0, noise.at(context.keys, start, noise.Purpose.DRAFT)
         row = Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
-        read = catch_up(lm, own.target, ModelState(state.cache, state.num_cached), row, wanted, width, start - 1)
+        model_state = ModelState(state.cache, state.num_cached)
+        read = catch_up(lm, inner_weights.target, model_state, row, wanted, width, start - 1)
 
-        def one_round(made: Drafting) -> Drafting:
-            count = made.row.length - start
-            live = jnp.logical_and(made.going, count < context.max_draft)
-            limit = jnp.where(live, jnp.clip(context.max_draft - count - 1, 0, depth), 0)
-            drafted = token_rows.window(made.row.tokens, start, gamma)
+        def one_round(drafting: Drafting) -> Drafting:
+            count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted
+            live = jnp.logical_and(drafting.going, count < context.max_draft)
+            drafted = token_rows.window(drafting.row.tokens, start, gamma)
             to_distribution = after(context.to_distribution, drafted, count)
-            within = context._replace(
+            # Of the inner round's tokens one is the model's own, so that the inner draft has one less than is wanted.
+            inner_context = context._replace(
                 keys=keys,
-                row=made.row,
-                max_draft=limit,
+                row=drafting.row,
+                max_draft=jnp.where(live, jnp.clip(context.max_draft - count - 1, 0, depth), 0),
                 gamma=depth,
                 adaptive=True,
                 to_distribution=_at_temperature(to_distribution, inner_temperature),
                 confidence=None,
                 should_continue=None,
             )
-            done = run_round(lm, inner, rule, own, made.caches, within, to_distribution, widths)
-            at = _fed(done)
+            result = run_round(lm, inner, rule, inner_weights, drafting.caches, inner_context, to_distribution, widths)
+            at = _fed_before(result)
             # The inner drafter takes in what every row has made; those that wanted nothing then take it back.
-            every = Prompt(
-                token_rows.append(made.row.tokens, made.row.length, done.tokens),
-                made.row.length + done.verdict.num_accepted + 1,
+            full = Prompt(
+                token_rows.append(drafting.row.tokens, drafting.row.length, result.tokens),
+                drafting.row.length + result.verdict.num_accepted + 1,
             )
-            row = every._replace(length=jnp.where(live, every.length, made.row.length))
-            cache = lm.rewind(done.caches.target, every.length - 1)
-            moved = inner.commit(own, done.caches._replace(target=cache), every, done.verdict, done.forward)
+            row = full._replace(length=jnp.where(live, full.length, drafting.row.length))
+            cache = lm.rewind(result.caches.target, full.length - 1)
+            inner_caches = result.caches._replace(target=cache)
+            moved = inner.commit(inner_weights, inner_caches, full, result.verdict, result.forward)
             assert inner.rollback is not None
-            back = Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
-            made = made._replace(row=row, caches=back)
-            if made.log_probs is not None:
-                assert done.distribution.log_probs is not None
-                new = jnp.take_along_axis(done.distribution.log_probs, at[:, :, None], axis=1)
-                made = made._replace(log_probs=put(made.log_probs, count, new))
-            if made.confidence is None:
-                return made
+            moved = Caches(lm.rewind(moved.target, row.length - 1), inner.rollback(moved.draft, row))
+            drafting = drafting._replace(row=row, caches=moved)
+            if drafting.log_probs is not None:
+                assert result.distribution.log_probs is not None
+                # B I+1 V: the distribution after the token before each; into B W V from the row's own place on
+                log_probs = jnp.take_along_axis(result.distribution.log_probs, at[:, :, None], axis=1)
+                drafting = drafting._replace(log_probs=token_rows.append(drafting.log_probs, count, log_probs))
+            if drafting.confidence is None:
+                return drafting
             assert context.confidence is not None
-            each = [context.confidence(_one(done.distribution, at[:, i : i + 1])) for i in range(depth + 1)]
-            made = made._replace(confidence=put(made.confidence, count, jnp.stack(each, axis=1)))
-            return made._replace(going=_stopped_after(context, made, start) > row.length - start)
+            positions = [_at_position(result.distribution, at[:, i : i + 1]) for i in range(depth + 1)]
+            confidence = jnp.stack([context.confidence(position) for position in positions], axis=1)
+            confidence = token_rows.append(drafting.confidence, count, confidence.astype(jnp.float32))
+            drafting = drafting._replace(confidence=confidence)
+            return drafting._replace(going=_stopped_after(context, drafting, start) > row.length - start)
 
-        def unfinished(made: Drafting) -> Bool[Array, ""]:
-            return jnp.any(jnp.logical_and(made.going, made.row.length - start < context.max_draft))
+        def unfinished(drafting: Drafting) -> Bool[Array, ""]:
+            return jnp.any(jnp.logical_and(drafting.going, drafting.row.length - start < context.max_draft))
 
         logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
-        kind: Distribution = jax.eval_shape(context.to_distribution, logits)
-        shape, wide = (start.shape[0], gamma + depth + 1), None
-        if kind.log_probs is not None and rule.exact:
-            wide = jnp.zeros((*shape, kind.log_probs.shape[-1]), jnp.float32)
+        distribution: Distribution = jax.eval_shape(context.to_distribution, logits)
+        shape, wide = (start.shape[0], gamma + depth + 1), None  # B W
+        if distribution.log_probs is not None and rule.exact:
+            wide = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
         confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
-        caches_within = Caches(lm.rewind(read.cache, start - 1), state.inner)
-        made = Drafting(row, wide, confidence, wanted, caches_within)
-        made = jax.lax.while_loop(unfinished, one_round, made)
-        length, num_cached = made.row.length - start, jnp.where(wanted, made.row.length - 1, state.num_cached)
-        aux = None
-        if made.confidence is not None:
-            length, aux = jnp.minimum(length, _stopped_after(context, made, start)), made.confidence[:, :gamma]
-        draft = Draft(
-            token_rows.window(made.row.tokens, start, gamma),
-            length,
-            log_probs=None if made.log_probs is None else made.log_probs[:, :gamma],
-            aux=None if aux is None else {"confidence": aux},
-        )
-        return draft, caches._replace(draft=CascadeState(made.caches.target, num_cached, made.caches.draft))
+        inner_caches = Caches(lm.rewind(read.cache, start - 1), state.inner)
+        drafting = Drafting(row, wide, confidence, wanted, inner_caches)
+        drafting = jax.lax.while_loop(unfinished, one_round, drafting)
+        length, aux = drafting.row.length - start, None
+        num_cached = jnp.where(wanted, drafting.row.length - 1, state.num_cached)
+        if drafting.confidence is not None:
+            length = jnp.minimum(length, _stopped_after(context, drafting, start))
+            aux = {"confidence": drafting.confidence[:, :gamma]}
+        log_probs = None if drafting.log_probs is None else drafting.log_probs[:, :gamma]
+        draft = Draft(token_rows.window(drafting.row.tokens, start, gamma), length, log_probs=log_probs, aux=aux)
+        return draft, caches._replace(draft=CascadeState(drafting.caches.target, num_cached, drafting.caches.draft))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         return caches._replace(draft=rollback(caches.draft, row))
@@ -262,32 +264,35 @@ def _at_temperature(to_distribution: ToDistribution, temperature: float) -> ToDi
     return warmer
 
 
-def _fed(done: RoundResult) -> Int[Array, "B I+1"]:
-    """The fed token that each of a round's tokens follows: the last committed one, then the accepted ones."""
-    step = jnp.arange(done.tokens.shape[1], dtype=jnp.int32)[None]
-    if done.verdict.path is None:
-        return jnp.broadcast_to(step, done.tokens.shape)
-    path = jnp.pad(done.verdict.path[:, : done.tokens.shape[1] - 1] + 1, ((0, 0), (1, 0)))
-    return jnp.where(step <= done.verdict.num_accepted[:, None], path, 0)
+def _fed_before(result: RoundResult) -> Int[Array, "B I+1"]:
+    """Returns the fed token that each of a round's tokens follows: the last committed one, then the accepted ones."""
+    step = jnp.arange(result.tokens.shape[1], dtype=jnp.int32)[None]
+    if result.verdict.path is None:
+        return jnp.broadcast_to(step, result.tokens.shape)
+    path = jnp.pad(result.verdict.path[:, : result.tokens.shape[1] - 1] + 1, ((0, 0), (1, 0)))
+    return jnp.where(step <= result.verdict.num_accepted[:, None], path, 0)
 
 
-def _one(distribution: Distribution, at: Int[Array, "B 1"]) -> Distribution:
-    """A distribution at one position of each row."""
+def _at_position(distribution: Distribution, at: Int[Array, "B 1"]) -> Distribution:
+    """Returns a distribution at one position of each row."""
 
-    def pick(x: Array) -> Array:
-        return x if x.ndim < 2 else jnp.take_along_axis(x, at.reshape(*at.shape, *[1] * (x.ndim - 2)), axis=1)
+    def pick(values: Array) -> Array:
+        if values.ndim < 2:  # a number for each row
+            return values
+        return jnp.take_along_axis(values, at.reshape(*at.shape, *[1] * (values.ndim - 2)), axis=1)
 
     return jax.tree.map(pick, distribution)
 
 
-def _stopped_after(context: DraftContext, made: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:
-    """After how many draft tokens the policy ends each row's draft; one more than gamma where it does not."""
-    assert made.confidence is not None and context.should_continue is not None
-    stop = jnp.full_like(start, context.gamma + 1)
-    step = jnp.arange(made.confidence.shape[1], dtype=start.dtype)[None]
-    real = jnp.where(step < (made.row.length - start)[:, None], made.confidence, 0.0)[:, : context.gamma]
+def _stopped_after(context: DraftContext, drafting: Drafting, start: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Returns after how many draft tokens the policy ends each row's draft; one more than gamma where it does not."""
+    assert drafting.confidence is not None and context.should_continue is not None
+    stop, count = jnp.full_like(start, context.gamma + 1), drafting.row.length - start
+    step = jnp.arange(drafting.confidence.shape[1], dtype=start.dtype)[None]
+    confidence = jnp.where(step < count[:, None], drafting.confidence, 0.0)[:, : context.gamma]
     for i in range(context.gamma):
-        so_far = jnp.where(step[:, : context.gamma] <= i, real, 0.0)
-        ends = jnp.logical_and(i < made.row.length - start, jnp.logical_not(context.should_continue(i, so_far)))
+        # As the draft loop asks it: after draft token i, with the confidences up to there.
+        so_far = jnp.where(step[:, : context.gamma] <= i, confidence, 0.0)
+        ends = jnp.logical_and(i < count, jnp.logical_not(context.should_continue(i, so_far)))
         stop = jnp.where(ends, jnp.minimum(stop, i + 1), stop)
     return stop

@@ -1,4 +1,4 @@
-"""What drafters share: models as drafters, searches that are skipped where no row may draft."""
+"""Parts of drafters: models as drafters, searches that are skipped where no row may draft, drafts as distributions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from jaxspec.core import (
     Draft,
     DraftContext,
     Drafter,
+    DraftInit,
     Forward,
     Model,
     Prompt,
+    Propose,
     ToDistribution,
+    TreeSize,
     Verdict,
     Weights,
 )
@@ -28,7 +31,7 @@ from jaxspec.drafters.model import model
 
 
 def as_drafter(drafter: Drafter | BoundDrafter | Model, name: str = "a drafter") -> BoundDrafter:
-    """A model as the drafter that samples from it; functions alone with no values; a drafter as it is.
+    """Returns a model as the drafter that samples from it, functions alone with no values, a drafter as it is.
 
     Raises:
         TypeError: none of these; `name` is what the caller calls it.
@@ -43,53 +46,70 @@ def as_drafter(drafter: Drafter | BoundDrafter | Model, name: str = "a drafter")
 
 
 def name_of(draft: Model | BoundDrafter) -> str:
-    """What tables call a model or a drafter that another drafter is made of."""
+    """Returns the name in tables of a model or a drafter that another drafter is made of."""
     return draft.name or ("a model" if isinstance(draft, Model) else "a drafter")
 
 
-def check_model(given: Any, name: str) -> None:
+def check_model(value: Any, name: str) -> None:
     """Refuses what is no model.
 
     Raises:
-        TypeError: what was given is no model.
+        TypeError: the value is no model.
     """
-    if not isinstance(given, Model):
-        raise TypeError(f"{name} is {shown(given)}: expected a jaxspec.Model, as jaxspec.load gives")
+    if not isinstance(value, Model):
+        raise TypeError(f"{name} is {shown(value)}: expected a jaxspec.Model, as jaxspec.load gives")
 
 
-def shown(given: Any) -> str:
-    """What was given in place of something else, for an error; short.
+def shown(value: Any) -> str:
+    """Describes a value of a wrong type, for an error; short.
 
     >>> shown("x"), shown(None), shown(shown), shown(BoundDrafter(None))
     ("'x'", 'None', 'shown, which was not called', 'of type BoundDrafter')
     """
-    if given is None or isinstance(given, str | int | float):
-        return repr(given)
-    if callable(given) and hasattr(given, "__name__"):
-        return f"{given.__name__}, which was not called"
-    return f"of type {type(given).__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    if callable(value) and hasattr(value, "__name__"):
+        return f"{value.__name__}, which was not called"
+    return f"of type {type(value).__name__}"
 
 
-def searched(search: Callable[[], Draft], context: DraftContext) -> Draft:
-    """What a search finds, a chain cut to the limits; where no row may draft, nothing is searched.
+def skip_if_idle(search: Callable[[], Draft], context: DraftContext) -> Draft:
+    """Runs a search for a draft, and cuts a chain to the limits; where no row may draft, nothing is searched.
 
-    >>> row, found = Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
-    >>> search = lambda: Draft(found, jnp.array([3, 2]))
+    >>> row, tokens = Prompt(jnp.zeros((2, 5), jnp.int32), jnp.array([2, 2])), jnp.array([[7, 8, 9]] * 2)
+    >>> search = lambda: Draft(tokens, jnp.array([3, 2]))
     >>> contexts = [DraftContext(None, row, jnp.array(limit), 3, True, None) for limit in ([1, 3], [0, 0])]
-    >>> [searched(search, context).length.tolist() for context in contexts]
+    >>> [skip_if_idle(search, context).length.tolist() for context in contexts]
     [[1, 2], [0, 0]]
     """
     if not context.adaptive:
         return search()
-    empty: Draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(search))
+    empty: Draft = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(search))
     draft = jax.lax.cond(jnp.any(context.max_draft > 0), search, lambda: empty)
     if draft.parent is not None:
         return draft  # whose limit is one of depth
     return draft._replace(length=jnp.minimum(draft.length, context.max_draft))
 
 
+def lookup_drafter(
+    search: Callable[[Weights, Any, DraftContext], Draft], init: DraftInit, tree: TreeSize | None
+) -> Drafter:
+    """Makes a drafter of a search whose state does not change.
+
+    Args:
+        search: (weights, state, context) -> what was found, as point masses; rows may have found nothing.
+        init: as in `Drafter`.
+        tree: as in `Drafter`.
+    """
+
+    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
+        return skip_if_idle(lambda: search(weights, caches.draft, context), context), caches
+
+    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
+
+
 def with_taps_of(target: Model, made_for: Model) -> Model:
-    """The target with the language model that a drafter was made for, which may give taps that its own does not.
+    """Returns the target with the language model that a drafter was made for, which may give other taps than its own.
 
     Raises:
         ValueError: it was made for another model.
@@ -99,7 +119,8 @@ def with_taps_of(target: Model, made_for: Model) -> Model:
     if target.config is None or target.config != made_for.config:
         names = [model.name or "a model without a name" for model in (made_for, target)]
         if names[0] == names[1]:
-            names = [name + how for name, how in zip(names, _differing(made_for.config, target.config), strict=True)]
+            details = _difference(made_for.config, target.config)
+            names = [name + detail for name, detail in zip(names, details, strict=True)]
         raise ValueError(
             f"the drafter reads the hidden states of {names[0]} or uses its layers, and drafts for {names[1]}: make it "
             "for that one"
@@ -107,53 +128,108 @@ def with_taps_of(target: Model, made_for: Model) -> Model:
     return target._replace(lm=made_for.lm)
 
 
-def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """What tells two models of one name from each other: the first field of their configs that differs.
+def _difference(first: Any, second: Any) -> tuple[str, str]:
+    """Tells two models of one name from each other, by the first field of their configs that differs.
 
     >>> from jaxspec.nets.gpt import GPTConfig
-    >>> _differing(*(GPTConfig(32, dim=16, ff_dim=32, layers=n, heads=2, max_positions=48) for n in (2, 3)))
+    >>> _difference(*(GPTConfig(32, dim=16, ff_dim=32, layers=n, heads=2, max_positions=48) for n in (2, 3)))
     (' (layers=2)', ' (layers=3)')
     """
-    if type(one) is not type(other):
-        return f" ({type(one).__name__})", f" ({type(other).__name__})"
-    for field in dataclasses.fields(one) if dataclasses.is_dataclass(one) else ():
-        mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if mine != theirs:
-            return f" ({field.name}={mine})", f" ({field.name}={theirs})"
+    if type(first) is not type(second):
+        return f" ({type(first).__name__})", f" ({type(second).__name__})"
+    for field in dataclasses.fields(first) if dataclasses.is_dataclass(first) else ():
+        values = getattr(first, field.name), getattr(second, field.name)
+        if values[0] != values[1]:
+            return f" ({field.name}={values[0]})", f" ({field.name}={values[1]})"
     return "", " (another one)"
 
 
 def no_state(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
-    """The state of a drafter that has none."""
+    """Makes the state of a drafter that has none."""
     return ()
 
 
 def same_state(state: Any, row: Prompt) -> Any:
-    """The rollback of a drafter whose state holds nothing of the row's end."""
+    """Takes tokens back for a drafter whose state holds nothing of the row's end."""
     return state
 
 
 def no_commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-    """For a drafter whose state no verdict changes."""
+    """Commits for a drafter whose state no verdict changes."""
     return caches
 
 
-def log_probs_of(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
-    """The distributions that a chain's tokens were drawn from; of one that was not drawn, a point mass."""
+def side_by_side(drafters: tuple[Drafter, ...], propose: Propose, *, nested: bool) -> Drafter:
+    """Makes a drafter of several: each keeps a state of its own, and they propose together.
+
+    `Weights.draft` and the state are tuples, with an entry for each of the drafters.
+
+    Args:
+        drafters: of chains.
+        propose, nested: as in `Drafter`.
+    """
+
+    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> tuple[Any, ...]:
+        pairs = zip(drafters, weights.draft, strict=True)
+        return tuple(
+            drafter.init(Weights(weights.target, params), prompt, headroom, prefilled) for drafter, params in pairs
+        )
+
+    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+        target, states = caches.target, []
+        for drafter, params, state in zip(drafters, weights.draft, caches.draft, strict=True):
+            arguments = Weights(weights.target, params), Caches(target, state)
+            target, state = drafter.commit(*arguments, row, verdict, forward)
+            states.append(state)
+        return Caches(target, tuple(states))
+
+    def rollback(state: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
+        return tuple(function(part, row) for function, part in zip(rollbacks, state, strict=True))
+
+    rollbacks = [drafter.rollback for drafter in drafters if drafter.rollback is not None]
+    lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
+    return Drafter(
+        *(init, propose, commit),
+        lm=min(lms, key=lambda lm: lm.max_positions or 1 << 30, default=None),
+        may_be_empty=all(drafter.may_be_empty for drafter in drafters),
+        rollback=rollback if len(rollbacks) == len(drafters) else None,
+        nested=nested,
+    )
+
+
+def combine(first: Draft, second: Draft, length: Int[Array, " B"], merge: Callable[[Array, Array], Array]) -> Draft:
+    """Combines two chains, array by array; where one has distributions and the other none, its are point masses.
+
+    Args:
+        first, second: the chains.
+        length: of the chain that they make.
+        merge: (an array of the first, that of the second) -> that of the chain that they make.
+    """
+    drafts = first, second
+    combined = Draft(merge(first.tokens, second.tokens), length)
+    vocab = next((draft.log_probs.shape[-1] for draft in drafts if draft.log_probs is not None), None)
+    if vocab is not None:
+        combined = combined._replace(log_probs=merge(*(_log_probs(draft, vocab) for draft in drafts)))
+    if any("confidence" in (draft.aux or {}) for draft in drafts):
+        combined = combined._replace(aux={"confidence": merge(confidence_of(first), confidence_of(second))})
+    return combined
+
+
+def _log_probs(draft: Draft, vocab: int) -> Float[Array, "B G V"]:
     if draft.log_probs is not None:
         return draft.log_probs
-    certain = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
-    return jnp.where(certain, 0.0, -jnp.inf)
+    is_token = jnp.arange(vocab)[None, None, :] == draft.tokens[..., None]
+    return jnp.where(is_token, 0.0, -jnp.inf)
 
 
 def confidence_of(draft: Draft) -> Float[Array, "B G"]:
-    """`Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
-    found = (draft.aux or {}).get("confidence")
-    return jnp.full(draft.tokens.shape, jnp.nan) if found is None else found
+    """Returns `Draft.aux`'s confidences; NaN where the drafter has no distributions to read."""
+    confidence = (draft.aux or {}).get("confidence")
+    return jnp.full(draft.tokens.shape, jnp.nan) if confidence is None else confidence
 
 
 def after(to_distribution: ToDistribution, tokens: Int[Array, "B M"], length: Int[Array, " B"]) -> ToDistribution:
-    """The distributions of a drafter that begins after draft tokens of another one.
+    """Makes the distributions of a drafter that begins after draft tokens of another one.
 
     Args:
         to_distribution: the decoder's, which knows what is committed.
@@ -175,16 +251,3 @@ def after(to_distribution: ToDistribution, tokens: Int[Array, "B M"], length: In
         return to_distribution(logits, jnp.concatenate([tokens, draft_tokens], axis=1), both)
 
     return distribution_after
-
-
-def put(rows: Array, at: Int[Array, " B"], new: Array) -> Array:
-    """Writes the entries `new` of each row from its own place `at` on.
-
-    >>> put(jnp.zeros((2, 4)), jnp.array([0, 2]), jnp.ones((2, 2))).tolist()
-    [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
-    """
-
-    def one(row: Array, at: Int[Array, ""], new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, axis=0)
-
-    return jax.vmap(one)(rows, at, new)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Model, Prompt, Verdict, Weights
-from jaxspec.drafters.common import as_drafter, confidence_of, log_probs_of, name_of
+from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Model, Weights
+from jaxspec.drafters.common import as_drafter, combine, name_of, side_by_side
 
 
 def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
-    """The draft of the first drafter that proposes something; rows choose by themselves.
+    """Drafts with the first drafter that proposes something; rows choose by themselves.
 
     Put those that cost nothing and may be empty in front: `fallback(prompt_lookup(), without_backoff(trigram),
     small_model)`. A drafter that is not needed by any row drafts no token and searches nothing; a model then reads what
@@ -32,7 +31,7 @@ def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
         >>> from jaxspec.drafters import prompt_lookup
         >>> from jaxspec.testing import table_model
         >>> target, draft = table_model(jax.random.key(1), vocab=5), table_model(jax.random.key(2), vocab=5)
-        >>> prompt = Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
+        >>> prompt = jaxspec.Prompt(jnp.array([[3, 1, 3, 1]]), jnp.array([4]))
         >>> options = dict(drafter=fallback(prompt_lookup(), draft), gamma=3, max_new_tokens=9)
         >>> both = jaxspec.generate(target, prompt, **options)
         >>> bool((both.tokens == jaxspec.generate(target, prompt, max_new_tokens=9).tokens).all())
@@ -40,83 +39,48 @@ def fallback(*drafters: Drafter | BoundDrafter | Model) -> BoundDrafter:
     """
     if not drafters:
         raise ValueError("fallback needs at least one drafter")
-    made = [as_drafter(drafter) for drafter in drafters]
-    for index, drafter in enumerate(made):
+    bound = [as_drafter(drafter) for drafter in drafters]
+    for index, drafter in enumerate(bound):
         if drafter.functions.tree is not None:
             raise ValueError(
-                f"drafter {index} of {len(made)} drafts trees: fallback takes drafters of chains, such as "
+                f"drafter {index} of {len(bound)} drafts trees: fallback takes drafters of chains, such as "
                 "drafters.model; several look-ups in one tree are drafters.prompt_lookup(candidates=...)"
             )
-        if index < len(made) - 1 and not drafter.functions.may_be_empty:
+        if index < len(bound) - 1 and not drafter.functions.may_be_empty:
             raise ValueError(
-                f"drafter {index} of {len(made)} always has a draft, so those after it would never be asked: put it "
+                f"drafter {index} of {len(bound)} always has a draft, so those after it would never be asked: put it "
                 "last (or drafters.without_backoff around it, if it is n-gram tables)"
             )
-    models = tuple(found for drafter in made for found in drafter.models)
-    targets = [drafter.target for drafter in made if drafter.target is not None]
+    models = tuple(model for drafter in bound for model in drafter.models)
+    targets = [drafter.target for drafter in bound if drafter.target is not None]
     if any(target.lm != targets[0].lm for target in targets[1:]):
         raise ValueError("the drafters read the hidden states of different targets, or different taps: expected one")
-    functions = _fallback(tuple(drafter.functions for drafter in made))
-    params, target = tuple(drafter.params for drafter in made), targets[0] if targets else None
-    return BoundDrafter(functions, params, models, target, "+".join(map(name_of, made)))
+    functions = _fallback(tuple(drafter.functions for drafter in bound))
+    params, target = tuple(drafter.params for drafter in bound), targets[0] if targets else None
+    return BoundDrafter(functions, params, models, target, "+".join(map(name_of, bound)))
 
 
 @functools.lru_cache
 def _fallback(drafters: tuple[Drafter, ...]) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> tuple[Any, ...]:
-        return tuple(
-            drafter.init(weights._replace(draft=params), prompt, headroom, prefilled)
-            for drafter, params in zip(drafters, weights.draft, strict=True)
-        )
-
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        best, target, states = None, caches.target, []
+        best, target, states, limited = None, caches.target, [], context
         for drafter, params, state in zip(drafters, weights.draft, caches.draft, strict=True):
-            if best is None:  # every row needs the first, so only a policy can limit it
-                mine = context
-            else:
-                needed = best.length == 0
-                mine = context._replace(max_draft=jnp.where(needed, context.max_draft, 0), adaptive=True)
-            own = Weights(weights.target, params), Caches(target, state)
-            draft, (target, state) = drafter.propose(*own, mine)
-            best = draft if best is None else _choose(needed, draft, best)
+            draft, (target, state) = drafter.propose(Weights(weights.target, params), Caches(target, state), limited)
             states.append(state)
+            best = draft if best is None else _choose(best.length == 0, draft, best)
+            # Only rows that have nothing yet need a further draft. The first one they all need: there only a policy
+            # may limit rows, so `adaptive` is as the decoder says.
+            limited = context._replace(max_draft=jnp.where(best.length == 0, context.max_draft, 0), adaptive=True)
         assert best is not None
         return best, Caches(target, tuple(states))
 
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        target, states = caches.target, []
-        for drafter, params, state in zip(drafters, weights.draft, caches.draft, strict=True):
-            own = Weights(weights.target, params), Caches(target, state)
-            target, state = drafter.commit(*own, row, verdict, forward)
-            states.append(state)
-        return Caches(target, tuple(states))
-
-    def rollback(state: tuple[Any, ...], row: Prompt) -> tuple[Any, ...]:
-        pairs = zip(drafters, state, strict=True)
-        return tuple(own if drafter.rollback is None else drafter.rollback(own, row) for drafter, own in pairs)
-
-    lms = [drafter.lm for drafter in drafters if drafter.lm is not None]
-    shortest = min(lms, key=lambda lm: lm.max_positions or 1 << 30) if lms else None
-    return Drafter(
-        *(init, propose, commit, shortest),
-        may_be_empty=all(drafter.may_be_empty for drafter in drafters),
-        rollback=None if any(drafter.rollback is None for drafter in drafters) else rollback,
-        nested=any(drafter.nested for drafter in drafters),
-    )
+    return side_by_side(drafters, propose, nested=any(drafter.nested for drafter in drafters))
 
 
 def _choose(rows: Bool[Array, " B"], new: Draft, old: Draft) -> Draft:
-    """The new draft for the rows that want it; a point mass becomes a distribution where the other one has these."""
+    """Returns the new draft for the rows that want it, the old one for the others."""
 
     def pick(first: Array, second: Array) -> Array:
         return jnp.where(rows.reshape(-1, *[1] * (first.ndim - 1)), first, second)
 
-    chosen = Draft(pick(new.tokens, old.tokens), pick(new.length, old.length))
-    known = new.log_probs if new.log_probs is not None else old.log_probs
-    if known is not None:
-        wide = (log_probs_of(draft, known.shape[-1]) for draft in (new, old))
-        chosen = chosen._replace(log_probs=pick(*wide))
-    if any("confidence" in (draft.aux or {}) for draft in (new, old)):
-        chosen = chosen._replace(aux={"confidence": pick(confidence_of(new), confidence_of(old))})
-    return chosen
+    return combine(new, old, pick(new.length, old.length), pick)

@@ -43,15 +43,15 @@ def greedy(draft: Model | BoundDrafter) -> BoundDrafter:
 @functools.lru_cache
 def _greedy(drafter: Drafter) -> Drafter:
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        def certain(*arguments) -> Distribution:
-            found = context.to_distribution(*arguments)
-            if found.log_probs is None:
-                return found
-            logits = found.log_probs  # for a policy, which reads the distribution that was not drawn from
-            if found.greedy is not None and found.logits is not None:
-                logits = jnp.where(found.greedy[:, None, None], found.logits, logits)
-            return Distribution(tokens=noise.first_largest(found.log_probs), logits=logits)
+        def point_mass(*arguments) -> Distribution:
+            sampled = context.to_distribution(*arguments)
+            if sampled.log_probs is None:
+                return sampled
+            logits = sampled.log_probs  # for a policy, which reads the distribution that was not drawn from
+            if sampled.greedy is not None and sampled.logits is not None:
+                logits = jnp.where(sampled.greedy[:, None, None], sampled.logits, logits)
+            return Distribution(tokens=noise.first_largest(sampled.log_probs), logits=logits)
 
-        return drafter.propose(weights, caches, context._replace(to_distribution=certain))
+        return drafter.propose(weights, caches, context._replace(to_distribution=point_mass))
 
     return drafter._replace(propose=propose)

@@ -1,4 +1,4 @@
-"""What drafters that read their target's hidden states ask of it, and read of a round."""
+"""Hidden states for drafters: what a network requires of its target, and what it reads of a round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.core import Forward, LanguageModel, Model, Params, Prompt, Verdict
+from jaxspec.core import Forward, Model, Params, Verdict
 
 Network = TypeVar("Network")
 
@@ -25,7 +25,7 @@ class DraftHead(NamedTuple, Generic[Network]):
 
 
 class TargetRequirements(NamedTuple):
-    """What a network expects of its target; checked before anything runs.
+    """The properties of its target that a network expects; checked before anything runs.
 
     Attributes:
         vocab_size: number of token ids.
@@ -70,16 +70,9 @@ def check_target(requirements: TargetRequirements, target: Model, kind: str) -> 
             f"{kind} reads the outputs of layers {list(requirements.taps)}, and {name} {have}: give it "
             f"jaxspec.with_taps(target, {list(requirements.taps)})"
         )
-    for wanted, function, what in ((requirements.embedding, lm.embed, "embed"), (requirements.head, lm.head, "head")):
-        if wanted and function is None:
-            raise ValueError(f"{kind} uses its target's {what}, and the LanguageModel of {name} has none")
-
-
-def row_of(lm: LanguageModel, prompt: Prompt) -> Prompt:
-    """Returns what the target's row holds after prefill: the prompt, or an encoder-decoder's start token."""
-    if lm.start_token is None:
-        return prompt
-    return Prompt(jnp.full_like(prompt.tokens[:, :1], lm.start_token), jnp.ones_like(prompt.length))
+    for needed, function, part in ((requirements.embedding, lm.embed, "embed"), (requirements.head, lm.head, "head")):
+        if needed and function is None:
+            raise ValueError(f"{kind} uses its target's {part}, and the LanguageModel of {name} has none")
 
 
 def on_path(forward: Forward, verdict: Verdict, depth: int | None = None) -> Forward:
@@ -95,9 +88,9 @@ def on_path(forward: Forward, verdict: Verdict, depth: int | None = None) -> For
     if verdict.path is None:
         return forward
     path = verdict.path if depth is None else verdict.path[:, :depth]
-    fed = jnp.pad(path + 1, ((0, 0), (1, 0)))[:, :, None]
+    fed = jnp.pad(path + 1, ((0, 0), (1, 0)))[:, :, None]  # B depth+1 1: the last committed token is fed token 0
 
-    def along(x: Float[Array, "B N D"] | None) -> Float[Array, "B depth D"] | None:
-        return None if x is None else jnp.take_along_axis(x, fed, axis=1)
+    def along(hidden: Float[Array, "B N D"] | None) -> Float[Array, "B depth+1 D"] | None:
+        return None if hidden is None else jnp.take_along_axis(hidden, fed, axis=1)
 
     return Forward(forward.logits, jnp.take_along_axis(forward.features, fed, axis=1), along(forward.taps))

@@ -80,7 +80,7 @@ def model(draft: Model, *, coupled: bool = False, can_continue: CanContinue | No
 def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -> Drafter:
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> ModelState:
         _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
-        return ModelState(cache, prompt.length if lm.start_token is None else jnp.ones_like(prompt.length))
+        return ModelState(cache, token_rows.decoder_prompt(lm, prompt).length)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         row, state = context.row, caches.draft
@@ -115,7 +115,7 @@ def _model(lm: LanguageModel, coupled: bool, can_continue: CanContinue | None) -
 def prefill(
     lm: LanguageModel, params: Params, prompt: Prompt, headroom: int, prefilled: Forward
 ) -> tuple[Forward, Cache]:
-    """A draft model's prefill; `prefilled`: the target's, whose encoder may be the draft model's, too."""
+    """Prefills a draft model; `prefilled`: by the target, whose encoder may be the draft model's, too."""
     capacity = token_rows.prefill_length(lm, prompt) + headroom
     if not lm.shared_encoder:
         return lm.prefill(params, prompt, capacity)
@@ -124,19 +124,19 @@ def prefill(
 
 
 def take_back(state: CachedState, row: Prompt) -> CachedState:
-    """The state after tokens were taken back: the row's last token is new to it. The last two are read again anyway."""
+    """Takes tokens back: the row's last token is new to the state. The last two are read again anyway."""
     return take_back_to(state, row.length - 2)
 
 
 def take_back_to(state: CachedState, length: Int[Array, " B"]) -> CachedState:
-    """The state with at most `length` tokens counted as cached."""
+    """Counts at most `length` tokens of each row as cached."""
     return state._replace(num_cached=jnp.minimum(state.num_cached, length))
 
 
 def read_last_two(
     lm: LanguageModel, params: Params, state: ModelState, row: Prompt, wanted: Bool[Array, " B"], width: int
 ) -> tuple[Forward, Cache]:
-    """The outputs after a row's last two tokens, and a cache that holds the whole row.
+    """Reads a row's last two tokens: the outputs after them, and a cache that holds the whole row.
 
     With a `width` it first reads, so many tokens a pass, what rounds without a draft have committed to the rows that
     are `wanted`. What is read past a row's end is garbage, and rewound.
@@ -155,9 +155,9 @@ def catch_up(
     width: int,
     goal: Int[Array, " B"],
 ) -> ModelState:
-    """A cache that holds the first `goal` tokens of the rows that are `wanted`, and garbage after them.
+    """Reads what the cache lacks of the first `goal` tokens of the rows that are `wanted`; garbage follows them.
 
-    It reads what is missing, `width` tokens a pass; nothing, where nothing is.
+    `width` tokens a pass; nothing is read where nothing is missing.
     """
 
     def incomplete(state: ModelState) -> Bool[Array, ""]:
@@ -172,12 +172,12 @@ def catch_up(
 
 
 def last_logits(lm: LanguageModel, params: Params, forward: Forward) -> Float[Array, "B V"]:
-    """The logits of the last token fed; where there is a head, no others are computed."""
+    """Returns the logits of the last token fed; where there is a head, no others are computed."""
     if lm.head is None:
         return forward.logits[:, -1]
     return lm.head(params, forward.features[:, -1:])[:, 0]
 
 
 def known(lm: LanguageModel, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Ids that the drafter lacks (the target's vocabulary is larger) are read as its last one."""
+    """Replaces ids that the drafter lacks (the target's vocabulary is larger) by its last one."""
     return jnp.minimum(tokens, lm.vocab_size - 1)

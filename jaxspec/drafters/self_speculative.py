@@ -40,7 +40,7 @@ from jaxspec.core import (
 )
 from jaxspec.core.checks import integer
 from jaxspec.drafters.common import check_model, shown
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path, row_of
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 
 
@@ -306,7 +306,7 @@ def _self_speculative(lm: LanguageModel, parts: Parts, head: Head | None, adapte
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Cache:
         if adapter is None:
             return ()
-        row = row_of(lm, prompt)
+        row = token_rows.decoder_prompt(lm, prompt)
         cache = adapter.empty(len(row.length), row.tokens.shape[1] + headroom)
         _, cache = adapter.extend(weights.draft.adapter, cache, _exit_stream(prefilled))
         return adapter.rewind(cache, row.length - 1)

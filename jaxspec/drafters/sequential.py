@@ -20,8 +20,6 @@ from jaxspec.core import Distribution, Draft, DraftContext, noise
 
 Logits = tuple[Float[Array, "B W"], Bool[Array, " B"] | None, Any]
 """Logits of the next token; whether a row can be continued here (None: every row can); the drafter's carry."""
-First = Callable[[Any], Logits]
-Following = Callable[[Int[Array, ""], Int[Array, " B"], Any], Logits]
 
 
 class DraftLoop(NamedTuple):
@@ -44,8 +42,8 @@ class DraftLoop(NamedTuple):
 
 
 def sequential(
-    first: First,
-    following: Following,
+    first: Callable[[Any], Logits],
+    following: Callable[[Int[Array, ""], Int[Array, " B"], Any], Logits],
     carry: Any,
     context: DraftContext,
     *,
@@ -96,8 +94,8 @@ def sequential(
             token = noise.categorical(at, distribution.log_probs[:, 0], drawn=gumbel)
             loop = loop._replace(gumbel=_put(loop.gumbel, gumbel, i))
         elif distribution.log_probs is not None:
-            own = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            token = noise.categorical(own, distribution.log_probs[:, 0], going)
+            token_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
+            token = noise.categorical(token_keys, distribution.log_probs[:, 0], going)
             loop = loop._replace(log_probs=_put(loop.log_probs, distribution.log_probs[:, 0], i))
         else:
             assert distribution.tokens is not None
@@ -135,15 +133,17 @@ def sequential(
         _, loop = jax.lax.while_loop(unfinished, step, (jnp.ones((), jnp.int32), loop))
     else:
         loop = jax.lax.fori_loop(jnp.int32(1), jnp.int32(gamma), one_token, loop)
-    aux = {name: x for name, x in (("gumbel", loop.gumbel), ("confidence", loop.confidence)) if x is not None}
+    aux = {"gumbel": loop.gumbel, "confidence": loop.confidence}
+    aux = {name: values for name, values in aux.items() if values is not None}
     return Draft(loop.tokens, loop.length, log_probs=loop.log_probs, aux=aux or None), loop.carry
 
 
 def _empty(context: DraftContext, logits: Float[Array, "B W"], carry: Any, coupled: bool) -> DraftLoop:
-    """A draft of no tokens, with buffers for gamma."""
+    """Makes a draft of no tokens, with buffers for gamma."""
     shape = context.max_draft.shape[0], context.gamma
-    made: Distribution = jax.eval_shape(context.to_distribution, logits[:, None])
-    wide = None if made.log_probs is None else jnp.zeros((*shape, made.log_probs.shape[-1]), jnp.float32)
+    distribution: Distribution = jax.eval_shape(context.to_distribution, logits[:, None])
+    log_probs = distribution.log_probs
+    wide = None if log_probs is None else jnp.zeros((*shape, log_probs.shape[-1]), jnp.float32)
     return DraftLoop(
         tokens=jnp.zeros(shape, jnp.int32),
         log_probs=None if coupled else wide,
@@ -156,6 +156,6 @@ def _empty(context: DraftContext, logits: Float[Array, "B W"], carry: Any, coupl
 
 
 def _put(rows: Array | None, new: Array, i: Int[Array, ""]) -> Array:
-    """Entry i of each row, replaced."""
+    """Replaces entry i of each row."""
     assert rows is not None
     return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), i, axis=1)

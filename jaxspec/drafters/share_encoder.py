@@ -17,7 +17,7 @@ TOLERANCE = 1e-5  # relative: a scale that was rounded again when int8 weights w
 
 
 def share_encoder(draft: Model, target: Model) -> Model:
-    """A draft model with the target's encoder, which then runs once for both.
+    """Gives a draft model the target's encoder, which then runs once for both.
 
     A draft model that was trained with its target's encoder left as it is (`share_encoder` in the recipe's `[distil]`,
     as Distil-Whisper was) would otherwise compute the same hidden states of the prompt a second time. Its decoder has
@@ -56,12 +56,12 @@ def share_encoder(draft: Model, target: Model) -> Model:
 
 
 def with_shared_encoder(draft: Model, target: Model) -> Model:
-    """The draft model as `share_encoder` makes it, where that can be; else as it is."""
+    """Shares the encoder as `share_encoder` does, where that can be; else the draft model stays as it is."""
     return draft if difference(draft, target) is not None else _shared(draft, target)
 
 
 def difference(draft: Model, target: Model) -> str | None:
-    """What keeps a draft model from reading what the target's encoder has made, in words; None: nothing does."""
+    """Says what keeps a draft model from reading the output of the target's encoder; None: nothing does."""
     if draft.lm.encoder is None or target.lm.encoder is None:
         who = "it" if draft.lm.encoder is None else target.name or "the target"
         return f"{who} has no encoder whose output can be had"
@@ -70,24 +70,24 @@ def difference(draft: Model, target: Model) -> str | None:
         return "their encoders have parameters of other names, shapes or dtypes"
     pairs = list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
     apart = [(a, b) for a, b in pairs if a is not b]
-    if any(isinstance(x, Tracer) for pair in apart for x in pair):
+    if any(isinstance(leaf, Tracer) for pair in apart for leaf in pair):
         return "their encoders cannot be compared inside of a transformation"
     return None if _all_equal(apart) else "their encoders have different parameters"
 
 
 def _all_equal(pairs: list[tuple[Array, Array]]) -> bool:
-    """Whether the arrays of each pair are equal, found once for the same arrays."""
-    arrays = [x for pair in pairs for x in pair]
+    """Tests whether the arrays of each pair are equal, once for the same arrays."""
+    arrays = [array for pair in pairs for array in pair]
     key = tuple(map(id, arrays))
     if key not in _compared:
         _compared[key] = all(bool(_equal(a, b)) for a, b in pairs)
-        for x in arrays:  # another one may get its id
-            weakref.finalize(x, _compared.pop, key, None)
+        for array in arrays:  # another one may get its id
+            weakref.finalize(array, _compared.pop, key, None)
     return _compared[key]
 
 
-def _kind(x: Any) -> tuple[tuple[int, ...], str]:
-    return jnp.shape(x), str(jnp.result_type(x))
+def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return jnp.shape(leaf), str(jnp.result_type(leaf))
 
 
 @jax.jit

@@ -42,8 +42,8 @@ def _uniform() -> Drafter:
         def following(i: Int[Array, ""], last: Int[Array, " B"], carry: tuple[()]) -> Logits:
             return caches.draft, None, carry
 
-        as_it_is = context._replace(to_distribution=lambda logits, *_: Distribution(logits))
-        draft, _ = sequential(lambda carry: (caches.draft, None, carry), following, (), as_it_is)
+        unchanged = context._replace(to_distribution=lambda logits, *_: Distribution(logits))
+        draft, _ = sequential(lambda carry: (caches.draft, None, carry), following, (), unchanged)
         return draft, caches
 
     return Drafter(init, propose, no_commit, rollback=same_state)

@@ -35,7 +35,7 @@ class DatastoreError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What manifest.toml says.
+    """The contents of manifest.toml.
 
     Attributes:
         format: version of the folder's layout.
@@ -79,7 +79,7 @@ def build(
     vocabulary: str = "",
     advance: Callable[[], object] = lambda: None,
 ) -> Datastore:
-    """A datastore of some rows of token ids, each of which is a document.
+    """Builds a datastore of rows of token ids, each of which is a document.
 
     Args:
         rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
@@ -125,13 +125,13 @@ def build(
     return Datastore(tokens, suffixes, vocab_size, vocabulary)
 
 
-def save(folder: str | Path, store: Datastore, about: dict[str, Any], *, overwrite: bool = False) -> Manifest:
+def save(folder: str | Path, store: Datastore, provenance: dict[str, Any], *, overwrite: bool = False) -> Manifest:
     """Writes a datastore: the whole folder, or nothing.
 
     Args:
         folder: where to.
         store: what `build` made.
-        about: provenance: strings, numbers, booleans and lists of these.
+        provenance: `Manifest.about`: strings, numbers, booleans and lists of these.
         overwrite: whether a datastore that is there already may be replaced.
 
     Raises:
@@ -145,7 +145,7 @@ def save(folder: str | Path, store: Datastore, about: dict[str, Any], *, overwri
             np.save(beside / file, array, allow_pickle=False)
         documents = len(store.tokens) - len(store.suffixes)
         counts = store.vocab_size, documents, len(store.suffixes), store.vocabulary
-        manifest = Manifest(FORMAT, *counts, folders.fingerprints(beside), about)
+        manifest = Manifest(FORMAT, *counts, folders.fingerprints(beside), provenance)
         text = folders.to_toml(dataclasses.asdict(manifest))
         (beside / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
     return manifest
@@ -178,7 +178,7 @@ def load(folder: str | Path) -> Datastore:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """What a datastore says about itself.
+    """Reads a datastore's manifest, and checks it.
 
     Raises:
         DatastoreError: there is no datastore, or its manifest is damaged or of another version.
@@ -210,5 +210,5 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def vocabulary_of(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's tokens in the order of their ids: equal where ids mean the same."""
+    """Computes the SHA-256 of a tokenizer's tokens in the order of their ids: equal where ids mean the same."""
     return hashlib.sha256("\0".join(map(str, token_ids.words(tokenizer))).encode("utf-8", "surrogatepass")).hexdigest()

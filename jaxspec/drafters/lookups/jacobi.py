@@ -86,7 +86,7 @@ def _jacobi(longest: int) -> Drafter:
 
 
 def prompt_tokens(prompt: Prompt, count: int) -> Int[Array, "B count"]:
-    """The first tokens of each prompt, over and over: what a draft begins with that knows nothing yet.
+    """Returns the first tokens of each prompt, over and over: a first draft, before anything is known.
 
     >>> prompt_tokens(Prompt(jnp.array([[5, 6, 0]]), jnp.array([2])), 5).tolist()
     [[5, 6, 5, 6, 5]]

@@ -28,14 +28,13 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core.checks import integers
-from jaxspec.drafters.lookups import continuations
+from jaxspec.core.token_rows import NO_TOKEN
+from jaxspec.drafters.lookups import vote
 from jaxspec.drafters.lookups.jacobi import prompt_tokens
-
-NO_TOKEN = -1  # in the pool: equal to no token of a row
 
 
 class LookaheadState(NamedTuple):
-    """What each row remembers.
+    """The memory of each row.
 
     Attributes:
         window: the last iterates, the oldest first: level i of column j is what stood i + j + 1 positions ahead.
@@ -99,49 +98,55 @@ def lookahead(window: int = 7, ngram: int = 4, candidates: int = 7, *, pool: int
 
 @functools.lru_cache
 def _lookahead(window: int, levels: int, candidates: int, pool: int) -> Drafter:
-    branch = candidates * levels  # nodes of the candidates, before those of the window
-    nodes, depth = branch + window * levels, window + levels - 1
+    # The tree: first the nodes of the candidates, then those of the window, level by level.
+    candidate_nodes = candidates * levels
+    nodes, depth = candidate_nodes + window * levels, window + levels - 1
     column = np.arange(window)
-    first = np.where(column == 0, 0, branch + column)
-    # of each level but the first: the node above
-    above = [branch + 1 + (level - 1) * window + column for level in range(1, levels)]
-    parents = jnp.asarray(np.concatenate([first, *above]), jnp.int32)
+    # `Draft.parent` of the window's nodes. Its first level is a chain, which begins after the last committed token; in
+    # the levels below each node follows the one above it. Fed token n is draft token n - 1.
+    chain = np.where(column == 0, 0, candidate_nodes + column)
+    above = [candidate_nodes + 1 + (level - 1) * window + column for level in range(1, levels)]
+    window_parent = jnp.asarray(np.concatenate([chain, *above]), jnp.int32)
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> LookaheadState:
         batch, ahead = prompt.tokens.shape[0], np.add.outer(np.arange(levels), column)
-        nothing, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
-        return LookaheadState(prompt_tokens(prompt, depth)[:, ahead], nothing, zero, zero)
+        empty, zero = jnp.full((batch, pool, levels + 1), NO_TOKEN, jnp.int32), jnp.zeros((batch,), jnp.int32)
+        return LookaheadState(prompt_tokens(prompt, depth)[:, ahead], empty, zero, zero)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         state, row = caches.draft, context.row
-        tokens, found = latest(state, token_rows.window(row.tokens, row.length - 1, 1)[:, 0], candidates)
-        real = jnp.broadcast_to(found[:, :, None], tokens.shape)
-        newest_first = jnp.broadcast_to(jnp.arange(candidates, 0, -1, dtype=jnp.float32)[None, :], found.shape)
-        known = continuations.as_tree(tokens, real, newest_first, branch)
-        assert known.parent is not None
-        ahead = state.window.reshape(len(row.length), -1)
+        last = token_rows.window(row.tokens, row.length - 1, 1)[:, 0]
+        tokens, in_pool = latest(state, last, candidates)  # B C L; B C
+        real = jnp.broadcast_to(in_pool[:, :, None], tokens.shape)
+        newest_first = jnp.broadcast_to(jnp.arange(candidates, 0, -1, dtype=jnp.float32)[None, :], in_pool.shape)
+        branches = vote.as_tree(tokens, real, newest_first, candidate_nodes)
+        assert branches.parent is not None
+        iterates = state.window.reshape(len(row.length), -1)  # B L*W
         draft = Draft(
-            jnp.concatenate([jnp.maximum(known.tokens, 0), ahead], axis=1),
+            jnp.concatenate([jnp.maximum(branches.tokens, 0), iterates], axis=1),
             jnp.full_like(row.length, nodes),
-            jnp.concatenate([known.parent, jnp.broadcast_to(parents[None, :], ahead.shape)], axis=1),
+            jnp.concatenate([branches.parent, jnp.broadcast_to(window_parent[None, :], iterates.shape)], axis=1),
         )
         return draft, caches._replace(draft=state._replace(limit=context.max_draft))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         state = caches.draft
-        made = noise.first_largest(forward.logits[:, -window:])
-        read = jnp.asarray(column + levels)[None, :] <= state.limit[:, None]
-        iterates = jnp.concatenate([state.window, jnp.where(read, made, state.window[:, -1])[:, None]], axis=1)
-        after = enter(state, jnp.swapaxes(iterates, 1, 2), read)
+        # The last level was fed last: what the target predicts after its nodes is the next iterate, B W. A column whose
+        # last node lies below the limit was not verified, and keeps its token.
+        predicted = noise.first_largest(forward.logits[:, -window:])
+        was_read = jnp.asarray(column + levels)[None, :] <= state.limit[:, None]
+        newest = jnp.where(was_read, predicted, state.window[:, -1])
+        iterates = jnp.concatenate([state.window, newest[:, None]], axis=1)  # B L+1 W: a column is an n-gram
+        entered = enter(state, jnp.swapaxes(iterates, 1, 2), was_read)
         # The next level of a column stands one position further ahead, and n accepted tokens further behind.
-        moved = (jnp.asarray(column)[None, :] + verdict.num_accepted[:, None]) % window
-        return caches._replace(draft=after._replace(window=_columns(iterates[:, 1:], moved)))
+        order = (jnp.asarray(column)[None, :] + verdict.num_accepted[:, None]) % window
+        return caches._replace(draft=entered._replace(window=_columns(iterates[:, 1:], order)))
 
     return Drafter(init, propose, commit, tree=TreeSize(nodes, depth))
 
 
 def latest(state: LookaheadState, last: Int[Array, " B"], count: int) -> tuple[Int[Array, "B C L"], Bool[Array, "B C"]]:
-    """What follows a token in the n-grams of the pool that begin with it, the latest first, and which there are."""
+    """Finds what follows a token in the pool's n-grams that begin with it, the latest first, and which there are."""
     size = state.pool.shape[1]
     slot = jnp.arange(size, dtype=jnp.int32)[None, :]
     recency = size - 1 - (state.entered[:, None] - 1 - slot) % size
@@ -151,7 +156,7 @@ def latest(state: LookaheadState, last: Int[Array, " B"], count: int) -> tuple[I
 
 
 def enter(state: LookaheadState, grams: Int[Array, "B W N"], real: Bool[Array, "B W"]) -> LookaheadState:
-    """The pool with further n-grams, the last of which is the latest; those it has already move up.
+    """Enters further n-grams into the pool, the last of which is the latest; those that it has already move up.
 
     >>> state = LookaheadState(None, jnp.array([[[1, 2], [3, 4], [-1, -1]]]), jnp.array([2]), None)
     >>> state = enter(state, jnp.array([[[1, 2], [5, 6]]]), jnp.array([[True, True]]))
@@ -160,17 +165,16 @@ def enter(state: LookaheadState, grams: Int[Array, "B W N"], real: Bool[Array, "
     """
     size, count = state.pool.shape[1], grams.shape[1]
     grams = jnp.where(real[:, :, None], grams, NO_TOKEN)
-    twin = jnp.all(grams[:, :, None] == grams[:, None, :], axis=-1)
-    again = jnp.any(jnp.logical_and(twin, jnp.triu(jnp.ones((count, count), bool), 1)[None]), axis=2)
-    known = jnp.any(jnp.all(state.pool[:, :, None] == grams[:, None, :], axis=-1), axis=2)
-    pool = jnp.where(known[:, :, None], NO_TOKEN, state.pool)
+    # Of equal new ones the last stays; of a new one and an equal one in the pool the new one.
+    same = jnp.all(grams[:, :, None] == grams[:, None, :], axis=-1)  # B W W
+    comes_again = jnp.any(jnp.logical_and(same, jnp.triu(jnp.ones((count, count), bool), 1)[None]), axis=2)
+    is_old = jnp.any(jnp.all(state.pool[:, :, None] == grams[:, None, :], axis=-1), axis=2)  # B M
+    pool = jnp.where(is_old[:, :, None], NO_TOKEN, state.pool)
     slot = (state.entered[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]) % size
-    pool = jax.vmap(lambda pool, slot, new: pool.at[slot].set(new))(
-        pool, slot, jnp.where(again[:, :, None], NO_TOKEN, grams)
-    )
+    entries = jnp.where(comes_again[:, :, None], NO_TOKEN, grams)
+    pool = jax.vmap(lambda pool, slot, entries: pool.at[slot].set(entries))(pool, slot, entries)
     return state._replace(pool=pool, entered=state.entered + count)
 
 
 def _columns(levels: Int[Array, "B L W"], order: Int[Array, "B W"]) -> Int[Array, "B L W"]:
-    index = jnp.broadcast_to(order[:, None, :], levels.shape)
-    return jnp.take_along_axis(levels, index, axis=2)
+    return jnp.take_along_axis(levels, jnp.broadcast_to(order[:, None, :], levels.shape), axis=2)

@@ -16,7 +16,7 @@ Texts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 
 
 def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
-    """An n-gram drafter for `target`, whose vocabulary, tokenizer and start token it takes over.
+    """Counts n-grams for a drafter of `target`, whose vocabulary, tokenizer and start token it takes over.
 
     It is a language model: sampled from at a temperature, with its true distribution, as a smaller network is. With
     `drafters.greedy` around it, it proposes its most frequent continuation, with certainty. `jaxspec train` makes a
@@ -57,7 +57,7 @@ def ngram(texts: Texts, target: Model, *, order: int, **options: Any) -> Model:
 
 
 def unigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """The most frequent tokens, wherever they stand.
+    """Counts the most frequent tokens, wherever they stand.
 
     Args:
         texts, target, options: as in `ngram`, whose `order` is 1.
@@ -79,7 +79,7 @@ def unigram(texts: Texts, target: Model, **options: Any) -> Model:
 
 
 def bigram(texts: Texts, target: Model, **options: Any) -> Model:
-    """What followed the last token most often.
+    """Counts which tokens followed each token most often.
 
     Args:
         texts, target, options: as in `ngram`, whose `order` is 2.
@@ -110,7 +110,7 @@ def count(
     start_token: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[NGramConfig, Tables]:
-    """The tables of some rows of token ids; no n-gram crosses from one row into the next.
+    """Counts the tables of some rows of token ids; no n-gram crosses from one row into the next.
 
     Args:
         rows: what a decoder's rows would hold; each gets `start_token` in front, if there is one.
@@ -149,22 +149,24 @@ def count(
     levels: list[tuple[np.ndarray, ...]] = [(np.zeros(1, np.int32), np.array([0, 1], np.int32), *root)]
     advance()
     for length in range(1, order):
+        # A longer context is a context of the last level and the token before it: one number for both, so that sorting
+        # sorts by parents.
         before = np.concatenate([np.full(length, -1), tokens[:-length]]) if length < len(tokens) else tokens * 0 - 1
-        here = np.flatnonzero((place >= length) & (context >= 0))
-        found, node, seen = np.unique(
-            context[here] * vocab_size + before[here], return_inverse=True, return_counts=True
+        inside = np.flatnonzero((place >= length) & (context >= 0))
+        keys, node, frequency = np.unique(
+            context[inside] * vocab_size + before[inside], return_inverse=True, return_counts=True
         )
-        frequent = seen >= least
+        frequent = frequency >= least
         rank = np.where(frequent, np.cumsum(frequent) - 1, -1)
         context = np.full(len(tokens), -1)
-        context[here] = rank[node]
-        found = found[frequent]
-        if not len(found):
+        context[inside] = rank[node]
+        keys = keys[frequent]
+        if not len(keys):
             break
-        first = np.searchsorted(found // vocab_size, np.arange(parents + 1)).astype(np.int32)
-        parents = len(found)
+        first = np.searchsorted(keys // vocab_size, np.arange(parents + 1)).astype(np.int32)
+        parents = len(keys)
         after = _followers(context, tokens, parents, vocab_size, followers)
-        levels.append(((found % vocab_size).astype(np.int32), first, *after))
+        levels.append(((keys % vocab_size).astype(np.int32), first, *after))
         advance()
     config = NGramConfig(vocab_size, tuple(len(token) for token, *_ in levels[1:]), followers, start_token)
     return config, Tables(tuple(Level(*map(jnp.asarray, level)) for level in levels))
@@ -173,13 +175,13 @@ def count(
 def _followers(
     context: np.ndarray, tokens: np.ndarray, contexts: int, vocab: int, keep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent tokens after each context [contexts, keep], and how often each was seen there."""
-    here = context >= 0
-    pairs, seen = np.unique(context[here] * vocab + tokens[here], return_counts=True)
-    order = np.lexsort((pairs % vocab, -seen, pairs // vocab))
-    owner, token, seen = (pairs // vocab)[order], (pairs % vocab)[order], seen[order]
-    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    """Counts the most frequent tokens after each context [contexts, keep], and how often each was seen there."""
+    has_context = context >= 0
+    pairs, frequency = np.unique(context[has_context] * vocab + tokens[has_context], return_counts=True)
+    order = np.lexsort((pairs % vocab, -frequency, pairs // vocab))
+    owner, token, frequency = (pairs // vocab)[order], (pairs % vocab)[order], frequency[order]
+    rank = np.arange(len(owner)) - np.searchsorted(owner, owner)  # of a token among those after its context
     top = rank < keep
     ids, times = np.zeros((contexts, keep), np.int32), np.zeros((contexts, keep), np.int32)
-    ids[owner[top], rank[top]], times[owner[top], rank[top]] = token[top], seen[top]
+    ids[owner[top], rank[top]], times[owner[top], rank[top]] = token[top], frequency[top]
     return ids, times

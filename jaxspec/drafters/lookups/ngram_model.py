@@ -20,8 +20,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.core import Forward, LanguageModel, Prompt, token_rows, tree
 
-NO_TOKEN = -1  # stands before a row's first token
-
 
 @dataclasses.dataclass(frozen=True)
 class NGramConfig:
@@ -43,7 +41,7 @@ class NGramConfig:
 
 
 class Level(NamedTuple):
-    """All contexts of one length, sorted by (parent, token).
+    """The contexts of one length, sorted by (parent, token).
 
     Attributes:
         token: the context's first token; its other tokens are its parent's, one level up.
@@ -80,7 +78,7 @@ class Rows(NamedTuple):
 
 
 def language_model(config: NGramConfig) -> LanguageModel:
-    """The tables as a language model of their followers; every other token has probability 0.
+    """Makes a language model of the tables: of their followers; every other token has probability 0.
 
     It has no features; how long a context the logits are from is in its cache (`Rows.context`).
 
@@ -98,9 +96,9 @@ def _language_model(config: NGramConfig) -> LanguageModel:
     def read(
         params: Tables, rows: Int[Array, "B S"], at: Int[Array, "B T longest"]
     ) -> tuple[Float[Array, "B T V"], Int[Array, " B"]]:
-        """What follows each of T tokens, and the length of the last one's context; `at`: where the last tokens of its
-        context are, oldest first."""
-        follower, times, depth = _followers(params, config.vocab_size, _contexts(rows, at), at.shape[:2])
+        """Makes logits after each of T tokens, and the length of the last one's context; `at`: the places of the last
+        tokens of each context, oldest first."""
+        follower, times, depth = _followers(params, config.vocab_size, token_rows.tokens_at(rows, at))
         return _log_probs(follower, times, config.vocab_size), depth[:, -1]
 
     def prefill(params: Tables, prompt: Prompt, capacity: int) -> tuple[Forward, Rows]:
@@ -110,7 +108,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
             return extend(params, empty, jnp.full((batch, 1), config.start_token, jnp.int32))
         width = prompt.tokens.shape[1]
         rows = jnp.pad(prompt.tokens, ((0, 0), (0, capacity - width)))
-        logits, context = read(params, rows, _before(prompt.length[:, None] - 1, longest))
+        logits, context = read(params, rows, positions_up_to(prompt.length[:, None] - 1, longest))
         return Forward(logits, jnp.zeros((*prompt.tokens.shape, 0))), Rows(rows, prompt.length, context)
 
     def extend(
@@ -119,7 +117,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
         step = tokens.shape[1]
         rows = token_rows.append(cache.tokens, cache.length, tokens)
         if parent is None:
-            at = _before(cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :], longest)
+            at = positions_up_to(cache.length[:, None] + jnp.arange(step, dtype=cache.length.dtype)[None, :], longest)
         else:
             start = cache.length - jnp.asarray(parent.shape[1] - step, cache.length.dtype)
             at = start[:, None, None] + tree.last_on_path(parent, longest)[:, -step:].astype(start.dtype)
@@ -139,7 +137,7 @@ def _language_model(config: NGramConfig) -> LanguageModel:
 
 
 def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
-    """Tables of a configuration's shape in which nothing was counted: what a checkpoint's are compared with."""
+    """Makes tables of a configuration's shape in which nothing was counted: those of a checkpoint must have it."""
     parents, levels = 1, []
     for contexts in (1, *config.contexts):
         children = parents + 1 if levels else 2
@@ -150,7 +148,7 @@ def init(config: NGramConfig, key: Key[Array, ""]) -> Tables:
 
 
 def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The most probable token after each token of some rows: the argmax of the logits, without making any.
+    """Returns the most probable token after each token of some rows: the argmax of the logits, without making any.
 
     Args:
         config, tables: of `drafters.ngram.count`.
@@ -162,57 +160,54 @@ def first_draft_tokens(config: NGramConfig, tables: Tables, rows: Int[Array, "B 
     [[2, 3, 1]]
     """
     at = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=jnp.int32)[None, :], rows.shape)
-    context = _contexts(rows, _before(at, len(config.contexts)))
-    follower, _, _ = _followers(tables, config.vocab_size, context, rows.shape)
+    context = token_rows.tokens_at(rows, positions_up_to(at, len(config.contexts)))
+    follower, _, _ = _followers(tables, config.vocab_size, context)
     return follower[..., 0]
 
 
-def _before(at: Int[Array, "B T"], count: int) -> Int[Array, "B T count"]:
-    """The last `count` positions up to each, oldest first."""
-    return at[..., None] + jnp.arange(1 - count, 1, dtype=at.dtype)[None, None, :]
+def positions_up_to(at: Int[Array, "*places"], count: int) -> Int[Array, "*places count"]:
+    """Returns the last `count` positions up to each, oldest first; those before a row's beginning are below 0.
 
-
-def _contexts(rows: Int[Array, "B S"], at: Int[Array, "B T longest"]) -> list[Int[Array, "B T"]]:
-    """The tokens at the given positions, the last one first; NO_TOKEN before the row's beginning."""
-    found = []
-    for back in range(at.shape[2]):
-        index = at[:, :, at.shape[2] - 1 - back]
-        token = jnp.take_along_axis(rows, jnp.maximum(index, 0), axis=1)
-        found.append(jnp.where(index >= 0, token, NO_TOKEN))
-    return found
+    >>> positions_up_to(jnp.array([0, 5]), 2).tolist()
+    [[-1, 0], [4, 5]]
+    """
+    back = jnp.arange(1 - count, 1, dtype=at.dtype)
+    return at[..., None] + back.reshape(*[1] * at.ndim, count)
 
 
 def _followers(
-    tables: Tables, vocab: int, context: list[Int[Array, "B T"]], shape: tuple[int, ...]
+    tables: Tables, vocab: int, context: Int[Array, "B T longest"]
 ) -> tuple[Int[Array, "B T F"], Int[Array, "B T F"], Int[Array, "B T"]]:
-    """What followed the longest context that the tables hold, how often, and how many tokens that context has."""
-    empty, *levels = tables.levels
-    node, known, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
-    follower, times = (jnp.broadcast_to(x[0], (*shape, x.shape[1])) for x in (empty.follower, empty.times))
-    for level, token in zip(levels, context, strict=True):
-        node, found = _child(level, node, token, vocab)
-        known = jnp.logical_and(known, found)
-        depth = depth + known.astype(jnp.int32)
-        follower = jnp.where(known[..., None], level.follower[node], follower)
-        times = jnp.where(known[..., None], level.times[node], times)
+    """Looks up the longest context that the tables hold: what followed it, how often, and how many tokens it has."""
+    (empty, *levels), shape = tables.levels, context.shape[:2]
+    node, in_tables, depth = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), jnp.zeros(shape, jnp.int32)
+    follower, times = (jnp.broadcast_to(row[0], (*shape, row.shape[1])) for row in (empty.follower, empty.times))
+    # From the last token backwards, down the tree of contexts, for as long as there is a child for the token.
+    for level, token in zip(levels, jnp.moveaxis(context, -1, 0)[::-1], strict=True):
+        node, is_child = _child(level, node, token, vocab)
+        in_tables = jnp.logical_and(in_tables, is_child)
+        depth = depth + in_tables.astype(jnp.int32)
+        follower = jnp.where(in_tables[..., None], level.follower[node], follower)
+        times = jnp.where(in_tables[..., None], level.times[node], times)
     return follower, times, depth
 
 
 def _log_probs(follower: Int[Array, "B T F"], times: Int[Array, "B T F"], vocab: int) -> Float[Array, "B T V"]:
-    """The distribution of the followers; every other token has probability 0."""
+    """Makes the distribution of the followers; every other token has probability 0."""
     batch, steps, _ = follower.shape
     weight = times.astype(jnp.float32)
     log_probs = jnp.log(weight) - jnp.log(jnp.sum(weight, axis=-1, keepdims=True))
-    nothing = jnp.full((batch * steps, vocab), -jnp.inf)
-    flat = [x.reshape(-1, x.shape[-1]) for x in (follower, log_probs)]
-    rows = jax.vmap(lambda row, ids, p: row.at[ids].max(p))(nothing, *flat)
+    impossible = jnp.full((batch * steps, vocab), -jnp.inf)
+    flat = [entries.reshape(-1, entries.shape[-1]) for entries in (follower, log_probs)]
+    # Places without a follower hold token 0 with -inf, which must not take the place of token 0 itself.
+    rows = jax.vmap(lambda row, ids, log_probs: row.at[ids].max(log_probs))(impossible, *flat)
     return rows.reshape(batch, steps, vocab)
 
 
 def _child(
     level: Level, parent: Int[Array, "B T"], token: Int[Array, "B T"], vocab: int
 ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """The context that puts a token before its parent's, by bisection, and whether there is one (else it is any)."""
+    """Finds, by bisection, the context that puts a token before its parent's, and whether there is one (else any)."""
     end = level.first[parent + 1]
 
     def halve(_, bounds):

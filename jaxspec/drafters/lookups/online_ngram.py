@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, Verdict, Weights
 from jaxspec.core.checks import integers
-from jaxspec.drafters.common import same_state, searched
+from jaxspec.core.token_rows import NO_TOKEN, tokens_at
+from jaxspec.drafters.common import same_state, skip_if_idle
+from jaxspec.drafters.lookups.ngram_model import positions_up_to
 
-NO_TOKEN = -1  # stands before a row's first token, and in an entry where there is none
 SHARES = 840  # of a vote; divisible by 1 to 8
 LONGEST = 16  # n: votes of all lengths together fit into 32 bits
 
@@ -64,9 +65,9 @@ def online_ngram(n: int = 4, top: int = 3, slots: int = 1024) -> BoundDrafter:
         >>> draft.tokens.tolist(), draft.length.tolist()  # from the prompt
         ([[7, 8]], [2])
         >>> forward = Forward(jax.nn.one_hot(jnp.array([[9, 4, 4]]), 10), None)
-        >>> row, one = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
-        >>> caches = drafter.commit(None, caches, row, Verdict(0 * one, 9 * one, one), forward)
-        >>> draft, _ = drafter.propose(None, caches, context._replace(row=Prompt(jnp.array([[4, 6]]), 2 * one)))
+        >>> row, ones = Prompt(jnp.array([[5, 6, 7, 8, 5, 6, 9]]), jnp.array([7])), jnp.array([1])
+        >>> caches = drafter.commit(None, caches, row, Verdict(0 * ones, 9 * ones, ones), forward)
+        >>> draft, _ = drafter.propose(None, caches, context._replace(row=Prompt(jnp.array([[4, 6]]), 2 * ones)))
         >>> draft.tokens.tolist(), draft.length.tolist()  # after 5 6, and so after 6, the target has generated 9
         ([[9, 0]], [1])
     """
@@ -85,26 +86,29 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
         batch, width = prompt.tokens.shape
         empty = jnp.full((batch, len(sizes), slots, n - 1 + top), NO_TOKEN, jnp.int32)
         at = jnp.broadcast_to(jnp.arange(width, dtype=prompt.length.dtype), (batch, width))
-        followed = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
-        followed = jnp.pad(followed, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)
+        followers = jnp.pad(prompt.tokens[:, 1:], ((0, 0), (0, 1)))[..., None]
+        followers = jnp.pad(followers, ((0, 0), (0, 0), (0, top - 1)), constant_values=NO_TOKEN)  # B P K
         inside = at < prompt.length[:, None] - 1
-        return _enter(empty, _contexts(_after(prompt, at, n - 1), sizes), followed, inside)
+        return _enter(empty, contexts_at(prompt, at), followers, inside)
+
+    def contexts_at(row: Prompt, at: Int[Array, "B T"]) -> Int[Array, "B O T W"]:
+        return _contexts(tokens_at(row.tokens, positions_up_to(at, n - 1)), sizes)
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        return searched(lambda: search(caches.draft, context.row, context.gamma), context), caches
+        return skip_if_idle(lambda: search(caches.draft, context.row, context.gamma), context), caches
 
-    def search(entries: Entries, context: Prompt, gamma: int) -> Draft:
+    def search(entries: Entries, row: Prompt, gamma: int) -> Draft:
         def draft_token(carry, _):
             last, goes_on = carry
-            known, tokens = _look_up(entries, _contexts(last[:, None, :], sizes))
-            goes_on = jnp.logical_and(goes_on, jnp.any(known, axis=1))
-            token = jnp.where(goes_on, _vote(known, tokens, jnp.array(weight, jnp.int32)), 0)
+            in_table, tokens = _look_up(entries, _contexts(last[:, None, :], sizes))
+            goes_on = jnp.logical_and(goes_on, jnp.any(in_table, axis=1))
+            token = jnp.where(goes_on, _vote(in_table, tokens, jnp.array(weight, jnp.int32)), 0)
             return (jnp.concatenate([last[:, 1:], token[:, None]], axis=1), goes_on), (token, goes_on)
 
-        last = _after(context, context.length[:, None] - 1, n - 1)[:, 0]
+        last = tokens_at(row.tokens, positions_up_to(row.length - 1, n - 1))  # B W
         start = last, jnp.ones(last.shape[:1], bool)
-        _, (tokens, goes_on) = jax.lax.scan(draft_token, start, None, length=gamma)
-        length = jnp.sum(goes_on, axis=0, dtype=context.length.dtype)
+        _, (tokens, goes_on) = jax.lax.scan(draft_token, start, None, length=gamma)  # G B
+        length = jnp.sum(goes_on, axis=0, dtype=row.length.dtype)
         return Draft(tokens.T, length)
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
@@ -120,42 +124,29 @@ def _online_ngram(n: int, top: int, slots: int) -> Drafter:
             return jnp.pad(best, ((0, 0), unread, (0, top - best_of)), constant_values=NO_TOKEN)
 
         # Where no draft token was accepted in any row there is one position to read, and ranking is what costs.
-        some = jnp.any(verdict.num_accepted > 0)
-        best = jax.lax.cond(some, ranked, lambda logits: ranked(logits[:, :1]), forward.logits)
-        contexts = _contexts(_after(row, at, n - 1), sizes)
-        return caches._replace(draft=_enter(caches.draft, contexts, best, verified))
+        any_accepted = jnp.any(verdict.num_accepted > 0)
+        best = jax.lax.cond(any_accepted, ranked, lambda logits: ranked(logits[:, :1]), forward.logits)
+        return caches._replace(draft=_enter(caches.draft, contexts_at(row, at), best, verified))
 
     return Drafter(init, propose, commit, may_be_empty=True, rollback=same_state)
 
 
-def _after(row: Prompt, at: Int[Array, "B T"], width: int) -> Int[Array, "B T W"]:
-    """The tokens that end at each position; NO_TOKEN before the row's beginning.
-
-    >>> _after(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([[0, 2]]), 2).tolist()
-    [[[-1, 4], [5, 6]]]
-    """
-    index = at[..., None] + jnp.arange(1 - width, 1, dtype=at.dtype)[None, None, :]
-    flat = jnp.maximum(index, 0).reshape(at.shape[0], -1)
-    known = jnp.take_along_axis(row.tokens, flat, axis=1, mode="clip").reshape(index.shape)
-    return jnp.where(index >= 0, known, NO_TOKEN)
-
-
 def _contexts(last: Int[Array, "B T W"], sizes: tuple[int, ...]) -> Int[Array, "B O T W"]:
-    """The last few tokens, for each number of tokens; nothing but NO_TOKEN where there are not so many.
+    """Returns the last few tokens, for each number of tokens; nothing but NO_TOKEN where there are not so many.
 
     >>> _contexts(jnp.array([[[4, 5], [-1, 6]]]), (2, 1)).tolist()
     [[[[4, 5], [-1, -1]], [[-1, 5], [-1, 6]]]]
     """
-    each = []
+    contexts = []
     for size in sizes:
         first = last.shape[-1] - size
         inside = (jnp.arange(last.shape[-1]) >= first)[None, None, :]
-        each.append(jnp.where(jnp.logical_and(inside, last[..., first : first + 1] >= 0), last, NO_TOKEN))
-    return jnp.stack(each, axis=1)
+        contexts.append(jnp.where(jnp.logical_and(inside, last[..., first : first + 1] >= 0), last, NO_TOKEN))
+    return jnp.stack(contexts, axis=1)
 
 
 def _slot(context: Int[Array, "*shape W"], slots: int) -> Int[Array, "*shape"]:
-    """Where in a table of so many slots a context belongs."""
+    """Hashes a context to its slot in a table of so many."""
     total = jnp.zeros(context.shape[:-1], jnp.uint32)
     for i in range(context.shape[-1]):
         # A product's upper bits depend on all bits of a token: they are brought down, twice.
@@ -174,23 +165,23 @@ def _enter(
     """Puts what follows each wanted position into the tables; of two positions with one slot the later one stays."""
     nowhere = entries.shape[2]
     real = jnp.logical_and(wanted[:, None, :], contexts[..., -1] >= 0)
-    slot = jnp.where(real, _slot(contexts, nowhere), nowhere)
-    new = jnp.broadcast_to(best[:, None], (*slot.shape, best.shape[-1]))
-    new = jnp.concatenate([contexts, new], axis=-1)
+    slot = jnp.where(real, _slot(contexts, nowhere), nowhere)  # B O T
+    followers = jnp.broadcast_to(best[:, None], (*slot.shape, best.shape[-1]))
+    new = jnp.concatenate([contexts, followers], axis=-1)  # B O T E
 
-    def one(table, slot, new):
-        # A scatter that meets a slot twice may leave either entry, so it meets each once: positions with one slot are
-        # neighbours here, in order, and the last of them goes in.
+    def enter(table: Int[Array, "H E"], slot: Int[Array, " T"], new: Int[Array, "T E"]) -> Int[Array, "H E"]:
+        # A scatter that meets a slot twice may leave either entry, so it meets each once: sorted, the positions with
+        # one slot are neighbours, in order, and the last of them goes in.
         order = jnp.argsort(slot, stable=True)
         slot, new = slot[order], new[order]
-        again = jnp.append(slot[:-1] == slot[1:], False)
-        return table.at[jnp.where(again, nowhere, slot)].set(new, mode="drop")
+        comes_again = jnp.append(slot[:-1] == slot[1:], False)
+        return table.at[jnp.where(comes_again, nowhere, slot)].set(new, mode="drop")
 
-    return jax.vmap(jax.vmap(one))(entries, slot, new)
+    return jax.vmap(jax.vmap(enter))(entries, slot, new)
 
 
 def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Array, "B O"], Int[Array, "B O K"]]:
-    """Which contexts are known, and the best tokens after them."""
+    """Looks contexts up: whether each is in its table, and the best tokens after it."""
     width = contexts.shape[-1]
     slot = _slot(contexts, entries.shape[2])
     entry = jnp.take_along_axis(entries, slot[..., None], axis=2)[:, :, 0]
@@ -198,16 +189,16 @@ def _look_up(entries: Entries, contexts: Int[Array, "B O 1 W"]) -> tuple[Bool[Ar
     return jnp.logical_and(same, contexts[:, :, 0, -1] >= 0), entry[..., width:]
 
 
-def _vote(known: Bool[Array, "B O"], tokens: Int[Array, "B O K"], weight: Int[Array, " OK"]) -> Int[Array, " B"]:
-    """The token with the most votes; of equal ones the first.
+def _vote(in_table: Bool[Array, "B O"], tokens: Int[Array, "B O K"], weight: Int[Array, " OK"]) -> Int[Array, " B"]:
+    """Returns the token with the most votes; of equal ones the first.
 
     >>> tokens = jnp.array([[[7, 8], [8, 9]]])
-    >>> [int(_vote(jnp.array([known]), tokens, jnp.array([4, 2, 3, 1]))[0]) for known in ([True, True], [True, False])]
+    >>> [int(_vote(jnp.array([has]), tokens, jnp.array([4, 2, 3, 1]))[0]) for has in ([True, True], [True, False])]
     [8, 7]
     """
     flat = tokens.reshape(tokens.shape[0], -1)
-    votes = jnp.where(jnp.logical_and(known[..., None], tokens >= 0).reshape(flat.shape), weight[None, :], 0)
-    same = flat[:, :, None] == flat[:, None, :]
+    votes = jnp.where(jnp.logical_and(in_table[..., None], tokens >= 0).reshape(flat.shape), weight[None, :], 0)
+    same = flat[:, :, None] == flat[:, None, :]  # B OK OK
     total = jnp.sum(jnp.where(same, votes[:, None, :], 0), axis=-1)
     total = jnp.where(votes > 0, total, 0)
     return jnp.take_along_axis(flat, jnp.argmax(total, axis=1)[:, None], axis=1)[:, 0]

@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights, token_rows
 from jaxspec.core.checks import integers
-from jaxspec.drafters.common import no_commit, same_state, searched
-from jaxspec.drafters.lookups import continuations
+from jaxspec.core.token_rows import BEFORE_ROW, NO_TOKEN
+from jaxspec.drafters.common import lookup_drafter
+from jaxspec.drafters.lookups import vote
 
-NO_TOKEN = -1  # padding: equal to no token of a row
-BEFORE = -2  # what stands before a row's first token: equal to nothing
 MATCHES = 16  # that a tree is made of
 
 
@@ -57,53 +56,42 @@ def prompt_lookup(longest: int = 3, shortest: int = 1, *, candidates: int = 1, l
     longest, shortest = integers(longest=longest, shortest=shortest)
     if not 1 <= shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}: expected 1 <= shortest <= longest")
-    continuations.check(candidates, length)
-    if candidates == 1:
-        return BoundDrafter(_prompt_lookup(longest, shortest, None), name="prompt_lookup")
-    functions = _prompt_lookup(longest, shortest, TreeSize(candidates * length, length))
-    return BoundDrafter(functions, name=f"prompt_lookup({candidates} candidates)")
+    tree = vote.tree_size(candidates, length)
+    name = "prompt_lookup" if tree is None else f"prompt_lookup({candidates} candidates)"
+    return BoundDrafter(_prompt_lookup(longest, shortest, tree), name=name)
 
 
 @functools.lru_cache
 def _prompt_lookup(longest: int, shortest: int, tree: TreeSize | None) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
-        return prompt
-
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        return searched(lambda: search(caches.draft, context.row, context.gamma), context), caches
-
-    def search(prompt: Prompt, context: Prompt, gamma: int) -> Draft:
-        text = text_of(prompt, context)
-        match = match_lengths(text, context, longest)  # B N
-        past = jnp.arange(text.shape[1], dtype=match.dtype)[None, :]
-        followed = jnp.concatenate([text[:, 1:] >= 0, jnp.zeros_like(text[:, :1], bool)], axis=1)
-        score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + past, -1)
-        if tree is None:
-            best = jnp.argmax(score, axis=-1)[:, None]
-        else:
-            best = jax.lax.top_k(score, min(MATCHES, score.shape[1]))[1]
-        best = best.astype(context.length.dtype)  # B C
-        found = jnp.take_along_axis(score, best, axis=1) >= 0
-
+    def search(weights: Weights, prompt: Prompt, context: DraftContext) -> Draft:
+        row, gamma = context.row, context.gamma
+        text = text_of(prompt, row)
+        match, place = best_matches(text, row, longest, shortest, 1 if tree is None else MATCHES)  # B C
+        # A match in the row reaches the present: its continuation is a loop that goes on. The prompt just ends.
         row_start = prompt.tokens.shape[1] + 1
-        end = jnp.where(best < row_start, prompt.length[:, None], row_start + context.length[:, None])
-        available = jnp.maximum(end - (best + 1), 1)
-        step = jnp.arange(gamma, dtype=best.dtype)[None, None, :]
-        # In the row the continuation reaches the present, and a loop goes on; the prompt just ends.
-        source = (best + 1)[..., None] + step % available[..., None]
+        in_prompt = place < row_start
+        end = jnp.where(in_prompt, prompt.length[:, None], row_start + row.length[:, None])
+        available = jnp.maximum(end - (place + 1), 1)
+        step = jnp.arange(gamma, dtype=place.dtype)[None, None, :]
+        source = (place + 1)[..., None] + step % available[..., None]  # B C G
         tokens = jnp.take_along_axis(text[:, None], source, axis=2)
-        length = jnp.where(found, jnp.where(best < row_start, jnp.minimum(available, gamma), gamma), 0)
+        length = jnp.where(match > 0, jnp.where(in_prompt, jnp.minimum(available, gamma), gamma), 0)
         if tree is None:
-            return Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(context.length.dtype))
+            return Draft(jnp.maximum(tokens[:, 0], 0), length[:, 0].astype(row.length.dtype))
         # Any longer match outweighs all shorter ones together.
-        weight = float(MATCHES) ** jnp.take_along_axis(match, best, axis=1).astype(jnp.float32)
-        return continuations.as_tree(tokens, step < length[..., None], weight, tree.nodes)
+        weight = float(MATCHES) ** match.astype(jnp.float32)
+        return vote.as_tree(tokens, step < length[..., None], weight, tree.nodes)
 
-    return Drafter(init, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
+    return lookup_drafter(search, keep_prompt, tree)
+
+
+def keep_prompt(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
+    """Makes the state of a drafter that searches the prompt: the prompt."""
+    return prompt
 
 
 def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
-    """The prompt, a gap, and the row; NO_TOKEN where there is none."""
+    """Joins the prompt, a gap, and the row; NO_TOKEN where there is none."""
     parts = []
     for tokens, length in (prompt, row):
         real = jnp.arange(tokens.shape[1], dtype=length.dtype)[None, :] < length[:, None]
@@ -112,19 +100,45 @@ def text_of(prompt: Prompt, row: Prompt) -> Int[Array, "B N"]:
     return jnp.concatenate([parts[0], gap, parts[1]], axis=1)
 
 
+def best_matches(
+    text: Int[Array, "B N"], row: Prompt, longest: int, shortest: int, count: int
+) -> tuple[Int[Array, "B C"], Int[Array, "B C"]]:
+    """Finds the places after which the text may go on as the row does: the longest matches, of equals the latest first.
+
+    Args:
+        text: what is searched.
+        row: whose last tokens are sought.
+        longest, shortest: tokens to match, at most and at least.
+        count: most places; static.
+
+    Returns:
+        How many tokens match up to each place, 0 where there is no such place; and the places.
+
+    >>> row = Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
+    >>> best_matches(jnp.array([[9, 5, 4, 5, 4, 5]]), row, 3, 1, 3)
+    (Array([[3, 1, 0]], dtype=int32), Array([[3, 1, 0]], dtype=int32))
+    """
+    match, place = match_lengths(text, row, longest), jnp.arange(text.shape[1], dtype=row.length.dtype)[None, :]
+    followed = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
+    score = jnp.where(jnp.logical_and(followed, match >= shortest), match * text.shape[1] + place, -1)
+    # Scores differ, so the largest is the first of the top ones, which take longer.
+    best = jnp.argmax(score, axis=1)[:, None] if count == 1 else jax.lax.top_k(score, min(count, score.shape[1]))[1]
+    best = best.astype(row.length.dtype)
+    found_any = jnp.take_along_axis(score, best, axis=1) >= 0
+    return jnp.where(found_any, jnp.take_along_axis(match, best, axis=1), 0), best
+
+
 def match_lengths(text: Int[Array, "B N"], row: Prompt, longest: int) -> Int[Array, "B N"]:
-    """How many of the row's last tokens, `longest` at most, the text repeats up to each position.
+    """Counts how many of the row's last tokens, `longest` at most, the text repeats up to each position.
 
     >>> row = Prompt(jnp.array([[4, 5, 4, 5]]), jnp.array([4]))
     >>> match_lengths(jnp.array([[9, 5, 4, 5]]), row, 3).tolist()
     [[0, 1, 0, 3]]
     """
-    run = jnp.ones(text.shape, bool)
+    run = jnp.ones(text.shape, bool)  # B N: whether all of the last tokens so far are repeated
     total = jnp.zeros(text.shape, row.length.dtype)
     for back in range(longest):
-        at = row.length - 1 - back
-        wanted = jnp.take_along_axis(row.tokens, jnp.maximum(at, 0)[:, None], axis=1)
-        wanted = jnp.where(at[:, None] >= 0, wanted, BEFORE)
+        wanted = token_rows.tokens_at(row.tokens, row.length[:, None] - 1 - back, BEFORE_ROW)  # B 1
         earlier = jnp.pad(text, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, : text.shape[1]]
         run = jnp.logical_and(run, earlier == wanted)
         total = total + run.astype(total.dtype)

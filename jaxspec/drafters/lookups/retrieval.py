@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Model, Prompt, TreeSize, Weights
+from jaxspec.core import (
+    BoundDrafter,
+    Draft,
+    DraftContext,
+    Drafter,
+    Model,
+    Prompt,
+    TreeSize,
+    Weights,
+    token_rows,
+)
 from jaxspec.core.checks import integers
-from jaxspec.drafters.common import no_commit, no_state, same_state, searched
-from jaxspec.drafters.lookups import continuations, datastore
+from jaxspec.drafters.common import lookup_drafter, no_state
+from jaxspec.drafters.lookups import datastore, vote
 from jaxspec.drafters.lookups.datastore import Datastore, DatastoreError
 
-BEFORE = -1  # what stands before a row's first token: equal to nothing in a datastore
 LONGEST = 31  # tokens of a match: a comparison has a bit for each
 
 
@@ -64,6 +73,7 @@ def retrieval(
             the target's tokens are not those it was built with.
 
     Example:
+        >>> from jaxspec.core import Caches
         >>> drafter = retrieval(datastore.build([[5, 6, 7, 8], [6, 7, 9], [4, 6, 7, 8, 5]], vocab_size=10))
         >>> row = Prompt(jnp.array([[3, 6, 7, 0]]), jnp.array([3]))
         >>> context = DraftContext(None, row, jnp.array([3]), 3, False, None)
@@ -78,20 +88,20 @@ def retrieval(
         raise ValueError(f"longest is {longest}: expected at most {LONGEST}")
     if occurrences < 1:
         raise ValueError(f"occurrences is {occurrences}: expected at least 1")
-    continuations.check(candidates, length)
+    tree = vote.tree_size(candidates, length)
     if not isinstance(store, Datastore):
         store = datastore.load(store)
     if target is not None:
         _check(store, target)
     params = Store(jnp.asarray(store.tokens), jnp.asarray(store.suffixes))
-    tree = TreeSize(candidates * length, length) if candidates > 1 else None
     name = "retrieval" if tree is None else f"retrieval({candidates} candidates)"
     return BoundDrafter(_retrieval(longest, shortest, occurrences, tree), params, name=name)
 
 
 def _check(store: Datastore, target: Model) -> None:
-    """Where both know their tokens these count, and not the widths: of models with one tokenizer some pad their logits.
+    """Refuses a datastore of another vocabulary than the target's.
 
+    Where both know their tokens these count, and not the widths: of models with one tokenizer some pad their logits.
     An id that the target's logits lack is none of its tokenizer's, and decoders cut a draft before it.
     """
     if store.vocabulary and target.tokenizer is not None:
@@ -106,52 +116,54 @@ def _check(store: Datastore, target: Model) -> None:
 
 @functools.lru_cache
 def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | None) -> Drafter:
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        return searched(lambda: search(weights.draft, context.row, context.gamma), context), caches
-
-    def search(store: Store, context: Prompt, gamma: int) -> Draft:
+    def search(weights: Weights, state: Any, context: DraftContext) -> Draft:
+        store: Store = weights.draft
         sizes = jnp.arange(longest, shortest - 1, -1, dtype=jnp.int32)
-        low, high = _ranges(store, _wanted(context, sizes, longest), sizes)
+        low, high = _ranges(store, _wanted(context.row, sizes, longest), sizes)
         best = jnp.argmax(high > low, axis=1)[:, None]  # the first, which is the longest, that occurs
-        low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))
+        low, high = (jnp.take_along_axis(bound, best, axis=1) for bound in (low, high))  # B 1
         voter = jnp.arange(occurrences, dtype=jnp.int32)[None, :]
         count = jnp.minimum(high - low, occurrences)
         # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
-        each, left = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
-        chosen = low + voter * each + voter * left // jnp.maximum(count, 1)
-        found = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
-        follow = _read(store, found[..., None] + jnp.arange(gamma, dtype=jnp.int32)[None, None, :])
-        if tree is None:
-            tokens, length = _vote(follow, voter < count)
-            return Draft(tokens, length.astype(context.length.dtype))
-        real = jnp.cumprod(jnp.logical_and(follow > 0, (voter < count)[..., None]).astype(jnp.int32), axis=-1) > 0
-        return continuations.as_tree(jnp.maximum(follow - 1, 0), real, jnp.ones(voter.shape), tree.nodes)
+        step, rest = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
+        chosen = low + voter * step + voter * rest // jnp.maximum(count, 1)  # B C
+        after = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
+        stored = _read(store, after[..., None] + jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :])
+        votes = voter < count
+        real = jnp.logical_and(stored > 0, votes[..., None])  # B C G; a document ends with 0
+        tokens = jnp.maximum(stored - 1, 0)
+        if tree is not None:
+            return vote.as_tree(tokens, real, jnp.ones(voter.shape), tree.nodes)
+        # Suffixes are in order: of equal votes the lowest id wins.
+        path, probability = vote.likeliest(tokens, real, votes[:, None])
+        drafted = probability[:, 0] > 0
+        length = jnp.sum(drafted, axis=1, dtype=context.row.length.dtype)
+        return Draft(jnp.where(drafted, path[:, 0], 0), length)
 
-    return Drafter(no_state, propose, no_commit, may_be_empty=True, tree=tree, rollback=same_state)
+    return lookup_drafter(search, no_state, tree)
 
 
 def _wanted(row: Prompt, sizes: Int[Array, " K"], longest: int) -> Int[Array, "B K W"]:
-    """The last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
+    """Returns the last few tokens of each row, as the datastore has them, for each number of tokens; 0 after them.
 
     >>> _wanted(Prompt(jnp.array([[4, 5, 6]]), jnp.array([3])), jnp.array([2, 1]), 2).tolist()
     [[[6, 7], [7, 0]]]
     """
     step = jnp.arange(longest, dtype=row.length.dtype)[None, None, :]
     at = row.length[:, None, None] - sizes[None, :, None] + step
-    flat = jnp.maximum(at, 0).reshape(at.shape[0], -1)
-    known = jnp.take_along_axis(row.tokens, flat, axis=1, mode="clip").reshape(at.shape) + 1
-    return jnp.where(step < sizes[None, :, None], jnp.where(at >= 0, known, BEFORE), 0)
+    stored = token_rows.tokens_at(row.tokens, at, token_rows.BEFORE_ROW) + 1  # before the row: below all that is stored
+    return jnp.where(step < sizes[None, :, None], stored, 0)
 
 
 def _read(store: Store, at: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """What stands at some positions; the last one, which ends a document, beyond the end."""
+    """Reads what stands at some positions; beyond the end the last entry, which ends a document."""
     return store.tokens[jnp.minimum(at, store.tokens.shape[0] - 1)].astype(jnp.int32)
 
 
 def _ranges(
     store: Store, wanted: Int[Array, "B K W"], sizes: Int[Array, " K"]
 ) -> tuple[Int[Array, "B K"], Int[Array, "B K"]]:
-    """Where, in the order of suffixes, those lie that begin with each of the wanted runs: from the first to the second.
+    """Finds the suffixes that begin with each wanted run: in their order, those from the first to the second bound.
 
     Both ends in one bisection: the first suffix that is not below a run, and the first that is above.
     """
@@ -165,33 +177,11 @@ def _ranges(
         low, high = bounds
         middle = (low + high) // 2
         suffix = store.suffixes[jnp.minimum(middle, count - 1)]
-        there = _read(store, suffix[..., None] + step[None, None, None, :])
-        order = jnp.sum(jnp.sign(there - wanted[None]) * weight, axis=-1)
+        stored = _read(store, suffix[..., None] + step[None, None, None, :])  # 2 B K W
+        order = jnp.sum(jnp.sign(stored - wanted[None]) * weight, axis=-1)
         right = jnp.logical_and(order < least, low < high)
         return jnp.where(right, middle + 1, low), jnp.where(right, high, jnp.minimum(middle, high))
 
     zero = jnp.zeros((2, *wanted.shape[:2]), jnp.int32)
     low, _ = jax.lax.fori_loop(0, count.bit_length(), halve, (zero, jnp.full_like(zero, count)))
     return low[0], low[1]
-
-
-def _vote(follow: Int[Array, "B C G"], voter: Bool[Array, "B C"]) -> tuple[Int[Array, "B G"], Int[Array, " B"]]:
-    """The continuation on which most candidates agree, one token after the other, and how far one goes on.
-
-    >>> follow = jnp.array([[[4, 2, 9], [4, 3, 8], [5, 3, 8], [4, 3, 0]]])
-    >>> _vote(follow, jnp.ones((1, 4), bool))
-    (Array([[3, 2, 7]], dtype=int32), Array([3], dtype=int32))
-    """
-
-    def choose(voter: Bool[Array, "B C"], token: Int[Array, "B C"]):
-        voter = jnp.logical_and(voter, token > 0)
-        same = jnp.logical_and(token[:, :, None] == token[:, None, :], voter[:, None, :])
-        votes = jnp.where(voter, jnp.sum(same, axis=-1), 0)
-        best = jnp.argmax(votes, axis=1)[:, None]  # candidates are in order: of equal ones the lowest id
-        winner = jnp.take_along_axis(token, best, axis=1)
-        voter = jnp.logical_and(voter, token == winner)
-        goes_on = jnp.any(voter, axis=1)
-        return voter, (jnp.where(goes_on, winner[:, 0] - 1, 0), goes_on)
-
-    _, (tokens, goes_on) = jax.lax.scan(choose, voter, follow.transpose(2, 0, 1))
-    return tokens.T, jnp.sum(goes_on, axis=0, dtype=jnp.int32)

@@ -1,5 +1,4 @@
-"""What followed the row's last tokens before, with how often it did, and as many tokens as that makes likely
-(SuffixDecoding, Oliaro et al., arXiv 2411.04975).
+"""Copy what followed the last tokens most often, for as long as it is likely (SuffixDecoding, arXiv 2411.04975).
 
 Shapes: B batch, N tokens that are searched, C places that vote (and their lengths of match), G gamma.
 """
@@ -9,19 +8,20 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from jaxspec.core import BoundDrafter, Caches, Draft, DraftContext, Drafter, Forward, Prompt, TreeSize, Weights
+from jaxspec.core import BoundDrafter, Draft, DraftContext, Drafter, Prompt, TreeSize, Weights
 from jaxspec.core.checks import integers, number
-from jaxspec.drafters.common import no_commit, same_state, searched
-from jaxspec.drafters.lookups import continuations
-from jaxspec.drafters.lookups.prompt_lookup import NO_TOKEN, match_lengths, text_of
+from jaxspec.core.token_rows import NO_TOKEN
+from jaxspec.drafters.common import lookup_drafter
+from jaxspec.drafters.lookups import vote
+from jaxspec.drafters.lookups.prompt_lookup import best_matches, keep_prompt, text_of
+from jaxspec.rules.common import take_position
 
 
 class SuffixOptions(NamedTuple):
-    """`suffix`'s arguments; static."""
+    """The arguments of `suffix`; static."""
 
     longest: int
     places: int
@@ -30,22 +30,6 @@ class SuffixOptions(NamedTuple):
     least_score: float
     share: bool
     tree: TreeSize | None
-
-
-class Path(NamedTuple):
-    """What follows most often after matches of some length, from most of the places token by token.
-
-    Attributes:
-        tokens: for each length of match.
-        real: whether a token is drafted: it is as probable as wanted, and the match long enough.
-        score: expected number of accepted tokens: the sum of the tokens' probabilities.
-        voter: which places have matches of that length.
-    """
-
-    tokens: Int[Array, "B C G"]
-    real: Bool[Array, "B C G"]
-    score: Float[Array, "B C"]
-    voter: Bool[Array, "B C C"]
 
 
 def suffix(
@@ -88,6 +72,7 @@ def suffix(
         ValueError: a number below 1, or none at all; factor <= 0; a probability outside [0, 1]; a score below 0.
 
     Example:
+        >>> from jaxspec.core import Caches
         >>> drafter = suffix().functions
         >>> row = Prompt(jnp.array([[5, 6, 7, 8, 9, 4, 6, 7, 8, 1, 3, 6, 7, 0]]), jnp.array([13]))
         >>> context = DraftContext(None, row, jnp.array([4]), 4, False, None)
@@ -110,100 +95,60 @@ def suffix(
         raise ValueError(
             f"least_probability is {least_probability} and least_score {least_score}: expected 0 to 1, and 0 or more"
         )
-    continuations.check(candidates, length)
-    tree = TreeSize(candidates * length, length) if candidates > 1 else None
+    tree = vote.tree_size(candidates, length)
     options = SuffixOptions(longest, places, factor, least_probability, least_score, share, tree)
     return BoundDrafter(_suffix(options), name="suffix" if tree is None else f"suffix({tree.nodes} nodes)")
 
 
 @functools.lru_cache
 def _suffix(options: SuffixOptions) -> Drafter:
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Prompt:
-        return prompt
-
-    def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
-        return searched(lambda: search(caches.draft, context), context), caches
-
-    def search(prompt: Prompt, context: DraftContext) -> Draft:
+    def search(weights: Weights, prompt: Prompt, context: DraftContext) -> Draft:
         text = text_of(prompt, context.row)
         if options.share and context.finished is not None:
-            text = jnp.concatenate([_ended(text, context.finished), text], axis=1)
-        match = match_lengths(text, context.row, options.longest)
-        place = jnp.arange(text.shape[1], dtype=match.dtype)[None]
-        followed = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
-        score = jnp.where(jnp.logical_and(followed, match > 0), match * text.shape[1] + place, -1)
-        best, at = jax.lax.top_k(score, min(options.places, score.shape[1]))
-        match = jnp.where(best >= 0, jnp.take_along_axis(match, at, axis=1), 0)
-        index = at[:, :, None] + 1 + jnp.arange(context.gamma, dtype=at.dtype)[None, None]
-        tokens = jnp.take_along_axis(text[:, None], jnp.minimum(index, text.shape[1] - 1), axis=2)
-        real = jnp.logical_and(tokens >= 0, index < text.shape[1])
-        real = jnp.cumprod(jnp.logical_and(real, (match > 0)[:, :, None]).astype(jnp.int32), axis=2) > 0
-        paths = _follow(tokens, real, match, options)
-        chosen = jnp.argmax(paths.score, axis=1)  # of equals the longest match
-        enough = jnp.max(paths.score, axis=1) >= max(options.least_score, 1e-9)
+            text = jnp.concatenate([_ended_rows(text, context.finished), text], axis=1)
+        match, place = best_matches(text, context.row, options.longest, 1, options.places)  # B C, longest first
+        step = jnp.arange(context.gamma, dtype=place.dtype)[None, None]
+        index = place[:, :, None] + 1 + step
+        tokens = jnp.take_along_axis(text[:, None], jnp.minimum(index, text.shape[1] - 1), axis=2)  # B C G
+        is_place = match > 0
+        real = jnp.logical_and(jnp.logical_and(tokens >= 0, index < text.shape[1]), is_place[:, :, None])
+        # Group i are the places where at least as much matches as at place i. Each group makes a draft.
+        voters = jnp.logical_and(match[:, None, :] >= match[:, :, None], is_place[:, None, :])  # B C C
+        path, probability = vote.likeliest(tokens, real, voters)  # B C G
 
-        def of_chosen(x: Array) -> Array:
-            return jnp.take_along_axis(x, chosen.reshape(-1, 1, *[1] * (x.ndim - 2)), axis=1)[:, 0]
+        most = _most_tokens(match, options.factor)
+        likely = jnp.logical_and(probability >= options.least_probability, probability > 0)
+        likely = jnp.logical_and(likely, jnp.logical_and(step < most[:, :, None], is_place[:, :, None]))
+        drafted = jnp.cumprod(likely.astype(jnp.int32), axis=2) > 0
+        # A draft token is accepted if all before it are: the sum is how many are expected to be.
+        score = jnp.sum(jnp.where(drafted, probability, 0.0), axis=2)
+        best = jnp.argmax(score, axis=1)  # of equals the longest match
+        enough = jnp.max(score, axis=1) >= max(options.least_score, 1e-9)
 
-        drafted = jnp.logical_and(of_chosen(paths.real), enough[:, None])
         if options.tree is None:
+            drafted = jnp.logical_and(take_position(drafted, best), enough[:, None])
             length = jnp.sum(drafted, axis=1, dtype=context.row.length.dtype)
-            return Draft(jnp.where(drafted, of_chosen(paths.tokens), 0), length)
-        near = jnp.arange(context.gamma)[None] < _longest(of_chosen(match), options.factor)[:, None]
-        voter = jnp.logical_and(of_chosen(paths.voter), enough[:, None])
-        real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), near[:, None])
-        return continuations.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
+            return Draft(jnp.where(drafted, take_position(path, best), 0), length)
+        # Of the best group all continuations, likely or not, up to the most tokens for its match.
+        voter = jnp.logical_and(take_position(voters, best), enough[:, None])
+        near = step < take_position(most, best)[:, None, None]
+        real = jnp.logical_and(jnp.logical_and(real, voter[:, :, None]), near)
+        return vote.as_tree(jnp.maximum(tokens, 0), real, jnp.ones(voter.shape), options.tree.nodes)
 
-    return Drafter(init, propose, no_commit, may_be_empty=True, tree=options.tree, rollback=same_state)
+    return lookup_drafter(search, keep_prompt, options.tree)
 
 
-def _ended(text: Int[Array, "B N"], finished: Bool[Array, " B"]) -> Int[Array, "B B*(N+1)"]:
-    """The texts of the rows that have ended, for every row."""
+def _ended_rows(text: Int[Array, "B N"], finished: Bool[Array, " B"]) -> Int[Array, "B B*(N+1)"]:
+    """Repeats the texts of the rows that have ended for every row, with a gap after each."""
     ended = jnp.where(finished[:, None], text, NO_TOKEN)
     flat = jnp.pad(ended, ((0, 0), (0, 1)), constant_values=NO_TOKEN).reshape(1, -1)
     return jnp.broadcast_to(flat, (text.shape[0], flat.shape[1]))
 
 
-def _longest(match: Int[Array, "*shape"], factor: float) -> Int[Array, "*shape"]:
-    """Most draft tokens after so many that matched.
+def _most_tokens(match: Int[Array, "B C"], factor: float) -> Int[Array, "B C"]:
+    """Returns the most draft tokens after so many that matched.
 
-    >>> _longest(jnp.array([0, 1, 3]), 0.5).tolist()
-    [0, 1, 2]
+    >>> _most_tokens(jnp.array([[0, 1, 3]]), 0.5).tolist()
+    [[0, 1, 2]]
     """
     return jnp.ceil(factor * match.astype(jnp.float32)).astype(jnp.int32)
-
-
-def _follow(
-    tokens: Int[Array, "B C G"], real: Bool[Array, "B C G"], match: Int[Array, "B C"], options: SuffixOptions
-) -> Path:
-    """For each length of match the most frequent continuation, as far as it is likely.
-
-    Args:
-        tokens: what follows each place.
-        real: whether there is such a token.
-        match: how many tokens match up to each place; 0: it is none.
-        options: of the drafter.
-    """
-    voter = jnp.logical_and(match[:, None, :] >= match[:, :, None], (match > 0)[:, None, :])
-    longest = _longest(match, options.factor)
-
-    def choose(carry: tuple[Array, Array, Array], step: tuple[Array, Array, Array]):
-        alive, probability, going = carry
-        token, here, index = step
-        same = jnp.logical_and(token[:, :, None] == token[:, None, :], here[:, None, :])  # B C C
-        votes = jnp.einsum("bjc,bic->bji", alive.astype(jnp.float32), same.astype(jnp.float32))
-        votes = jnp.where(jnp.logical_and(alive, here[:, None, :]), votes, 0.0)
-        best = jnp.argmax(votes, axis=2)  # of equals the longest match, or the newest
-        winner = jnp.take_along_axis(token, best, axis=1)
-        share = jnp.max(votes, axis=2) / jnp.maximum(jnp.sum(alive, axis=2, dtype=jnp.float32), 1.0)
-        probability = probability * share
-        going = jnp.logical_and(going, jnp.logical_and(index < longest, probability >= options.least_probability))
-        going = jnp.logical_and(going, probability > 0)
-        agreed = jnp.logical_and(here[:, None, :], token[:, None, :] == winner[:, :, None])
-        carry = jnp.logical_and(alive, agreed), probability, going
-        return carry, (winner, going, jnp.where(going, probability, 0.0))
-
-    start = voter, jnp.ones(match.shape, jnp.float32), match > 0
-    steps = tokens.transpose(2, 0, 1), real.transpose(2, 0, 1), jnp.arange(tokens.shape[2])
-    _, (path, drafted, probability) = jax.lax.scan(choose, start, steps)
-    return Path(path.transpose(1, 2, 0), drafted.transpose(1, 2, 0), jnp.sum(probability, axis=0), voter)

@@ -24,16 +24,16 @@ from jaxspec.core import (
     noise,
     token_rows,
 )
+from jaxspec.core.token_rows import NO_TOKEN
 from jaxspec.drafters.common import same_state
 from jaxspec.drafters.trees.shape import Shape, by_rank, shape_of
 
-NO_TOKEN = -1
 ACCEPTANCE = (0.4, 0.15, 0.09, 0.06, 0.05, 0.04, 0.03, 0.03)  # of the ranks, which the default tree is made for
 NODES, DEPTH = 32, 6
 
 
 class RecyclingState(NamedTuple):
-    """What each row remembers.
+    """The memory of each row.
 
     Attributes:
         table: after each token the likeliest ones, the likeliest first; NO_TOKEN where nothing is known.
@@ -94,34 +94,32 @@ def _token_recycling(shape: Shape) -> Drafter:
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         table, row, limit = caches.draft.table, context.row, context.max_draft
-        tokens = token_rows.window(row.tokens, row.length - 1, 1)  # of the fed nodes, the last committed one first
-        made = []
+        last = token_rows.window(row.tokens, row.length - 1, 1)
+        fed, levels = last, []  # the last committed token, and the nodes of the level above that have children
         for level in shape.levels:
-            above = tokens[:, -len(level.parents) :]
-            found = jnp.take_along_axis(table, jnp.maximum(above, 0)[:, :, None], axis=1)[:, :, : max(level.counts)]
-            found = jnp.where(above[:, :, None] >= 0, found, NO_TOKEN).reshape(len(limit), -1)
-            made.append(found)
-            tokens = jnp.concatenate([tokens[:, :1], found[:, np.array(level.deeper, np.int32)]], axis=1)
-        found = jnp.concatenate(made, axis=1)[:, np.array(shape.order)]
-        live = jnp.logical_and(found >= 0, jnp.asarray(shape.depths)[None, :] <= limit[:, None])
-        parent = jnp.where(live, parents[None], -1)
-        draft = Draft(jnp.maximum(found, 0), jnp.full_like(row.length, nodes), parent)
-        fed = jnp.concatenate([tokens[:, :1], jnp.where(live, found, NO_TOKEN)], axis=1)
+            above = fed[:, -len(level.parents) :]
+            children = jnp.take_along_axis(table, jnp.maximum(above, 0)[:, :, None], axis=1)[:, :, : max(level.counts)]
+            children = jnp.where(above[:, :, None] >= 0, children, NO_TOKEN).reshape(len(limit), -1)
+            levels.append(children)
+            fed = jnp.concatenate([last, children[:, np.array(level.deeper, np.int32)]], axis=1)
+        tokens = jnp.concatenate(levels, axis=1)[:, np.array(shape.order)]  # B N
+        live = jnp.logical_and(tokens >= 0, jnp.asarray(shape.depths)[None, :] <= limit[:, None])
+        draft = Draft(jnp.maximum(tokens, 0), jnp.full_like(row.length, nodes), jnp.where(live, parents[None], -1))
+        fed = jnp.concatenate([last, jnp.where(live, tokens, NO_TOKEN)], axis=1)
         return draft, caches._replace(draft=RecyclingState(table, fed))
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         table, fed = caches.draft
-        known = min(width, forward.logits.shape[-1])
-        best = jnp.pad(
-            noise.largest(forward.logits, known), ((0, 0), (0, 0), (0, width - known)), constant_values=NO_TOKEN
-        )
+        count = min(width, forward.logits.shape[-1])  # a small vocabulary may have fewer tokens
+        unused = ((0, 0), (0, 0), (0, width - count))
+        best = jnp.pad(noise.largest(forward.logits, count), unused, constant_values=NO_TOKEN)
         return caches._replace(draft=RecyclingState(enter(table, fed, best), fed))
 
     return Drafter(init, propose, commit, may_be_empty=True, tree=TreeSize(nodes, depth), rollback=same_state)
 
 
 def enter(table: Int[Array, "B V K"], tokens: Int[Array, "B T"], followers: Int[Array, "B T K"]) -> Int[Array, "B V K"]:
-    """Puts what follows each token into the table, of a token that comes twice what follows the last; none for -1.
+    """Puts the followers of each token into the table; of a token that comes twice, those of the last; none for -1.
 
     >>> table = jnp.full((1, 3, 1), -1)
     >>> enter(table, jnp.array([[2, 0, 2, -1]]), jnp.array([[[5], [6], [7], [8]]]))[0, :, 0].tolist()

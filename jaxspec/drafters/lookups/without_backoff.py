@@ -13,7 +13,7 @@ from jaxspec.drafters.model import model
 
 
 def without_backoff(tables: Model, min_context: int | None = None) -> BoundDrafter:
-    """Draft tokens from n-gram tables, but only after contexts of at least `min_context` tokens that were counted.
+    """Drafts tokens from n-gram tables, but only after contexts of at least `min_context` tokens that were counted.
 
     Tables alone back off to shorter contexts, in the end to the most frequent token of all, and so have a draft token
     everywhere. These propose nothing where the row's last tokens were never seen, and end a draft after the first

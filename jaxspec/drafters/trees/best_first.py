@@ -18,15 +18,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core import Distribution, Draft, DraftContext, noise
 from jaxspec.core import tree as trees
-from jaxspec.drafters.trees.tree_cache import read_if_wanted
-
-Logits = tuple[Float[Array, "B n W"], Any]
-First = Callable[[Any], Logits]
-Following = Callable[[Int[Array, "B k"], Int[Array, "B F"], Any], Logits]
+from jaxspec.drafters.trees.tree_cache import NodeLogits, read_if_wanted
 
 
 def grow(
-    first: First, following: Following, carry: Any, context: DraftContext, *, nodes: int, depth: int, width: int
+    first: Callable[[Any], NodeLogits],
+    following: Callable[[Int[Array, "B k"], Int[Array, "B F"], Any], NodeLogits],
+    carry: Any,
+    context: DraftContext,
+    *,
+    nodes: int,
+    depth: int,
+    width: int,
 ) -> tuple[Draft, Int[Array, "B N"], Any]:
     """Drafts the most probable nodes of a tree that is expanded level by level.
 
@@ -48,44 +51,47 @@ def grow(
         The draft; each node's number among the tokens that were fed, -1 if it was not; and the carry.
     """
     batch, limit = context.max_draft.shape[0], context.max_draft
+    # Fed tokens are numbered in the order of feeding, candidates in the order in which they are seen.
     fed_tokens = jnp.zeros((batch, max(depth - 1, 1) * width), jnp.int32)
-    fed_parent = jnp.zeros((batch, 0), jnp.int32)
-    fed_as = jnp.zeros((batch, 0), jnp.int32)  # which candidate each fed token is
-    frontier = jnp.full((batch, 1), -1, jnp.int32)  # the candidates whose children come next; -1: the root
-    reached = jnp.zeros((batch, 1), jnp.float32)
-    tokens, scores, parents = [], [], []
+    fed_parent = jnp.zeros((batch, 0), jnp.int32)  # B F, grows by k a level; a fed token's number, -1: the root
+    fed_as = jnp.zeros((batch, 0), jnp.int32)  # B F: which candidate each fed token is
+    frontier = jnp.full((batch, 1), -1, jnp.int32)  # B n: the candidates whose children come next; -1: the root
+    reached = jnp.zeros((batch, 1), jnp.float32)  # B n: their scores
+    tokens, scores, parents = [], [], []  # of the candidates, level by level
     for level in range(depth):
-        own = fed_tokens[:, (level - 1) * width : level * width]
-        read: First = functools.partial(following, own, fed_parent) if level else first
+        level_tokens = fed_tokens[:, (level - 1) * width : level * width]
+        read = functools.partial(following, level_tokens, fed_parent) if level else first
         logits, carry = read_if_wanted(context, level, read, carry)
         distribution = context.to_distribution(logits, fed_tokens, _seen(fed_parent, width, fed_tokens.shape[1]))
         log_probs = _log_probs(distribution)
-        best = noise.largest(log_probs, width)  # B n k
+        best = noise.largest(log_probs, width)  # B n k: each node's children
         # Rounding must not raise a child above its parent.
         score = jnp.minimum(jnp.take_along_axis(log_probs, best, axis=-1), 0.0) + reached[:, :, None]
         score = jnp.where(level < limit[:, None, None], score, -jnp.inf)
-        created = sum(part.shape[1] for part in tokens)
+        num_seen = sum(part.shape[1] for part in tokens)
         tokens.append(best.reshape(batch, -1))
         scores.append(score.reshape(batch, -1))
         parents.append(jnp.repeat(frontier, width, axis=1))
         if level == depth - 1:
             break
+        # The best of this level are fed next: `chosen` are their numbers among its candidates.
         reached, chosen = jax.lax.top_k(scores[-1], width)  # of equals the first
-        frontier = (created + chosen).astype(jnp.int32)
+        frontier = (num_seen + chosen).astype(jnp.int32)
         follows = jnp.full_like(frontier, -1) if not level else (level - 1) * width + chosen // width
         fed_tokens = jax.lax.dynamic_update_slice_in_dim(
             fed_tokens, jnp.take_along_axis(tokens[-1], chosen, axis=1), level * width, axis=1
         )
         fed_parent = jnp.concatenate([fed_parent, follows.astype(jnp.int32)], axis=1)
         fed_as = jnp.concatenate([fed_as, frontier], axis=1)
-    every, score, above = (jnp.concatenate(parts, axis=1) for parts in (tokens, scores, parents))
-    best = trees.best_nodes(every, score, above, nodes)
+    # B C for all C candidates
+    all_tokens, all_scores, above = (jnp.concatenate(parts, axis=1) for parts in (tokens, scores, parents))
+    best = trees.best_nodes(all_tokens, all_scores, above, nodes)
     draft = Draft(best.tokens, jnp.full_like(context.row.length, nodes), best.parent)
     return draft, _find(best.chosen, fed_as), carry
 
 
 def candidates(depth: int, width: int) -> int:
-    """How many nodes are seen, of which the best are chosen.
+    """Counts the nodes that are seen, of which the best are chosen.
 
     >>> candidates(depth=3, width=2)
     10
@@ -94,7 +100,7 @@ def candidates(depth: int, width: int) -> int:
 
 
 def _find(wanted: Int[Array, "B n"], among: Int[Array, "B F"]) -> Int[Array, "B n"]:
-    """Where each of the wanted numbers stands; -1: nowhere.
+    """Finds where each of the wanted numbers stands; -1: nowhere.
 
     >>> _find(jnp.array([[7, -1, 5]]), jnp.array([[5, 6, 7]])).tolist()
     [[2, -1, 0]]
@@ -106,21 +112,22 @@ def _find(wanted: Int[Array, "B n"], among: Int[Array, "B F"]) -> Int[Array, "B 
 
 
 def _seen(parent: Int[Array, "B F"], width: int, padded: int) -> Bool[Array, "#B n padded"]:
-    """Which fed tokens precede the position after each of the last `width`; after none, if none was fed."""
+    """Marks the fed tokens that precede the position after each of the last `width`; none, if none was fed."""
     if not parent.shape[1]:
         return jnp.zeros((1, 1, padded), bool)
-    found = trees.ancestors(parent)[:, -width:]
-    return jnp.pad(found, ((0, 0), (0, 0), (0, padded - parent.shape[1])))
+    on_path = trees.ancestors(parent)[:, -width:]
+    return jnp.pad(on_path, ((0, 0), (0, 0), (0, padded - parent.shape[1])))
 
 
 def _log_probs(distribution: Distribution) -> Float[Array, "B n V"]:
-    """Log probabilities to rank by; in rows at temperature 0 those at 1. NaN ranks last."""
+    """Returns log probabilities to rank by; in rows at temperature 0 those at 1. NaN ranks last."""
     log_probs, logits, greedy = distribution.log_probs, distribution.logits, distribution.greedy
     if log_probs is None or greedy is not None:
         if logits is None:
             raise ValueError("a tree reads logits, and the sampler gives none: set Distribution.logits in it")
         at_one = jax.nn.log_softmax(logits, axis=-1)
-        log_probs = (
-            at_one if log_probs is None or greedy is None else jnp.where(greedy[:, None, None], at_one, log_probs)
-        )
+        if log_probs is None or greedy is None:
+            log_probs = at_one
+        else:
+            log_probs = jnp.where(greedy[:, None, None], at_one, log_probs)
     return jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)

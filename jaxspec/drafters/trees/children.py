@@ -1,4 +1,4 @@
-"""How the children of a tree's nodes are chosen from the drafter's distributions there."""
+"""The children of a tree's nodes, chosen from the drafter's distributions there."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class Children(NamedTuple):
 
 
 def check(draw: str) -> None:
-    """Raises:
-    ValueError: no such draw.
+    """Checks the name of a draw.
+
+    Raises:
+        ValueError: no such draw.
     """
     if draw not in get_args(DrawName):
         raise ValueError(f"draw is {draw!r}: expected one of {', '.join(get_args(DrawName))}")
@@ -55,42 +57,42 @@ def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence
             raise ValueError("a tree reads logits, and the sampler gives none: set Distribution.logits in it")
         return _top(logits, count, None)
     if draw == "top":
-        made = _top(log_probs, count, None)
+        children = _top(log_probs, count, None)
     elif draw == "replacement":
-        each = jax.vmap(lambda keys: noise.split(keys, 0, count))(keys)
-        wide = jnp.broadcast_to(log_probs[:, :, None], (*each.shape, log_probs.shape[-1]))
-        made = _all(noise.categorical(each, wide), Draw.WITH_REPLACEMENT, log_probs)
+        child_keys = jax.vmap(lambda keys: noise.split(keys, 0, count))(keys)  # B n k
+        wide = jnp.broadcast_to(log_probs[:, :, None], (*child_keys.shape, log_probs.shape[-1]))
+        children = _children(noise.categorical(child_keys, wide), Draw.WITH_REPLACEMENT, log_probs)
     elif draw == "without_replacement":
-        made = _all(noise.without_replacement(keys, log_probs, count), Draw.WITHOUT_REPLACEMENT, log_probs)
+        children = _children(noise.without_replacement(keys, log_probs, count), Draw.WITHOUT_REPLACEMENT, log_probs)
     else:
-        made = _mixed(log_probs, keys, counts)
-    if distribution.greedy is None or logits is None or made.log_probs is None:
-        return made
-    best, cold = _top(logits, count, made.log_probs), distribution.greedy[:, None, None]
-    tokens, draws, live = (jnp.where(cold, x, y) for x, y in zip(best[:3], made[:3], strict=True))
-    return Children(tokens, draws, live, made.log_probs)
+        children = _mixed(log_probs, keys, counts)
+    if distribution.greedy is None or logits is None or children.log_probs is None:
+        return children
+    best, cold = _top(logits, count, children.log_probs), distribution.greedy[:, None, None]
+    pairs = zip(best[:3], children[:3], strict=True)
+    tokens, draws, live = (jnp.where(cold, fixed, drawn) for fixed, drawn in pairs)
+    return Children(tokens, draws, live, children.log_probs)
 
 
 def _mixed(log_probs: Float[Array, "B n V"], keys: Key[Array, "B n"], counts: Sequence[int]) -> Children:
-    """All but one fixed, the most probable ones; that one first, drawn from the rest."""
+    """Draws one child, the first, from the distribution without the others, which are its most probable tokens."""
     fixed = noise.largest(log_probs, max(counts) - 1) if max(counts) > 1 else jnp.zeros((*keys.shape, 0), jnp.int32)
-    wanted = jnp.arange(fixed.shape[-1])[None, :] < jnp.asarray(counts)[:, None] - 1
+    wanted = jnp.arange(fixed.shape[-1])[None, :] < jnp.asarray(counts)[:, None] - 1  # n k-1
     token = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, None, None]
-    taken = jnp.any(jnp.logical_and(fixed[..., None] == token, wanted[None, :, :, None]), axis=2)
-    rest = jax.nn.log_softmax(jnp.where(taken, -jnp.inf, log_probs), axis=-1)
+    is_fixed = jnp.any(jnp.logical_and(fixed[..., None] == token, wanted[None, :, :, None]), axis=2)  # B n V
+    rest = jax.nn.log_softmax(jnp.where(is_fixed, -jnp.inf, log_probs), axis=-1)
     rest = jnp.where(jnp.isnan(rest), -jnp.inf, rest)  # the fixed ones have all the mass
-    sampled = _all(noise.categorical(keys, rest)[..., None], Draw.WITHOUT_REPLACEMENT, rest)
-    both = zip(sampled[:3], _all(fixed, Draw.FIXED, log_probs)[:3], strict=True)
-    tokens, draws, live = (jnp.concatenate(parts, axis=-1) for parts in both)
+    sampled = _children(noise.categorical(keys, rest)[..., None], Draw.WITHOUT_REPLACEMENT, rest)
+    pairs = zip(sampled[:3], _children(fixed, Draw.FIXED, log_probs)[:3], strict=True)
+    tokens, draws, live = (jnp.concatenate(parts, axis=-1) for parts in pairs)
     return Children(tokens, draws, live, rest)
 
 
 def _top(scores: Float[Array, "B n V"], count: int, log_probs: Float[Array, "B n V"] | None) -> Children:
-    made = _all(noise.largest(scores, count), Draw.FIXED, scores)
-    return made._replace(log_probs=log_probs)
+    return _children(noise.largest(scores, count), Draw.FIXED, scores)._replace(log_probs=log_probs)
 
 
-def _all(tokens: Int[Array, "B n k"], draw: Draw, log_probs: Float[Array, "B n V"]) -> Children:
-    """All chosen alike."""
+def _children(tokens: Int[Array, "B n k"], draw: Draw, log_probs: Float[Array, "B n V"]) -> Children:
+    """Makes children that were all chosen in the same way."""
     live = jnp.take_along_axis(log_probs, tokens, axis=-1) > -jnp.inf
     return Children(tokens, jnp.full(tokens.shape, int(draw), jnp.int32), live, log_probs)

@@ -24,7 +24,7 @@ from jaxspec.core import (
 from jaxspec.core.checks import integers
 from jaxspec.drafters.trees import tree_cache
 from jaxspec.drafters.trees.best_first import candidates, grow
-from jaxspec.drafters.trees.tree_cache import Logits
+from jaxspec.drafters.trees.tree_cache import NodeLogits
 
 
 def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, width: int = 8) -> BoundDrafter:
@@ -87,7 +87,9 @@ def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, w
 
 @functools.lru_cache
 def _dynamic_tree(reader: TreeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
-    fed = (depth - 1) * width  # which may be more than are verified
+    # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified: the cache
+    # then needs that much more room.
+    fed = (depth - 1) * width
     spare = max(fed - nodes, 0)
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> Any:
@@ -96,16 +98,16 @@ def _dynamic_tree(reader: TreeReader, lm: LanguageModel | None, nodes: int, dept
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
         state = caches.draft
 
-        def first(carry: Any) -> Logits:
+        def first(carry: Any) -> NodeLogits:
             return reader.root_logits(weights, state, carry, context, nodes + 1)
 
-        def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], carry: Any) -> Logits:
+        def following(tokens: Int[Array, "B k"], parent: Int[Array, "B F"], carry: Any) -> NodeLogits:
             return reader.node_logits(weights, tokens, parent, carry)
 
         carry = reader.begin_draft(weights, caches, context, fed)
         draft, slots, carry = grow(first, following, carry, context, nodes=nodes, depth=depth, width=width)
         return draft, reader.end_draft(caches, carry, context, slots)
 
-    # No `finish`: nodes lie where they were fed, which is not their order in the draft.
+    # No `complete_target_pass`: nodes lie where they were fed, which is not their order in the draft.
     size = TreeSize(nodes, depth)
     return Drafter(init, propose, reader.commit(depth - 1), lm, tree=size, rollback=reader.rollback)

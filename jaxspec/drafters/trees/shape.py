@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 def branching(counts: Sequence[int]) -> Choices:
-    """The tree in which every node of depth d has counts[d] children.
+    """Makes the tree in which every node of depth d has counts[d] children.
 
     >>> branching((2, 1))
     ((0,), (1,), (0, 0), (1, 0))
@@ -64,7 +64,7 @@ def branching(counts: Sequence[int]) -> Choices:
 
 
 def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
-    """The tree with the most accepted tokens if a node's child of rank r is accepted with probability acceptance[r].
+    """Makes the tree with the most accepted tokens if a child of rank r is accepted with probability acceptance[r].
 
     The nodes that are reached most often, one after the other. `analysis.optimal_tree.optimal` weighs costs, too.
 
@@ -76,21 +76,21 @@ def by_rank(acceptance: Sequence[float], nodes: int, depth: int) -> Choices:
     >>> by_rank((0.6, 0.3), nodes=4, depth=3)
     ((0,), (0, 0), (1,), (0, 0, 0))
     """
-    found: list[tuple[int, ...]] = []
+    nodes_chosen: list[tuple[int, ...]] = []
     frontier: list[tuple[float, tuple[int, ...]]] = [(-acceptance[0], (0,))]
-    while frontier and len(found) < nodes:
+    while frontier and len(nodes_chosen) < nodes:
         reached, node = heapq.heappop(frontier)
-        found.append(node)
+        nodes_chosen.append(node)
         rank = node[-1]
         if rank + 1 < len(acceptance):
             heapq.heappush(frontier, (reached / acceptance[rank] * acceptance[rank + 1], (*node[:-1], rank + 1)))
         if len(node) < depth:
             heapq.heappush(frontier, (reached * acceptance[0], (*node, 0)))
-    return tuple(found)
+    return tuple(nodes_chosen)
 
 
 def shape_of(choices: Sequence[Sequence[int]]) -> Shape:
-    """A tree of ranks as a `Shape`.
+    """Converts a tree of ranks to a `Shape`.
 
     Raises:
         ValueError: no list of ranks, no nodes, one without its parent or its elder sibling, or one that is named twice.
@@ -116,9 +116,9 @@ def _shape_of(choices: Choices) -> Shape:
         raise ValueError("the tree has no nodes: expected at least one, such as (0,)")
     trees.of_choices(choices)  # refuses what is no tree
     nodes = sorted(choices, key=lambda node: (len(node), node))
-    known = set(nodes)
+    present = set(nodes)
     for node in nodes:
-        if node[-1] and (*node[:-1], node[-1] - 1) not in known:
+        if node[-1] and (*node[:-1], node[-1] - 1) not in present:
             raise ValueError(
                 f"the tree has the node {node} and not its elder sibling {(*node[:-1], node[-1] - 1)}: ranks are to "
                 "have no gaps; add it"
@@ -151,13 +151,13 @@ def _shape_of(choices: Choices) -> Shape:
 
 
 def seen(shape: Shape) -> np.ndarray:
-    """`seen[j, i]`: draft token i is on the path to fed token j, itself included [1 + fed, nodes].
+    """Marks the draft tokens i on the path to each fed token j, itself included: `seen[j, i]` [1 + fed, nodes].
 
     >>> seen(shape_of(branching((2, 1)))).astype(int).tolist()
     [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
     """
-    found = np.zeros((len(shape.parents) + 1, len(shape.parents)), bool)
+    on_path = np.zeros((len(shape.parents) + 1, len(shape.parents)), bool)
     for node, parent in enumerate(shape.parents):
-        found[node + 1] = found[parent]
-        found[node + 1, node] = True
-    return found[: shape.fed + 1]
+        on_path[node + 1] = on_path[parent]
+        on_path[node + 1, node] = True
+    return on_path[: shape.fed + 1]

@@ -85,21 +85,21 @@ def tree(
             raise ValueError(f"branching is {counts}: expected at least one level, each of 1 child or more")
         shape = branching_choices(counts)
     children.check(draw)
-    made = shape_of(shape)
-    reader = tree_cache.reader_of(draft, len(made.levels))
-    widest, vocab = max(max(level.counts) for level in made.levels), reader.vocab_size
+    static = shape_of(shape)
+    reader = tree_cache.reader_of(draft, len(static.levels))
+    widest, vocab = max(max(level.counts) for level in static.levels), reader.vocab_size
     if widest > vocab:
         raise ValueError(
             f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
         )
     lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
-    return tree_cache.with_trees(draft, _tree(reader, lm, made, draw), "tree")
+    return tree_cache.with_trees(draft, _tree(reader, lm, static, draw), "tree")
 
 
 @functools.lru_cache
 def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
     nodes, before = len(shape.parents), seen(shape)
-    fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1
+    fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1  # 1 F
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
 
     def propose(weights: Weights, caches: Caches, context: DraftContext) -> tuple[Draft, Caches]:
@@ -113,37 +113,42 @@ def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
             parent = jnp.broadcast_to(fed_parents[:, :last], (batch, last))
             return reader.node_logits(weights, tokens[:, first:last], parent, carry)
 
-        tokens = jnp.zeros((batch, nodes), jnp.int32)  # those that were fed
-        origin = jnp.zeros((batch, 1), jnp.int32)  # of each parent in the level, as a fed token: itself, or its twin
+        tokens = jnp.zeros((batch, nodes), jnp.int32)  # the fed ones, of which there are `num_fed` so far
+        # For each node of the level the fed token that its children follow: itself, or its twin.
+        origin = jnp.zeros((batch, 1), jnp.int32)
         carry = reader.begin_draft(weights, caches, context, shape.fed)
-        found, chosen, parents, done = [], [], [], 0
+        levels, parents, num_fed = [], [], 0
         for depth, level in enumerate(shape.levels):
             count, first = len(level.parents), level.parents[0]
             read_level = functools.partial(read, level, depth, tokens)
-            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry)
+            logits, carry = tree_cache.read_if_wanted(context, depth, read_level, carry)  # B n W
             distribution = context.to_distribution(logits, tokens, jnp.asarray(before[None, first : first + count]))
-            made = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)
-            found.append(made.log_probs)
-            chosen.append(made)
-            parents.append(jnp.broadcast_to(origin[:, :, None], made.tokens.shape).astype(jnp.int32))
+            chosen = children.choose(distribution, noise.split(keys, first, count), level.counts, draw)  # B n k
+            levels.append(chosen)
+            parents.append(jnp.broadcast_to(origin[:, :, None], chosen.tokens.shape).astype(jnp.int32))
             if level.deeper:
+                # The children that have children are fed next, after those that were fed so far.
                 deeper = np.array(level.deeper)
-                fed, followed = (x.reshape(batch, -1)[:, deeper] for x in (made.tokens, parents[-1]))
-                tokens = jax.lax.dynamic_update_slice_in_dim(tokens, fed, done, axis=1)
-                origin = done + 1 + (_twins(fed, followed) if draw == "replacement" else jnp.arange(len(deeper))[None])
-                done += len(deeper)
+                fed, followed = (values.reshape(batch, -1)[:, deeper] for values in (chosen.tokens, parents[-1]))
+                tokens = jax.lax.dynamic_update_slice_in_dim(tokens, fed, num_fed, axis=1)
+                twin = _twins(fed, followed) if draw == "replacement" else jnp.arange(len(deeper))[None]
+                origin = num_fed + 1 + twin
+                num_fed += len(deeper)
 
         def in_order(parts: list[Array]) -> Array:
+            """Joins what the levels have for their children, B n k each, in the order of the draft's nodes, B N."""
             return jnp.concatenate([part.reshape(batch, -1) for part in parts], axis=1)[:, np.array(shape.order)]
 
-        live = in_order([made.live for made in chosen])
-        length = jnp.full_like(context.row.length, nodes)
-        parent = jnp.where(live, in_order(parents), -1)
-        made = Draft(in_order([made.tokens for made in chosen]), length, parent)
-        if found[0] is not None:
-            draws = in_order([made.draws for made in chosen])
-            made = made._replace(log_probs=jnp.concatenate(found, axis=1), draws=draws)
-        return made, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
+        live = in_order([chosen.live for chosen in levels])
+        draft = Draft(
+            in_order([chosen.tokens for chosen in levels]),
+            jnp.full_like(context.row.length, nodes),
+            jnp.where(live, in_order(parents), -1),
+        )
+        if levels[0].log_probs is not None:
+            log_probs = jnp.concatenate([chosen.log_probs for chosen in levels], axis=1)
+            draft = draft._replace(log_probs=log_probs, draws=in_order([chosen.draws for chosen in levels]))
+        return draft, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
 
     size = TreeSize(nodes, len(shape.levels))
     functions = reader.init(nodes), propose, reader.commit(size.depth - 1)
@@ -153,7 +158,7 @@ def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
 
 
 def _twins(tokens: Int[Array, "B n"], parents: Int[Array, "B n"]) -> Int[Array, "B n"]:
-    """Of each node the first that follows the same parent with the same token: itself, if it is none's twin.
+    """Finds for each node the first that follows the same parent with the same token: itself, if it is none's twin.
 
     What was drawn after a twin was drawn from the same distribution, so it may follow the first as well, and there it
     can be reached: the second is not accepted where the first was rejected.

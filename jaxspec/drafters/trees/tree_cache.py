@@ -30,12 +30,13 @@ from jaxspec.core import (
     TreeReader,
     Verdict,
     Weights,
+    token_rows,
 )
 from jaxspec.drafters.common import name_of
 from jaxspec.drafters.model import ModelState, known, last_logits, prefill, read_last_two, take_back
 
-Logits = tuple[Float[Array, "B n W"], Cache]
-Read = Callable[[Cache], Logits]
+NodeLogits = tuple[Float[Array, "B n W"], Any]
+"""Logits after n nodes, and the carry of whatever makes them: of a model its cache."""
 
 
 class TreeState(NamedTuple):
@@ -55,7 +56,7 @@ class TreeState(NamedTuple):
 
 
 def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
-    """How a model, or a drafter of chains that can draft trees, reads nodes.
+    """Returns the functions by which a model, or a drafter of chains that can draft trees, reads nodes.
 
     Args:
         draft: either.
@@ -72,19 +73,19 @@ def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
         return of_model(draft.lm)
     if not isinstance(draft, BoundDrafter):
         raise TypeError(f"draft is {draft!r}: expected a jaxspec.Model, or one of jaxspec.drafters")
-    found = draft.functions.tree_reader
-    if found is None:
+    reader = draft.functions.tree_reader
+    if reader is None:
         raise ValueError(
             "the drafter cannot draft trees: expected a model, or drafters.eagle, mtp, heads, block, "
             "lookahead_embeddings, early_exit or skip_layers"
         )
-    if found.depth is not None and depth > found.depth:
-        raise ValueError(f"the tree has depth {depth}, and the drafter drafts {found.depth} tokens ahead at most")
-    return found
+    if reader.depth is not None and depth > reader.depth:
+        raise ValueError(f"the tree has depth {depth}, and the drafter drafts {reader.depth} tokens ahead at most")
+    return reader
 
 
 def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> BoundDrafter:
-    """A drafter of trees of a `kind`, with the values of what it drafts with."""
+    """Binds a drafter of trees of a `kind` to the values of what it drafts with."""
     assert functions.tree is not None
     name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
     if isinstance(draft, Model):
@@ -94,34 +95,42 @@ def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> Bo
 
 @functools.lru_cache
 def of_model(lm: LanguageModel) -> TreeReader:
-    """A model as a reader: the carry is its cache."""
+    """Makes a reader of a model: the carry is its cache."""
 
-    def start(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
+    def begin_draft(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
         return caches.draft.cache
 
-    def first(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> Logits:
+    def root_logits(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> NodeLogits:
         return read_row(lm, weights.draft, state._replace(cache=cache), context, width)
 
-    def following(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: Cache) -> Logits:
+    def node_logits(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: Cache) -> NodeLogits:
         return read_nodes(lm, weights.draft, cache, tokens, parent)
 
-    init, commit = functools.partial(init_for, lm), functools.partial(commit_for, lm)
-    return TreeReader(init, start, first, following, after_draft, commit, lm.vocab_size, rollback=take_back)
+    return TreeReader(
+        init=functools.partial(init_for, lm),
+        begin_draft=begin_draft,
+        root_logits=root_logits,
+        node_logits=node_logits,
+        end_draft=end_draft,
+        commit=functools.partial(commit_for, lm),
+        vocab_size=lm.vocab_size,
+        rollback=take_back,
+    )
 
 
 def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
-    """The state after the prompt, of trees of so many nodes."""
+    """Makes the state after the prompt, for trees of so many nodes."""
 
     def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
         _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
-        length = prompt.length if lm.start_token is None else jnp.ones_like(prompt.length)
+        length = token_rows.decoder_prompt(lm, prompt).length
         return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
 
     return init
 
 
-def read_row(lm: LanguageModel, params: Params, state: TreeState, context: DraftContext, width: int) -> Logits:
-    """The logits after each row's last committed token, and a cache that holds the whole row.
+def read_row(lm: LanguageModel, params: Params, state: TreeState, context: DraftContext, width: int) -> NodeLogits:
+    """Makes the logits after each row's last committed token, and a cache that holds the whole row.
 
     `width`: tokens of a pass that reads what was committed in rounds without a draft.
     """
@@ -133,14 +142,14 @@ def read_row(lm: LanguageModel, params: Params, state: TreeState, context: Draft
 
 def read_nodes(
     lm: LanguageModel, params: Params, cache: Cache, tokens: Int[Array, "B n"], parent: Int[Array, "B F"]
-) -> Logits:
-    """The logits after the next n nodes; `parent` is that of all nodes fed so far, with these, as `Extend` has it."""
+) -> NodeLogits:
+    """Makes the logits after the next n nodes; `parent` has all nodes fed so far, with these, as `Extend` has it."""
     forward, cache = lm.extend(params, cache, known(lm, tokens), parent)
     return forward.logits, cache
 
 
-def after_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
-    """The state after a tree was drafted; rows that may not draft keep the place of their last one."""
+def end_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+    """Notes where a drafted tree lies in the cache; rows that may not draft keep the place of their last one."""
     state, drafted, length = caches.draft, context.max_draft > 0, context.row.length
     slots = jnp.where(drafted[:, None], slots, state.slots)
     num_cached, start = jnp.where(drafted, length, state.num_cached), jnp.where(drafted, length, state.start)
@@ -148,7 +157,7 @@ def after_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[
 
 
 def commit_for(lm: LanguageModel, levels: int) -> Commit:
-    """Moves the accepted nodes to the front; `levels`: how many nodes of a path are fed at most."""
+    """Makes a commit that moves the accepted nodes to the front; `levels`: most nodes of a path that are fed."""
 
     def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
         state, path = caches.draft, verdict.path
@@ -165,10 +174,10 @@ def commit_for(lm: LanguageModel, levels: int) -> Commit:
     return commit
 
 
-def read_if_wanted(context: DraftContext, depth: int, read: Read, cache: Any) -> Logits:
-    """What `read` gives of a cache; where no row may draft so deep, zeros for logits, and the cache as it is."""
+def read_if_wanted(context: DraftContext, depth: int, read: Callable[[Any], NodeLogits], cache: Any) -> NodeLogits:
+    """Reads logits by way of a cache; where no row may draft so deep, zeros for logits, and the cache as it is."""
     if not context.adaptive:
         return read(cache)
     logits, _ = jax.eval_shape(read, cache)
-    nothing = jnp.zeros(logits.shape, logits.dtype)
-    return jax.lax.cond(jnp.any(context.max_draft > depth), read, lambda cache: (nothing, cache), cache)
+    zeros = jnp.zeros(logits.shape, logits.dtype)
+    return jax.lax.cond(jnp.any(context.max_draft > depth), read, lambda cache: (zeros, cache), cache)
