@@ -14,7 +14,6 @@ from jaxspec.core import (
     DraftContext,
     Drafter,
     Forward,
-    LanguageModel,
     Model,
     Prompt,
     TreeReader,
@@ -81,12 +80,11 @@ def dynamic_tree(draft: Model | BoundDrafter, nodes: int = 32, depth: int = 6, w
             f"depth {depth} and width {width} feed {fed} tokens to the target's cache, which has room for {nodes}: "
             f"expected at least {fed} nodes, or a smaller depth or width"
         )
-    lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
-    return tree_cache.with_trees(draft, _dynamic_tree(reader, lm, nodes, depth, width), "dynamic_tree")
+    return tree_cache.with_trees(draft, _dynamic_tree(reader, nodes, depth, width), "dynamic_tree")
 
 
 @functools.lru_cache
-def _dynamic_tree(reader: TreeReader, lm: LanguageModel | None, nodes: int, depth: int, width: int) -> Drafter:
+def _dynamic_tree(reader: TreeReader, nodes: int, depth: int, width: int) -> Drafter:
     # On all levels but the last `width` nodes are fed, which may be more than the nodes that are verified: the cache
     # then needs that much more room.
     fed = (depth - 1) * width
@@ -110,4 +108,4 @@ def _dynamic_tree(reader: TreeReader, lm: LanguageModel | None, nodes: int, dept
 
     # No `complete_target_pass`: nodes lie where they were fed, which is not their order in the draft.
     size = TreeSize(nodes, depth)
-    return Drafter(init, propose, reader.commit(depth - 1), lm, tree=size, rollback=reader.rollback)
+    return Drafter(init, propose, reader.commit(depth - 1), tree=size, rollback=reader.rollback)

@@ -17,7 +17,6 @@ from jaxspec.core import (
     Draft,
     DraftContext,
     Drafter,
-    LanguageModel,
     Model,
     TreeReader,
     TreeSize,
@@ -92,12 +91,11 @@ def tree(
         raise ValueError(
             f"a node of the tree has {widest} children and the vocabulary {vocab} tokens: expected at most as many"
         )
-    lm = draft.lm if isinstance(draft, Model) else draft.functions.lm
-    return tree_cache.with_trees(draft, _tree(reader, lm, static, draw), "tree")
+    return tree_cache.with_trees(draft, _tree(reader, static, draw), "tree")
 
 
 @functools.lru_cache
-def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: DrawName) -> Drafter:
+def _tree(reader: TreeReader, shape: Shape, draw: DrawName) -> Drafter:
     nodes, before = len(shape.parents), seen(shape)
     fed_parents = jnp.asarray(shape.parents[: shape.fed], jnp.int32)[None] - 1  # 1 F
     slots = np.where(np.arange(nodes) < shape.fed, np.arange(nodes), -1)[None]
@@ -151,9 +149,11 @@ def _tree(reader: TreeReader, lm: LanguageModel | None, shape: Shape, draw: Draw
         return draft, reader.end_draft(caches, carry, context, jnp.asarray(slots, jnp.int32))
 
     size = TreeSize(nodes, len(shape.levels))
-    functions = reader.init(nodes), propose, reader.commit(size.depth - 1)
     return Drafter(
-        *functions, lm, tree=size, complete_target_pass=reader.complete_target_pass, rollback=reader.rollback
+        *(reader.init(nodes), propose, reader.commit(size.depth - 1)),
+        tree=size,
+        complete_target_pass=reader.complete_target_pass,
+        rollback=reader.rollback,
     )
 
 

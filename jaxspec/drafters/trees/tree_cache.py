@@ -25,7 +25,6 @@ from jaxspec.core import (
     Forward,
     LanguageModel,
     Model,
-    Params,
     Prompt,
     TreeReader,
     Verdict,
@@ -85,9 +84,10 @@ def reader_of(draft: Model | BoundDrafter, depth: int) -> TreeReader:
 
 
 def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> BoundDrafter:
-    """Binds a drafter of trees of a `kind` to the values of what it drafts with."""
+    """Binds a drafter of trees of a `kind` to the language model and the values of what it drafts with."""
     assert functions.tree is not None
     name = f"{kind}({functions.tree.nodes} nodes, {name_of(draft)})"
+    functions = functions._replace(lm=draft.lm if isinstance(draft, Model) else draft.functions.lm)
     if isinstance(draft, Model):
         return BoundDrafter(functions, draft.params, (draft,), name=name)
     return draft._replace(functions=functions, name=name)
@@ -97,81 +97,52 @@ def with_trees(draft: Model | BoundDrafter, functions: Drafter, kind: str) -> Bo
 def of_model(lm: LanguageModel) -> TreeReader:
     """Makes a reader of a model: the carry is its cache."""
 
+    def init_for(nodes: int) -> DraftInit:
+        def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
+            _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
+            length = token_rows.decoder_prompt(lm, prompt).length
+            return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
+
+        return init
+
     def begin_draft(weights: Weights, caches: Caches, context: DraftContext, fed: int) -> Cache:
         return caches.draft.cache
 
     def root_logits(weights: Weights, state: TreeState, cache: Cache, context: DraftContext, width: int) -> NodeLogits:
-        return read_row(lm, weights.draft, state._replace(cache=cache), context, width)
+        before, width = ModelState(cache, state.num_cached), width if context.adaptive else 0
+        forward, cache = read_last_two(lm, weights.draft, before, context.row, context.max_draft > 0, width)
+        return last_logits(lm, weights.draft, forward)[:, None], cache
 
     def node_logits(weights: Weights, tokens: Int[Array, "B n"], parent: Int[Array, "B F"], cache: Cache) -> NodeLogits:
-        return read_nodes(lm, weights.draft, cache, tokens, parent)
+        forward, cache = lm.extend(weights.draft, cache, known(lm, tokens), parent)
+        return forward.logits, cache
 
-    return TreeReader(
-        init=functools.partial(init_for, lm),
-        begin_draft=begin_draft,
-        root_logits=root_logits,
-        node_logits=node_logits,
-        end_draft=end_draft,
-        commit=functools.partial(commit_for, lm),
-        vocab_size=lm.vocab_size,
-        rollback=take_back,
-    )
+    def end_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
+        # Rows that may not draft keep the place of their last tree.
+        state, drafted, length = caches.draft, context.max_draft > 0, context.row.length
+        slots = jnp.where(drafted[:, None], slots, state.slots)
+        num_cached, start = jnp.where(drafted, length, state.num_cached), jnp.where(drafted, length, state.start)
+        return caches._replace(draft=TreeState(cache, num_cached, start, slots))
 
+    def commit_for(levels: int) -> Commit:
+        def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
+            state, path = caches.draft, verdict.path
+            cache, num_cached = state.cache, state.num_cached
+            if levels and path is not None and lm.select is not None:
+                # The accepted nodes that were fed move to the front: from start + slot to start + step.
+                step = jnp.arange(levels, dtype=path.dtype)[None, :]
+                slot = jnp.take_along_axis(state.slots, path[:, :levels], axis=1)
+                fed = jnp.logical_and(slot >= 0, step < verdict.num_accepted[:, None])
+                # Nothing else moves: in a round without a draft `start` lies in what is committed.
+                cache = lm.select(cache, state.start, jnp.where(fed, slot, step))
+                num_cached = num_cached + jnp.sum(fed, axis=1, dtype=num_cached.dtype)
+            num_cached = jnp.minimum(num_cached, row.length - 2)
+            return caches._replace(draft=state._replace(cache=cache, num_cached=num_cached))
 
-def init_for(lm: LanguageModel, nodes: int) -> DraftInit:
-    """Makes the state after the prompt, for trees of so many nodes."""
+        return commit
 
-    def init(weights: Weights, prompt: Prompt, headroom: int, prefilled: Forward) -> TreeState:
-        _, cache = prefill(lm, weights.draft, prompt, headroom, prefilled)
-        length = token_rows.decoder_prompt(lm, prompt).length
-        return TreeState(cache, length, length, jnp.full((len(length), nodes), -1, jnp.int32))
-
-    return init
-
-
-def read_row(lm: LanguageModel, params: Params, state: TreeState, context: DraftContext, width: int) -> NodeLogits:
-    """Makes the logits after each row's last committed token, and a cache that holds the whole row.
-
-    `width`: tokens of a pass that reads what was committed in rounds without a draft.
-    """
-    before = ModelState(state.cache, state.num_cached)
-    width = width if context.adaptive else 0
-    forward, cache = read_last_two(lm, params, before, context.row, context.max_draft > 0, width)
-    return last_logits(lm, params, forward)[:, None], cache
-
-
-def read_nodes(
-    lm: LanguageModel, params: Params, cache: Cache, tokens: Int[Array, "B n"], parent: Int[Array, "B F"]
-) -> NodeLogits:
-    """Makes the logits after the next n nodes; `parent` has all nodes fed so far, with these, as `Extend` has it."""
-    forward, cache = lm.extend(params, cache, known(lm, tokens), parent)
-    return forward.logits, cache
-
-
-def end_draft(caches: Caches, cache: Cache, context: DraftContext, slots: Int[Array, "B N"]) -> Caches:
-    """Notes where a drafted tree lies in the cache; rows that may not draft keep the place of their last one."""
-    state, drafted, length = caches.draft, context.max_draft > 0, context.row.length
-    slots = jnp.where(drafted[:, None], slots, state.slots)
-    num_cached, start = jnp.where(drafted, length, state.num_cached), jnp.where(drafted, length, state.start)
-    return caches._replace(draft=TreeState(cache, num_cached, start, slots))
-
-
-def commit_for(lm: LanguageModel, levels: int) -> Commit:
-    """Makes a commit that moves the accepted nodes to the front; `levels`: most nodes of a path that are fed."""
-
-    def commit(weights: Weights, caches: Caches, row: Prompt, verdict: Verdict, forward: Forward) -> Caches:
-        state, path = caches.draft, verdict.path
-        cache, num_cached = state.cache, state.num_cached
-        if levels and path is not None and lm.select is not None:
-            step = jnp.arange(levels, dtype=path.dtype)[None, :]
-            slot = jnp.take_along_axis(state.slots, path[:, :levels], axis=1)
-            fed = jnp.logical_and(slot >= 0, step < verdict.num_accepted[:, None])
-            # Nothing else moves: in a round without a draft `start` lies in what is committed.
-            cache = lm.select(cache, state.start, jnp.where(fed, slot, step))
-            num_cached = num_cached + jnp.sum(fed, axis=1, dtype=num_cached.dtype)
-        return caches._replace(draft=state._replace(cache=cache, num_cached=jnp.minimum(num_cached, row.length - 2)))
-
-    return commit
+    functions = init_for, begin_draft, root_logits, node_logits, end_draft, commit_for
+    return TreeReader(*functions, lm.vocab_size, rollback=take_back)
 
 
 def read_if_wanted(context: DraftContext, depth: int, read: Callable[[Any], NodeLogits], cache: Any) -> NodeLogits:
