@@ -173,7 +173,7 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
         row = Prompt(known(lm, jnp.pad(context.row.tokens, ((0, 0), (0, spare)))), start)
         width = gamma + 1 if context.adaptive else 1
         model_state = ModelState(state.cache, state.num_cached)
-        read = catch_up(lm, inner_weights.target, model_state, row, wanted, width, start - 1)
+        caught_up = catch_up(lm, inner_weights.target, model_state, row, wanted, width, start - 1)
 
         def one_round(drafting: Drafting) -> Drafting:
             count = drafting.row.length - start  # of draft tokens so far; the others of gamma are still to be drafted
@@ -224,12 +224,12 @@ def _cascade(lm: LanguageModel, inner: Drafter, rule: Rule, inner_gamma: int, in
 
         logits = jax.ShapeDtypeStruct((start.shape[0], 1, lm.vocab_size), jnp.float32)
         distribution: Distribution = jax.eval_shape(context.to_distribution, logits)
-        shape, wide = (start.shape[0], gamma + depth + 1), None  # B W
+        shape, log_probs = (start.shape[0], gamma + depth + 1), None  # B W
         if distribution.log_probs is not None and rule.exact:
-            wide = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
+            log_probs = jnp.zeros((*shape, distribution.log_probs.shape[-1]), jnp.float32)
         confidence = None if context.confidence is None else jnp.zeros(shape, jnp.float32)
-        inner_caches = Caches(lm.rewind(read.cache, start - 1), state.inner)
-        drafting = Drafting(row, wide, confidence, wanted, inner_caches)
+        inner_caches = Caches(lm.rewind(caught_up.cache, start - 1), state.inner)
+        drafting = Drafting(row, log_probs, confidence, wanted, inner_caches)
         drafting = jax.lax.while_loop(unfinished, one_round, drafting)
         length, aux = drafting.row.length - start, None
         num_cached = jnp.where(wanted, drafting.row.length - 1, state.num_cached)

@@ -93,8 +93,8 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
         left = context.max_draft - length
         if context.should_continue is not None and draft.aux is not None and "confidence" in draft.aux:
             # The policy may have ended the draft before its last token, or with it.
-            read = jnp.pad(draft.aux["confidence"], ((0, 0), (0, gamma - count)))
-            goes_on = jnp.logical_and(length == early.max_draft, context.should_continue(count - 1, read))
+            confidence = jnp.pad(draft.aux["confidence"], ((0, 0), (0, gamma - count)))
+            goes_on = jnp.logical_and(length == early.max_draft, context.should_continue(count - 1, confidence))
             left = jnp.where(goes_on, left, 0)
         # Its positions are those of later rounds: the noise is another.
         later = context._replace(
@@ -106,9 +106,9 @@ def _horizontal_cascade(first: Drafter, then: Drafter, tokens: int) -> Drafter:
             to_distribution=after(context.to_distribution, draft.tokens, length),
             should_continue=_later(context, confidence_of(draft)),
         )
-        more, (target, then_state) = then.propose(then_weights, Caches(target, then_state), later)
-        joined = _joined(draft._replace(length=length), more._replace(length=jnp.minimum(more.length, later.max_draft)))
-        return joined, Caches(target, (first_state, then_state))
+        second, (target, then_state) = then.propose(then_weights, Caches(target, then_state), later)
+        second = second._replace(length=jnp.minimum(second.length, later.max_draft))
+        return _joined(draft._replace(length=length), second), Caches(target, (first_state, then_state))
 
     return side_by_side((first, then), propose, nested=True)
 

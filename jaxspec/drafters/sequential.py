@@ -102,9 +102,9 @@ def sequential(
             token = jnp.maximum(distribution.tokens[:, 0], 0)  # -1, where nothing is allowed, could not be fed
         length = loop.length + going.astype(loop.length.dtype)
         if context.confidence is not None and context.should_continue is not None:
-            read = _put(loop.confidence, jnp.where(going, context.confidence(distribution), 0.0), i)
-            going = jnp.logical_and(going, context.should_continue(i, read))
-            loop = loop._replace(confidence=read)
+            confidence = _put(loop.confidence, jnp.where(going, context.confidence(distribution), 0.0), i)
+            going = jnp.logical_and(going, context.should_continue(i, confidence))
+            loop = loop._replace(confidence=confidence)
         return loop._replace(tokens=_put(loop.tokens, token, i), length=length, going=going)
 
     def one_token(i: Int[Array, ""], loop: DraftLoop) -> DraftLoop:
@@ -143,12 +143,12 @@ def _empty(context: DraftContext, logits: Float[Array, "B W"], carry: Any, coupl
     shape = context.max_draft.shape[0], context.gamma
     distribution: Distribution = jax.eval_shape(context.to_distribution, logits[:, None])
     log_probs = distribution.log_probs
-    wide = None if log_probs is None else jnp.zeros((*shape, log_probs.shape[-1]), jnp.float32)
+    rows = None if log_probs is None else jnp.zeros((*shape, log_probs.shape[-1]), jnp.float32)  # B G V
     return DraftLoop(
         tokens=jnp.zeros(shape, jnp.int32),
-        log_probs=None if coupled else wide,
+        log_probs=None if coupled else rows,
         length=jnp.zeros_like(context.row.length),
-        gumbel=wide if coupled else None,
+        gumbel=rows if coupled else None,
         confidence=None if context.confidence is None else jnp.zeros(shape, jnp.float32),
         going=context.max_draft >= 0,
         carry=carry,

@@ -49,9 +49,9 @@ def share_encoder(draft: Model, target: Model) -> Model:
 
     Reference: Gandhi, von Platen, Rush, Distil-Whisper (whose assistant shares its encoder), arXiv 2311.00430.
     """
-    wrong = difference(draft, target)
-    if wrong is not None:
-        raise ValueError(f"{draft.name or 'the draft model'} cannot read the encoder of the target: {wrong}")
+    reason = difference(draft, target)
+    if reason is not None:
+        raise ValueError(f"{draft.name or 'the draft model'} cannot read the encoder of the target: {reason}")
     return _shared(draft, target)
 
 
@@ -63,16 +63,16 @@ def with_shared_encoder(draft: Model, target: Model) -> Model:
 def difference(draft: Model, target: Model) -> str | None:
     """Says what keeps a draft model from reading the output of the target's encoder; None: nothing does."""
     if draft.lm.encoder is None or target.lm.encoder is None:
-        who = "it" if draft.lm.encoder is None else target.name or "the target"
-        return f"{who} has no encoder whose output can be had"
-    ours, theirs = draft.lm.encoder.params(draft.params), target.lm.encoder.params(target.params)
-    if jax.tree.map(_kind, ours) != jax.tree.map(_kind, theirs):
+        name = "it" if draft.lm.encoder is None else target.name or "the target"
+        return f"{name} has no encoder whose output can be had"
+    params = draft.lm.encoder.params(draft.params), target.lm.encoder.params(target.params)
+    kinds = [jax.tree.map(_kind, tree) for tree in params]
+    if kinds[0] != kinds[1]:
         return "their encoders have parameters of other names, shapes or dtypes"
-    pairs = list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
-    apart = [(a, b) for a, b in pairs if a is not b]
-    if any(isinstance(leaf, Tracer) for pair in apart for leaf in pair):
+    pairs = [(a, b) for a, b in zip(*map(jax.tree.leaves, params), strict=True) if a is not b]
+    if any(isinstance(leaf, Tracer) for pair in pairs for leaf in pair):
         return "their encoders cannot be compared inside of a transformation"
-    return None if _all_equal(apart) else "their encoders have different parameters"
+    return None if _all_equal(pairs) else "their encoders have different parameters"
 
 
 def _all_equal(pairs: list[tuple[Array, Array]]) -> bool:

@@ -25,7 +25,7 @@ def watched(monkeypatch):
     """A drafter of its own by its name, and a list that grows with each of its searches."""
 
     def watch(name):
-        module, calls = importlib.import_module(f"jaxspec.drafters.{name}"), []
+        module, calls = importlib.import_module(f"jaxspec.drafters.lookups.{name}"), []
         step = getattr(module, SEARCHES[name])
 
         def counted(*args):

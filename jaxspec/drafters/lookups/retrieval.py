@@ -125,8 +125,8 @@ def _retrieval(longest: int, shortest: int, occurrences: int, tree: TreeSize | N
         voter = jnp.arange(occurrences, dtype=jnp.int32)[None, :]
         count = jnp.minimum(high - low, occurrences)
         # The i-th of n among m is i * m // n, in an order in which nothing exceeds 32 bits.
-        step, rest = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
-        chosen = low + voter * step + voter * rest // jnp.maximum(count, 1)  # B C
+        step, remainder = (high - low) // jnp.maximum(count, 1), (high - low) % jnp.maximum(count, 1)
+        chosen = low + voter * step + voter * remainder // jnp.maximum(count, 1)  # B C
         after = store.suffixes[jnp.minimum(chosen, store.suffixes.shape[0] - 1)] + sizes[best]
         stored = _read(store, after[..., None] + jnp.arange(context.gamma, dtype=jnp.int32)[None, None, :])
         votes = voter < count

@@ -60,8 +60,8 @@ def choose(distribution: Distribution, keys: Key[Array, "B n"], counts: Sequence
         children = _top(log_probs, count, None)
     elif draw == "replacement":
         child_keys = jax.vmap(lambda keys: noise.split(keys, 0, count))(keys)  # B n k
-        wide = jnp.broadcast_to(log_probs[:, :, None], (*child_keys.shape, log_probs.shape[-1]))
-        children = _children(noise.categorical(child_keys, wide), Draw.WITH_REPLACEMENT, log_probs)
+        for_each = jnp.broadcast_to(log_probs[:, :, None], (*child_keys.shape, log_probs.shape[-1]))  # B n k V
+        children = _children(noise.categorical(child_keys, for_each), Draw.WITH_REPLACEMENT, log_probs)
     elif draw == "without_replacement":
         children = _children(noise.without_replacement(keys, log_probs, count), Draw.WITHOUT_REPLACEMENT, log_probs)
     else:
