@@ -1,4 +1,4 @@
-"""Where parameters, caches and batches lie on a mesh of devices: one table from logical axes to mesh axes.
+"""Places parameters, caches and batches on a mesh of devices, by one table from logical axes to mesh axes.
 
 Matrices [out, in] are split as Megatron-LM does (Shoeybi et al., arXiv 1909.08053): projections into heads and hidden
 units by their outputs, projections back by their inputs, so that a block needs one sum over devices, and embedding and
@@ -52,7 +52,7 @@ CACHE = ("batch", "kv_heads", "positions", "head_dim")
 
 
 def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh from its description, such as "data=2,model=4", of the first so many devices.
+    """Makes a mesh from its description, such as "data=2,model=4", of the first so many devices.
 
     Args:
         axes: sizes of the axes "data" (rows of a batch) and "model" (parameters and caches); either may be left out.
@@ -75,14 +75,14 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     if not isinstance(axes, str):
         raise TypeError(f"the mesh is {axes!r}: expected sizes such as 'data=2,model=4', or a jax.sharding.Mesh")
     sizes = {DATA: 1, MODEL: 1}
-    given = [part.strip().partition("=") for part in axes.split(",")]
-    names = [name for name, _, _ in given]
-    known = set(names) <= set(sizes) and len(set(names)) == len(names)
-    if not known or not all(size.isdecimal() and int(size) for _, _, size in given):
+    parts = [part.strip().partition("=") for part in axes.split(",")]
+    names = [name for name, _, _ in parts]
+    are_axes = set(names) <= set(sizes) and len(set(names)) == len(names)
+    if not are_axes or not all(size.isdecimal() and int(size) for _, _, size in parts):
         raise ValueError(
             f"the mesh is {axes!r}: expected sizes, 1 or more, of the axes data and model, such as data=2,model=4"
         )
-    sizes |= {name: int(size) for name, _, size in given}
+    sizes |= {name: int(size) for name, _, size in parts}
     devices, needed = jax.devices() if devices is None else devices, math.prod(sizes.values())
     if needed > len(devices):
         raise ValueError(
@@ -94,7 +94,7 @@ def mesh(axes: str | Mesh, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
-    """The sharding of every parameter.
+    """Returns the sharding of every parameter.
 
     Args:
         params: of a network of `jaxspec.nets`, or their shapes; int8 matrices as `weights.int8` stores them, too.
@@ -119,12 +119,12 @@ def parameters(params: Params, config: Any, mesh: Mesh) -> Params:
 
 
 def of(path: str, shape: tuple[int, ...], config: Any, mesh: Mesh) -> NamedSharding:
-    """The sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
+    """Returns the sharding of one parameter, by its path ("layers_0/attention/query/weight") and shape."""
     return _sharding(logical(path), shape, config, mesh)
 
 
 def logical(path: str) -> tuple[str, ...]:
-    """The logical axes of a parameter; none if it is kept whole.
+    """Returns the logical axes of a parameter; none if it is kept whole.
 
     >>> logical("layers_0/ff/out/weight"), logical("layers_0/attention/query/bias"), logical("norm/scale")
     (('dim', 'ff'), ('heads',), ())
@@ -140,7 +140,7 @@ def logical(path: str) -> tuple[str, ...]:
 
 
 def cache(cache: Cache, config: Any, mesh: Mesh) -> Cache:
-    """The sharding of every leaf of a network's cache: keys and values by rows and heads, lengths by rows.
+    """Returns the sharding of every leaf of a network's cache: keys and values by rows and heads, lengths by rows.
 
     >>> from types import SimpleNamespace as Config
     >>> tuple(cache(np.ones((4, 2, 16, 8)), Config(heads=2), mesh("data=1")).spec)
@@ -155,7 +155,7 @@ def cache(cache: Cache, config: Any, mesh: Mesh) -> Cache:
 
 
 def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """The sharding of what belongs to a batch: leaves with an entry for each row by rows, others whole.
+    """Returns the sharding of what belongs to a batch: leaves with an entry for each row by rows, others whole.
 
     Without a batch everything is whole.
 
@@ -170,7 +170,7 @@ def rows(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """An array placed; each process hands its own devices their parts, and none asks another for anything.
+    """Places an array; each process hands its own devices their parts, and none asks another for anything.
 
     Args:
         x: the whole array, the same in every process; if it is a `jax.Array`, one of this process or PRNG keys.
@@ -183,7 +183,7 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
-    """The same tree, with what is not on the mesh yet put where `rows` says."""
+    """Puts what is not on the mesh yet where `rows` says."""
 
     def leaf(x: Any, sharding: NamedSharding) -> Any:
         return x if _mesh(x) == mesh else put(x, sharding)
@@ -192,7 +192,7 @@ def place(tree: Any, batch: int | None, mesh: Mesh) -> Any:
 
 
 def mesh_of(params: Params) -> Mesh | None:
-    """The mesh that parameters were placed on; None for those on a single device.
+    """Returns the mesh that parameters were placed on; None for those on a single device.
 
     Raises:
         ValueError: they lie on several.
@@ -200,15 +200,15 @@ def mesh_of(params: Params) -> Mesh | None:
     >>> mesh_of({"weight": jax.numpy.ones(2)}) is None
     True
     """
-    found = {m for x in jax.tree.leaves(params) if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES}
-    if len(found) > 1:
-        each = " and ".join(sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in found))
-        raise ValueError(f"target and drafter lie on different meshes, {each}: load both with the same")
-    return next(iter(found), None)
+    meshes = {m for x in jax.tree.leaves(params) if (m := _mesh(x)) is not None and set(m.axis_names) <= AXES}
+    if len(meshes) > 1:
+        shapes = " and ".join(sorted(",".join(f"{name}={size}" for name, size in m.shape.items()) for m in meshes))
+        raise ValueError(f"target and drafter lie on different meshes, {shapes}: load both with the same")
+    return next(iter(meshes), None)
 
 
 def fetch(tree: Any) -> Any:
-    """The same tree as NumPy arrays; where a part lies on devices of other processes, it is sent to all of them."""
+    """Fetches a tree as NumPy arrays; where a part lies on devices of other processes, it is sent to all of them."""
 
     def leaf(x: Any) -> np.ndarray:
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
@@ -221,7 +221,7 @@ def fetch(tree: Any) -> Any:
 
 
 def kept_whole(config: Any, mesh: Mesh) -> list[str]:
-    """Which axes of a network are on every device although the table splits them, each with the reason.
+    """Lists the axes of a network that are on every device although the table splits them, each with the reason.
 
     >>> from types import SimpleNamespace as Config
     >>> kept_whole(Config(heads=4, ff_dim=12, vocab_size=10), mesh("model=1"))
@@ -239,13 +239,13 @@ def _check(mesh: Any) -> None:
 
 
 def _mesh(x: Any) -> Mesh | None:
-    """The mesh that an array lies on, if it does."""
+    """Returns the mesh that an array lies on, if it does."""
     place = getattr(x, "sharding", None)
     return place.mesh if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) else None
 
 
 def _heads(config: Any) -> dict[str, int]:
-    """How many heads there are: a projection to 2 heads of 64 dimensions has 128 outputs, but can be cut once."""
+    """Counts heads: a projection to 2 heads of 64 dimensions has 128 outputs, but can be cut once."""
     heads = getattr(config, "heads", None)
     return {} if heads is None else {"heads": heads, "kv_heads": getattr(config, "kv_heads", heads)}
 

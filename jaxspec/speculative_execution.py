@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class Speculated(NamedTuple, Generic[Result]):
-    """What `speculate` returns.
+    """The result of `speculate`.
 
     Attributes:
         value: g(token).
@@ -113,7 +113,7 @@ def speculate(
 
 
 def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draft:
-    """Candidates for one draw, without replacement: the children of one node; fewer where fewer have a probability.
+    """Draws candidates without replacement, the children of one node; fewer where fewer have a probability.
 
     >>> found = propose(jax.random.key(0), jnp.log(jnp.array([0.5, 0.0, 0.5])), 3)
     >>> sorted(found.tokens[0, :2].tolist()), found.length.tolist()
@@ -127,7 +127,7 @@ def propose(key: Key[Array, ""], logits: Float[Array, " V"], count: int) -> Draf
 
 
 def _address(key: Key[Array, ""]) -> tuple[Keys, Int[Array, " B"]]:
-    """Of the noise: every call has a key of its own, and so one place in it is enough."""
+    """Returns where noise is drawn: every call has a key of its own, and so one place in it is enough."""
     return noise.row_keys(key, 1), jnp.zeros(1, jnp.int32)
 
 
@@ -136,7 +136,7 @@ _propose = jax.jit(propose, static_argnames=("count",))
 
 @jax.jit
 def _verify(key: Key[Array, ""], draft: Draft, logits: Float[Array, " V"]) -> Verdict:
-    """The rejection rule on a root and its children; the distributions after the children are not read."""
+    """Applies the rejection rule to a root and its children; the distributions after the children are not read."""
     p = jax.nn.log_softmax(logits)[None, None]
     target = Distribution(jnp.broadcast_to(p, (1, draft.tokens.shape[1] + 1, p.shape[-1])))
     return rules.rejection().verify(*_address(key), draft, target)
@@ -156,7 +156,7 @@ def _checked(logits: ArrayLike, who: str) -> Float[np.ndarray, " V"]:
 def _threads(
     executor: concurrent.futures.Executor | None, count: int, submitted: list[concurrent.futures.Future]
 ) -> Iterator[concurrent.futures.Executor]:
-    """The caller's executor, or threads for one call; what runs for nothing is cancelled, and not waited for."""
+    """Yields the caller's executor, or threads for one call; what runs for nothing is cancelled, and not waited for."""
     if executor is not None:
         try:
             yield executor
@@ -164,8 +164,8 @@ def _threads(
             for future in submitted:
                 future.cancel()
         return
-    own = concurrent.futures.ThreadPoolExecutor(count)
+    threads = concurrent.futures.ThreadPoolExecutor(count)
     try:
-        yield own
+        yield threads
     finally:
-        own.shutdown(wait=False, cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -119,7 +119,7 @@ class BlockConfig:
 
     @property
     def lead(self) -> int:
-        """How many positions a memory has read before the first draft token's: the last committed token's, or none."""
+        """The positions that a memory has read before the first draft token's: the last committed token's, 1, or 0."""
         return int(self.markov == "rnn" and self.markov_rank > 0 and not self.from_anchor)
 
 

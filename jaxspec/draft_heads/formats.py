@@ -1,4 +1,4 @@
-"""What the published formats of draft heads share: the target's shape, layers and their tensors, numbers of layers."""
+"""The parts that published formats of draft heads share: the target's shape, layers and tensors, numbers of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ D2T = "d2t"  # for each id of the drafter's vocabulary, what is to be added to i
 
 
 class TargetShape(NamedTuple):
-    """What a drafter's files need not say, since its target does.
+    """The facts that a drafter's files need not say, since its target does.
 
     Attributes:
         config: of the target's network.
@@ -44,7 +44,7 @@ def layers_of(config: Any) -> int:
 
 
 class Format(NamedTuple):
-    """How files of a kind of drafter are recognised, read and written.
+    """The functions that recognise, read and write the files of a kind of drafter.
 
     Attributes:
         title: for people.

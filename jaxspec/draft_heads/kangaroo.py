@@ -51,7 +51,7 @@ class ExitAdapterConfig:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """What it reads, counted as `language_model(config, taps)` does."""
+        """The layer that it reads, counted as `language_model(config, taps)` does."""
         return (self.exit - 1,)
 
 

@@ -1,4 +1,4 @@
-"""What a kind of draft head is: an entry of the table `jaxspec.draft_heads.KINDS`, made by one file."""
+"""The type of a kind of draft head: an entry of the table `jaxspec.draft_heads.KINDS`, made by one file."""
 
 from __future__ import annotations
 

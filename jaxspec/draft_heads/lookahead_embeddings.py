@@ -44,7 +44,7 @@ from jaxspec.vocab import trim
 
 @dataclasses.dataclass(frozen=True)
 class LookAheadConfig:
-    """How many vectors, for whom.
+    """The number of vectors, and the shape of the target that they are for.
 
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
@@ -64,7 +64,7 @@ class LookAheadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookAheadSizes:
-    """How many look-ahead vectors."""
+    """The number of look-ahead vectors."""
 
     vectors: int
 

@@ -55,7 +55,7 @@ BLOCKS = ("residual", "feed_forward")
 
 @dataclasses.dataclass(frozen=True)
 class HeadsConfig:
-    """How many heads, and of what.
+    """The number of heads, and what they are made of.
 
     Attributes:
         vocab_size, dim: the target's vocabulary, and the width of its features.
@@ -164,7 +164,7 @@ class Heads(nn.Module):
     def __call__(
         self, features: Float[Array, "B T M"], tokens: Int[Array, "B T H"], shared: SharedWithTarget
     ) -> Float[Array, "B T H V"]:
-        """`tokens[:, t]`: those after position t, as many as there are heads; read by Hydra's only."""
+        """Makes all heads' logits; `tokens[:, t]`: as many after position t as there are heads, for Hydra's only."""
         levels = [self.logits_of(i, features, tokens[:, :, : i + 1], shared) for i in range(self.config.heads)]
         return jnp.stack(levels, axis=2)
 

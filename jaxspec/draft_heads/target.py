@@ -1,4 +1,4 @@
-"""What draft heads take of their target instead of having their own: its embedding, its head, its vocabulary.
+"""The parts of a target that draft heads take instead of having their own: its embedding, its head, its vocabulary.
 
 Shapes: B batch, T step, M model dimension, V the target's vocabulary, W a drafter's.
 """
@@ -17,7 +17,7 @@ from jaxspec.drafters.hidden_states import DraftHead
 
 
 class SharedWithTarget(NamedTuple):
-    """What a network may take of its target, parameters filled in.
+    """The functions of its target that a network may use, parameters filled in.
 
     Attributes:
         embed: tokens [B, T] -> rows of the target's embedding [B, T, M]: `LanguageModel.embed`.
@@ -69,7 +69,7 @@ def in_target_vocabulary(
 class TrimmedParams(NamedTuple):
     """A network's own parameters, and those of the model whose head it uses."""
 
-    own: Params
+    network: Params
     head: Params
 
 
@@ -106,15 +106,15 @@ def with_head(network: DraftHead[Any], model: Model) -> DraftHead[Any]:
 
 @functools.lru_cache
 def _with_head(functions: Any, head: Head) -> Any:
-    def with_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of_network(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(params: TrimmedParams, *arguments: Any) -> Any:
             logits = functools.partial(head, params.head)
             arguments = tuple(x._replace(logits=logits) if isinstance(x, SharedWithTarget) else x for x in arguments)
-            return function(params.own, *arguments)
+            return function(params.network, *arguments)
 
         return call
 
     # All functions that have the parameters as their first argument; the others are of the cache.
     names = {"read", "extend", "append", "block", "logits", "correct"} & set(functions._fields)
     present = {name: function for name in names if (function := getattr(functions, name)) is not None}
-    return functions._replace(**{name: with_own(function) for name, function in present.items()})
+    return functions._replace(**{name: of_network(function) for name, function in present.items()})

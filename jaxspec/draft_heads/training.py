@@ -1,4 +1,4 @@
-"""How a draft head drafts at every position of a text at once, and what it begins with, in training.
+"""Draft heads in training: how they draft at every position of a text at once, and what they begin with.
 
 A draft that begins after token s + 1 has read the target's hidden states up to position s. Its draft token number k
 (from 0) is to have the target's distribution after token s + 1 + k; the text's tokens stand for the draft tokens before
@@ -27,7 +27,7 @@ Frequencies = Int[np.ndarray, " V"]
 
 
 class DraftStarts(NamedTuple):
-    """Where drafts begin in texts, and what they may read.
+    """The places where drafts begin in texts, and what they may read.
 
     Attributes:
         forward: of the target, at positions 0 to S - 1.
@@ -82,7 +82,7 @@ def begin_with_copies(config: Any, params: Params, target: Model, often: Frequen
 
 
 class Training(NamedTuple):
-    """What training asks of a kind of draft head.
+    """The functions that training asks of a kind of draft head.
 
     Attributes:
         hidden_states: (configuration, parameters, shared, starts) -> what logits are made of, for each draft token of

@@ -16,7 +16,7 @@ ENCODING = "utf-8-sig"  # UTF-8; a byte order mark, which Windows' editors put f
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file.
+    """Reads the text of a file.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -33,14 +33,14 @@ def read_text(path: str | Path) -> str:
 
 
 def no_utf8(where: str | Path, error: UnicodeDecodeError) -> ValueError:
-    """The error to raise where a text is in another encoding."""
+    """Makes the error to raise where a text is in another encoding."""
     if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ValueError(f"{where} is not UTF-8 text but UTF-16: save it as UTF-8")
     return ValueError(f"{where} is not UTF-8 text ({error}): save it as UTF-8")
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file that are not blank, each after the place where it stands, for messages.
+    """Reads the lines of a file that are not blank, each after the place where it stands, for messages.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -55,7 +55,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def numbered(lines: Iterable[str], name: str | Path) -> Iterator[tuple[str, str]]:
-    """What `read_lines` yields, of lines that come from elsewhere."""
+    """Yields what `read_lines` yields, of lines that come from elsewhere."""
     try:
         for number, line in enumerate(lines, 1):
             if line.strip(" \t\r\n"):  # not `strip()`: a no-break space is a character of a prompt
@@ -80,7 +80,7 @@ def read_jsonl(path: str | Path, *fields: str) -> Iterator[dict[str, Any]]:
 
 
 def json_object(line: str, where: str, fields: Iterable[str] = (), optional: Iterable[str] = ()) -> dict[str, Any]:
-    """The JSON object of a line.
+    """Reads the JSON object of a line.
 
     Args:
         line, where: as `read_lines` yields them.
@@ -119,7 +119,7 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A new file to write, which becomes `path` when the block ends; a failure leaves what was there.
+    """Yields a new file to write, which becomes `path` when the block ends; a failure leaves what was there.
 
     As with `folders.whole`, the next process that writes the same file deletes what a killed one left unfinished.
     """
@@ -147,9 +147,9 @@ def check_writable(path: str | Path) -> None:
         OSError: as the operating system says it: the disk is read-only, a folder in the path is a file, ...
     """
     path = Path(path).expanduser().absolute()
-    there = next(parent for parent in path.parents if parent.exists())
+    existing = next(parent for parent in path.parents if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

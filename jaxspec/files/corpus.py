@@ -20,7 +20,7 @@ TASKS = ("translation", "synopsis", "edit", "text")
 
 
 def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ()) -> list[str]:
-    """The texts of a file.
+    """Reads the texts of a file.
 
     Args:
         path: JSON lines (`.jsonl`), of which one field is read; any other file is plain text, in which blank lines
@@ -55,7 +55,7 @@ def read_texts(path: str | Path, field: str = "text", tasks: Sequence[str] = ())
 def token_rows(
     texts: Sequence[str], tokenizer: Any, advance: Callable[[int], object] = lambda count: None
 ) -> list[Int[np.ndarray, " tokens"]]:
-    """Each text as a model that reads it with `tokenizer` would write it: its tokens, and the end-of-sequence token.
+    """Tokenises each text as a model that reads it with `tokenizer` would write it, the end-of-sequence token included.
 
     Args:
         texts: what to tokenise.
@@ -73,7 +73,7 @@ def token_rows(
 
 
 def tasks_of(target: Model) -> tuple[str, ...]:
-    """The tasks of the held-out prompts that a model is for: by its name, else by its kind.
+    """Returns the tasks of the held-out prompts that a model is for: by its name, else by its kind.
 
     >>> from jaxspec.testing import table_model
     >>> import jax
@@ -86,7 +86,7 @@ def tasks_of(target: Model) -> tuple[str, ...]:
 
 
 def heldout(task: str) -> list[dict[str, str]]:
-    """The held-out examples of a task: "input", and "reference".
+    """Reads the held-out examples of a task: "input", and "reference".
 
     Raises:
         ValueError: there is no such task.

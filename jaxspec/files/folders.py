@@ -35,7 +35,7 @@ LISTED = 8  # of many similar complaints, as many are printed
 
 @contextlib.contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """A new folder to write into, which becomes `folder` when the block ends; a failure leaves what was there.
+    """Yields a new folder to write into, which becomes `folder` when the block ends; a failure leaves what was there.
 
     What a killed process left unfinished is deleted by the next one that writes the same folder.
 
@@ -114,16 +114,16 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 
 def no_room(folder: Path, needed: int) -> str:
-    """Why so many bytes cannot be written to a folder; empty if there is room.
+    """Says why so many bytes cannot be written to a folder; empty if there is room.
 
     >>> no_room(Path("/"), 1), no_room(Path("/"), 2**70).split(" of")[0]
     ('', '/ would take 1.2 ZB')
     """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed <= free:
         return ""
-    return f"{folder} would take {filesize.decimal(needed)} of disk, and {there} has {filesize.decimal(free)} left"
+    return f"{folder} would take {filesize.decimal(needed)} of disk, and {existing} has {filesize.decimal(free)} left"
 
 
 def put_in_place(new: Path, folder: Path) -> None:
@@ -201,7 +201,7 @@ def _set_aside(folder: Path) -> Path:
 
 
 def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -> str:
-    """Why nothing may be written to a folder; empty if it may.
+    """Says why nothing may be written to a folder; empty if it may.
 
     Args:
         folder: where to write.
@@ -220,13 +220,13 @@ def occupied(folder: Path, kind: str, overwrite: bool, marker: str = MANIFEST) -
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:
-    """[size in bytes, SHA-256] of every file, by its path in the folder."""
+    """Returns [size in bytes, SHA-256] of every file, by its path in the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): [path.stat().st_size, _sha256(path)] for path in files}
 
 
 def ill_formed(files: dict[str, Any]) -> str:
-    """What is wrong with a manifest's fingerprints themselves; empty if nothing."""
+    """Says what is wrong with a manifest's fingerprints themselves; empty if nothing."""
     for file, entry in files.items():
         if not (isinstance(entry, list) and [type(item) for item in entry] == [int, str]):
             return f"[files] {file} must be [size, sha256], got {entry!r}"
@@ -234,7 +234,7 @@ def ill_formed(files: dict[str, Any]) -> str:
 
 
 def damage(folder: Path, files: dict[str, list[Any]]) -> str:
-    """Which files are not as their fingerprints say; empty if all are."""
+    """Says which files are not as their fingerprints say; empty if all are."""
     complaints = []
     for file, (size, digest) in files.items():
         path = folder / file
@@ -248,13 +248,13 @@ def damage(folder: Path, files: dict[str, list[Any]]) -> str:
 
 
 def some(names: list[str]) -> str:
-    """The first few of a list, and how many more there are."""
+    """Lists the first few names, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
 
 def to_toml(table: dict[str, Any]) -> str:
-    """A manifest as TOML.
+    """Writes a manifest as TOML.
 
     Raises:
         ValueError: a value that TOML has no type for; it has no null, and NumPy's scalars are none of its numbers.

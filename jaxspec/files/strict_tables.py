@@ -14,7 +14,7 @@ class RecipeError(ValueError):
 
 
 def build(kind: type, table: dict[str, Any], where: str) -> Any:
-    """A frozen dataclass from a table, or a RecipeError that names the key at fault."""
+    """Builds a frozen dataclass from a table, or raises a RecipeError that names the key at fault."""
     if not isinstance(table, dict):
         raise RecipeError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}

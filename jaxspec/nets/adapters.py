@@ -57,7 +57,7 @@ def from_function(
     select: Select | None = None,
     max_positions: int | None = None,
 ) -> LanguageModel:
-    """A decoder-only language model from a pure function; see the top of this file for the two kinds.
+    """Makes a decoder-only language model of a pure function; see the top of this file for the two kinds.
 
     Args:
         apply: the function.
@@ -104,12 +104,12 @@ def from_function(
                 f"[batch, step, vocab] = {(*tokens.shape, vocab_size)}"
             )
         _check_batch_first(inner, tokens.shape[0])
-        made = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
-        return made, AdapterCache(inner, cache.length + tokens.shape[1])
+        forward = Forward(logits.astype(jnp.float32), logits[..., :0].astype(jnp.float32))
+        return forward, AdapterCache(inner, cache.length + tokens.shape[1])
 
     def prefill(params: Params, prompt: Prompt, capacity: int) -> tuple[Forward, AdapterCache]:
-        made, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
-        return made._replace(logits=stack.last(made.logits, prompt)), cache._replace(length=prompt.length)
+        forward, cache = extend(params, start(prompt.tokens.shape[0], capacity), prompt.tokens)
+        return forward._replace(logits=stack.last(forward.logits, prompt)), cache._replace(length=prompt.length)
 
     def rewind(cache: AdapterCache, length: Int[Array, " B"]) -> AdapterCache:
         return cache._replace(length=length)
@@ -136,7 +136,7 @@ def from_linen(
     select: Select | None = None,
     max_positions: int | None = None,
 ) -> LanguageModel:
-    """A language model from a Linen module; `params` is its "params" collection.
+    """Makes a language model of a Linen module; `params` is its "params" collection.
 
     Its `__call__` takes what `apply` at the top of this file takes, without `params`.
     """
@@ -157,7 +157,7 @@ def from_linen_cache(
     one_by_one: bool = False,
     max_positions: int | None = None,
 ) -> LanguageModel:
-    """A language model from a Linen module that keeps its cache in a "cache" collection, as T5X's and MaxText's do.
+    """Makes a language model of a Linen module that keeps its cache in a "cache" collection, as T5X's and MaxText's do.
 
     Its `__call__` takes tokens [batch, step]. `module.init` of as many tokens as a row may hold makes the cache, zeros
     but for its shapes; each call writes entries from the index on, a scalar in the collection, and attends to what
@@ -189,7 +189,7 @@ def from_linen_cache(
 
 
 def by_row(step: Callable[..., Any], one_by_one: bool = False) -> Callable[..., Any]:
-    """What `from_function` takes, of a function of one row whose place in its cache is one number.
+    """Makes what `from_function` takes, of a function of one row whose place in its cache is one number.
 
     Args:
         step: (params, cache, tokens [1, T], index) -> (logits [1, T, vocab], cache): writes entries from `index` on.
@@ -220,7 +220,7 @@ def from_nnx(
     select: Select | None = None,
     max_positions: int | None = None,
 ) -> tuple[LanguageModel, Params]:
-    """A language model from an NNX module, and its parameters.
+    """Makes a language model of an NNX module, and returns its parameters with it.
 
     The module is split once, here, and merged inside the traced body. Its `__call__` takes what `apply` at the top of
     this file takes, without `params`; it must not keep state of its own (dropout off, no nnx.Cache).

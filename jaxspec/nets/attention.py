@@ -65,7 +65,7 @@ class Attention(nn.Module):
     def keys_values(
         self, x: Float[Array, "B T M"], rotary: Rotation | None = None
     ) -> tuple[Float[Array, "B K T D"], Float[Array, "B K T D"]]:
-        """Keys and values of `x`, in the cache's layout; keys are rotated by `rotary`."""
+        """Makes keys and values of `x`, in the cache's layout; keys are rotated by `rotary`."""
         keys, values = self._split(self.key(x), self.kv_heads), self._split(self.value(x), self.kv_heads)
         if self.head_norm is not None:
             keys = self.key_norm(keys)
@@ -85,16 +85,17 @@ class Attention(nn.Module):
         Garbage in masked keys, NaN included, has no effect; garbage in masked values must be finite.
         """
         B, T, _ = x.shape
-        group = self.heads // self.kv_heads
+        group = self.heads // self.kv_heads  # query heads that share a key-value head
         query = self._split(self.query(x), self.heads)
         if self.head_norm is not None:
             query = self.query_norm(query)
         if rotary is not None:
             query = rotate(query, rotary)
+        # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps, so that one product serves all.
         query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
         exact = precision(self.dtype)
         scores = jnp.einsum("bktd,bksd->bkts", query, keys, precision=exact, preferred_element_type=jnp.float32)
-        scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale
+        scores = scores.reshape(B, self.heads, T, keys.shape[2]) * self.scale  # [B, H, T, S], as mask and bias
         if self.softcap is not None:
             scores = softcap(scores, self.softcap)
         if bias is not None:
@@ -111,7 +112,7 @@ class Attention(nn.Module):
 
 
 def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
-    """Values squeezed into (-cap, cap), nearly unchanged where small (Gemma 2, arXiv 2408.00118).
+    """Squeezes values into (-cap, cap), nearly unchanged where small (Gemma 2, arXiv 2408.00118).
 
     >>> [f"{x:.2f}" for x in softcap(jnp.array([1.0, 10.0, 100.0]), 30.0)]
     ['1.00', '9.65', '29.92']

@@ -103,12 +103,12 @@ class DecoderConfig:
             )
         if any(self.local) and self.window is None:
             raise ValueError("some layers are local, but window is None: expected how many positions they attend to")
-        for name, known in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("rope_scaling", rotary.SCALINGS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        for name, options in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("rope_scaling", rotary.SCALINGS)):
+            if getattr(self, name) not in options:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(options)}")
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer attends to the window only: of (True, False), layers 0, 2, 4, ..."""
+        """Tells whether a layer attends to the window only: with (True, False), layers 0, 2, 4, ... do."""
         return bool(self.local) and self.local[layer % len(self.local)]
 
 
@@ -116,7 +116,7 @@ POSITIONS = ("rotary", "relative")
 
 
 class AttentionInputs(NamedTuple):
-    """What depends on positions, and is the same for all layers of one kind, local or global."""
+    """Inputs of attention that depend on positions, the same for all layers of one kind, local or global."""
 
     mask: Bool[Array, "B 1 T S"]
     rotary: Rotation | None
@@ -124,7 +124,7 @@ class AttentionInputs(NamedTuple):
 
 
 def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation | None:
-    """The rotation of global layers at some positions; None if positions are not rotary."""
+    """Computes the rotation of global layers at some positions; None if positions are not rotary."""
     c = config
     if c.positions != "rotary":
         return None
@@ -163,7 +163,7 @@ class DecoderLayer(nn.Module):
         attention: bool = True,
         mlp: bool = True,
     ):
-        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
+        """Computes the layer; `update_cache` takes this step's keys and values, and returns all it may attend to."""
         keys = values = None
         if attention:
             y = self.attention_norm(x)
@@ -193,13 +193,13 @@ class Decoder(nn.Module):
             self.head = Dense(c.vocab_size, dtype=dtype)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of each position of whole rows."""
+        """Computes the logits of each position of whole rows."""
         return self.logits(self.features(self.streams(tokens)[-1]), training=True)
 
     def streams(
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
-        """The residual stream of whole rows after each layer; see `stack.without_cache`."""
+        """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         start = jnp.zeros((tokens.shape[0],), jnp.int32)
         inputs = self._attention_inputs(start, tokens.shape[1], tokens.shape[1], None)
         return stack.without_cache(self._layers(inputs), self._embed(tokens), runs)
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T M"]:
-        """What the first layer reads of tokens; where they lie does not matter to it."""
+        """Embeds tokens for the first layer; where they lie does not matter to it."""
         return self._embed(tokens)
 
     def run(
@@ -228,20 +228,19 @@ class Decoder(nn.Module):
     def _attention_inputs(
         self, length: Int[Array, " B"], step: int, capacity: int, parent: Int[Array, "B N"] | None
     ) -> dict[bool, AttentionInputs]:
-        """Those of global layers (under False), and of local ones (under True) if there are any."""
+        """Makes the inputs of global layers (under False), and of local ones (under True) if there are any."""
         c, position = self.config, kv.positions(length, step, parent)
-        mask, bias = kv.mask(length, step, capacity, parent), None
+        mask, bias = kv.mask(length, step, capacity, parent), None  # mask [B, T, S]; the axis of heads is added below
         if c.positions == "relative":
-            bias = biases(self.bias(distances(capacity)), length, step, capacity, parent)
-
+            bias = biases(self.bias(distances(capacity)), length, step, capacity, parent)  # [B, H, T, S]
         inputs = {False: AttentionInputs(mask[:, None], rotation_of(c, position), bias)}
         if c.window is not None and any(c.local):
             near = jnp.logical_and(mask, within(c.window, position, kv.key_positions(length, step, capacity, parent)))
             # A base of their own is not scaled: within the window no distance is longer than in training.
-            own = inputs[False].rotary
-            if own is not None and c.local_rope_base is not None:
-                own = rotary.rotation(position, rotary.frequencies(c.head_dim, c.local_rope_base))
-            inputs[True] = AttentionInputs(near[:, None], own, bias)
+            rotary_of_local = inputs[False].rotary
+            if rotary_of_local is not None and c.local_rope_base is not None:
+                rotary_of_local = rotary.rotation(position, rotary.frequencies(c.head_dim, c.local_rope_base))
+            inputs[True] = AttentionInputs(near[:, None], rotary_of_local, bias)
         return inputs
 
     def _embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
@@ -249,18 +248,18 @@ class Decoder(nn.Module):
         return x * jnp.asarray(self.config.dim**0.5, x.dtype) if self.config.scale_embedding else x
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """The final norm."""
+        """Applies the final norm."""
         return self.norm(x)
 
     def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
-        """The head."""
+        """Applies the head."""
         logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         logits = logits.astype(jnp.float32)
         return logits if self.config.logits_cap is None else softcap(logits, self.config.logits_cap)
 
 
 def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageModel:
-    """A decoder as pure functions of (params, ...), for `jaxspec.decode`.
+    """Makes a decoder's pure functions of (params, ...), for `jaxspec.decode`.
 
     Args:
         config: its shape.
@@ -288,5 +287,5 @@ def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageMod
 
 
 def init(config: DecoderConfig, key: Key[Array, ""]) -> Params:
-    """Random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
+    """Draws random parameters: fan-in scaled matrices, embeddings of standard deviation 0.02."""
     return stack.init_params(Decoder(config), key, jnp.zeros((1, 2), jnp.int32))

@@ -47,7 +47,7 @@ class Dense(nn.Module):
 
 
 def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...]) -> Any:
-    """`module.param(name, init, shape)` in float32, in a fifth less of the time that a network takes to be traced.
+    """Declares `module.param(name, init, shape)` in float32, a fifth faster to trace than Flax's own.
 
     Of a parameter that is there flax traces the initialiser again, in each program, to compare shapes. Here they are
     compared without that.
@@ -58,14 +58,14 @@ def parameter(module: nn.Module, name: str, init: nn.initializers.Initializer, s
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)
     value = module.get_variable("params", name)
-    found = jnp.shape(jax.tree.leaves(value)[0])  # of int8 weights, these come first
-    if found != shape:
-        raise errors.ScopeParamShapeError(name, "/".join(module.path), found, shape)
+    held = jnp.shape(jax.tree.leaves(value)[0])  # of int8 weights, these come first
+    if held != shape:
+        raise errors.ScopeParamShapeError(name, "/".join(module.path), held, shape)
     return value
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
-    """The precision of products of a dtype: float32 is multiplied as float32 on every backend.
+    """Returns the precision of products of a dtype: float32 is multiplied as float32 on every backend.
 
     By default a TPU multiplies float32 in bfloat16, and some GPUs in TF32, which both keep some three digits; a pass
     over one token and one over several would then differ by more than near ties, and text with them. Who wants that
@@ -84,7 +84,7 @@ def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
 
 
 def product(x: Float[Array, "B T in"], weight: Matrix) -> Float[Array, "B T out"]:
-    """`x @ weight.T`, in the dtype of `x`; int8 weights as `jaxspec.nets.quantised` says.
+    """Multiplies `x @ weight.T`, in the dtype of `x`; int8 weights as `jaxspec.nets.quantised` says.
 
     A pass over a few tokens should cost little more than a pass over one, whose cost is reading the weights once. On
     CPU that takes care: XLA's product of a few rows with a large matrix copies the matrix into its own layout, which

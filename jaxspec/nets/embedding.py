@@ -39,8 +39,8 @@ class Embedding(nn.Module):
         if not self.has_variable("params", "more"):
             return self._rows(ids)
         more: Array = self.get_variable("params", "more")
-        own = jnp.take(more, jnp.maximum(ids - self.size, 0), axis=0).astype(self.dtype)
-        return jnp.where((ids >= self.size)[..., None], own, self._rows(jnp.minimum(ids, self.size - 1)))
+        vectors = jnp.take(more, jnp.maximum(ids - self.size, 0), axis=0).astype(self.dtype)
+        return jnp.where((ids >= self.size)[..., None], vectors, self._rows(jnp.minimum(ids, self.size - 1)))
 
     def _rows(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape M"]:
         if isinstance(self.embedding, Mapping):
@@ -48,7 +48,7 @@ class Embedding(nn.Module):
         return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
 
     def logits(self, x: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
-        """The matrix as output head.
+        """Uses the matrix as output head.
 
         In training the transpose is kept apart from the product, so that the gradient is x^T dlogits, and not
         dlogits^T x: transposing dlogits was measured at a sixth of a training step on CPU.

@@ -90,7 +90,7 @@ class GPTLayer(nn.Module):
         attention: bool = True,
         mlp: bool = True,
     ):
-        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
+        """Computes the layer; `update_cache` takes this step's keys and values, and returns all it may attend to."""
         keys = values = None
         if attention:
             y = self.attention_norm(x)
@@ -116,13 +116,13 @@ class GPT(nn.Module):
             self.head = Dense(c.vocab_size, dtype=dtype, weight_init=init)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of each position of whole rows."""
+        """Computes the logits of each position of whole rows."""
         return self.logits(self.features(self.streams(tokens)[-1]), training=True)
 
     def streams(
         self, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
-        """The residual stream of whole rows after each layer; see `stack.without_cache`."""
+        """Computes the residual stream of whole rows after each layer; see `stack.without_cache`."""
         position = jnp.arange(tokens.shape[1])
         visible = (position[None, :] <= position[:, None])[None, None]
         x = self.embedding(tokens) + self.position(position)[None]
@@ -131,7 +131,7 @@ class GPT(nn.Module):
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T M"]:
-        """What the first layer reads of tokens at each row's own length."""
+        """Embeds tokens for the first layer, at each row's own length."""
         position = kv.positions(cache.length, tokens.shape[1], parent)
         return self.embedding(tokens) + self.position(jnp.clip(position, 0, self.config.max_positions - 1))
 
@@ -150,17 +150,17 @@ class GPT(nn.Module):
         return [functools.partial(layer, mask=mask) for layer in self.layers]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """The final norm."""
+        """Applies the final norm."""
         return self.norm(x)
 
     def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
-        """The head."""
+        """Applies the head."""
         logits = self.embedding.logits(features, training) if self.config.tied_head else self.head(features)
         return logits.astype(jnp.float32)
 
 
 def language_model(config: GPTConfig, taps: Sequence[int] = ()) -> LanguageModel:
-    """A GPT as pure functions of (params, ...), for `jaxspec.decode`.
+    """Makes a GPT's pure functions of (params, ...), for `jaxspec.decode`.
 
     Args:
         config: its shape.
@@ -188,5 +188,5 @@ def _language_model(config: GPTConfig, taps: tuple[int, ...]) -> LanguageModel:
 
 
 def init(config: GPTConfig, key: Key[Array, ""]) -> Params:
-    """Random parameters, initialised as GPT-2's are."""
+    """Draws random parameters as GPT-2's begin."""
     return stack.init_params(GPT(config), key, jnp.zeros((1, 2), jnp.int32))

@@ -30,7 +30,7 @@ Matrix = Float[Array, "out in"] | Mapping[str, Array]
 
 
 def is_quantised(node: Any) -> bool:
-    """Whether a node of a parameter tree is an int8 matrix: {"int8": [out, in], "scale": [out, 1]}."""
+    """Tells whether a node of a parameter tree is an int8 matrix: {"int8": [out, in], "scale": [out, 1]}."""
     return isinstance(node, Mapping) and set(node) == {"int8", "scale"}
 
 
@@ -40,7 +40,7 @@ def product(
     scale: Float[Array, "out 1"],
     precision: jax.lax.Precision | None = None,
 ) -> Float[Array, "B T out"]:
-    """`x @ (int8 * scale).T`, summed and scaled in float32; `dense.precision` says of what precision.
+    """Multiplies `x @ (int8 * scale).T`, summed and scaled in float32; `dense.precision` says of what precision.
 
     >>> product(jnp.array([[[1.0, 2.0]]]), jnp.array([[3, 4], [5, 6]], jnp.int8), jnp.array([[1.0], [0.5]])).tolist()
     [[[11.0, 8.5]]]
@@ -53,7 +53,7 @@ def product(
 def rows(
     tokens: Int[Array, "*shape"], int8: Int8[Array, "vocab dim"], scale: Float[Array, "vocab 1"]
 ) -> Float[Array, "*shape dim"]:
-    """Some rows of the matrix, in float32.
+    """Reads some rows of the matrix, in float32.
 
     >>> rows(jnp.array([1]), jnp.array([[3, 4], [5, 6]], jnp.int8), jnp.array([[1.0], [0.5]])).tolist()
     [[2.5, 3.0]]
@@ -62,7 +62,7 @@ def rows(
 
 
 def block_rows(rows: int, columns: int) -> int:
-    """How many rows a block has: as many as fit, at most half of them, and a divisor of them if one is near.
+    """Chooses how many rows a block has: as many as fit, at most half of them, and a divisor of them if one is near.
 
     Half, since a loop that runs once is none, and what it widens would be moved out of generation's loop again.
 
@@ -83,27 +83,27 @@ def _widened(x: Float[Array, "B T in"], int8: Int8[Array, "out in"], precision: 
 
 
 def _by_blocks(x: Float[Array, "B T in"], int8: Int8[Array, "out in"], precision: Precision) -> Float[Array, "B T out"]:
-    """Six rows in three blocks: 0 and 3, 1 and 4, 2 and 5; a matrix whose rows are split over devices is not moved.
+    """Cuts six rows into three blocks as 0 and 3, 1 and 4, 2 and 5: rows that are split over devices stay there.
 
     Five rows in three blocks: 0 and 1, 2 and 3, 3 and 4; row 3 is left out of the last.
     """
     if 4 * int8.size <= SMALL:
         return _widened(x, int8, precision)
-    (rows, columns), flat = int8.shape, x.reshape(-1, x.shape[-1])
+    (rows, columns), flat = int8.shape, x.reshape(-1, x.shape[-1])  # flat: [N, in]
     size = block_rows(rows, columns)
     count, even = -(-rows // size), rows % size == 0
 
     def block(i: Int[Array, ""]) -> Float[Array, "size N"]:
-        if even:
+        if even:  # rows i, count + i, 2 count + i, ...
             part = jax.lax.dynamic_index_in_dim(int8.reshape(size, count, columns), i, axis=1, keepdims=False)
-        else:
+        else:  # the last block begins earlier than its turn, to be as large as the others
             part = jax.lax.dynamic_slice_in_dim(int8, jnp.minimum(i * size, rows - size), size)
         axes = (((1,), (1,)), ((), ()))
         return jax.lax.dot_general(part.astype(x.dtype), flat, axes, precision, preferred_element_type=jnp.float32)
 
     y: Float[Array, "count size N"] = jax.lax.map(block, jnp.arange(count, dtype=jnp.int32))
     if even:
-        y = y.transpose(1, 0, 2).reshape(rows, -1)
-    else:
+        y = y.transpose(1, 0, 2).reshape(rows, -1)  # back into the order of the rows
+    else:  # of the last block only what the ones before it have not got
         y = jnp.concatenate([y[:-1].reshape(-1, flat.shape[0]), y[-1, count * size - rows :]])
     return y.T.reshape(*x.shape[:-1], rows)

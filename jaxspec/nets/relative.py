@@ -21,7 +21,7 @@ from jaxspec.nets import dense
 def relative_bucket(
     distance: Int[Array, "*shape"], buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[Array, "*shape"]:
-    """The bias bucket of `distance` = key position - query position: exact when near, logarithmic when far.
+    """Returns the bias bucket of `distance` = key position - query position: exact when near, logarithmic when far.
 
     >>> relative_bucket(jnp.array([0, -1, -200]), 32, 128, bidirectional=False).tolist()
     [0, 1, 31]
@@ -32,7 +32,7 @@ def relative_bucket(
 
 @functools.lru_cache
 def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
-    """The buckets of the distances -max_distance..max_distance; those beyond are in the last.
+    """Lists the buckets of the distances -max_distance..max_distance; those beyond are in the last.
 
     Far ones are in bucket exact + floor(log(distance / exact) / log(max_distance / exact) * (buckets - exact)). At
     many distances (16, 32 and 64 of T5's encoder) that is a whole number, whose floor would depend on how a backend
@@ -78,7 +78,7 @@ class RelativeBias(nn.Module):
 
 
 def distances(capacity: int) -> Int[Array, " distances"]:
-    """The distances whose biases `biases` reads; entry j is distance j - (capacity - 1).
+    """Lists the distances whose biases `biases` reads; entry j is distance j - (capacity - 1).
 
     The query at position i, over keys 0..S-1, then reads the slice that begins at S - 1 - i. Distances above 0 (the
     future) are masked whatever their bias.
@@ -96,22 +96,23 @@ def biases(
     capacity: int,
     parent: Int[Array, "B N"] | None,
 ) -> Float[Array, "B H T S"]:
-    """The bias between each fed token and each cache entry; `by_distance` is laid out as `distances` says."""
+    """Looks up the bias between each fed token and each cache entry; `by_distance` is laid out as `distances` says."""
     query = kv.positions(length, step, parent)
-    start = jnp.asarray(capacity - 1, query.dtype) - query
+    start = jnp.asarray(capacity - 1, query.dtype) - query  # [B, T]: where in `by_distance` key 0 is
     if parent is None:  # entry s is position s, so a query's biases are one contiguous slice
 
         def of_query(at: Int[Array, ""]) -> Float[Array, "H S"]:
             return jax.lax.dynamic_slice_in_dim(by_distance, at, capacity, axis=1)
 
         return jax.vmap(jax.vmap(of_query))(start).transpose(0, 2, 1, 3)
+    # Of a tree siblings share a position, so each entry of the cache looks its own up: [B, T, S].
     key = kv.key_positions(length, step, capacity, parent)
     index = jnp.clip(start[:, :, None] + key[:, None, :], 0, by_distance.shape[1] - 1)
     return jnp.take(by_distance, index, axis=1).transpose(1, 0, 2, 3)
 
 
 def within(window: int, query: Int[Array, "B T"], key: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
-    """Which keys are among the last `window` positions of each query, its own included.
+    """Tells which keys are among the last `window` positions of each query, its own included.
 
     The cache holds every position all the same: one that held the window only could not be rewound.
 

@@ -24,7 +24,7 @@ _HIDDEN = {"gate": 0, "wi": 0, "out": 1}  # the axis of feed-forward matrices th
 
 
 def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) -> Params:
-    """Parameters for a network of the shape `new`, from those of one of the shape `old`.
+    """Makes parameters for a network of the shape `new`, from those of one of the shape `old`.
 
     More layers: a new one is a copy of the one below it whose output projections are zero, so that it adds nothing yet.
     More hidden units in feed-forward blocks: random, their weights out zero. Fewer layers: evenly spaced ones, the
@@ -57,20 +57,20 @@ def resize(params: Params, old: T5Config, new: T5Config, key: Key[Array, ""]) ->
     if untied:
         scale = (old.dim**-0.5 if old.scaled_head else 1.0) / (new.dim**-0.5 if new.scaled_head else 1.0)
         params = params | {"head": {"weight": params["embedding"]["embedding"] * scale}}
-    made: dict[str, Any] = dict(t5.init(new, key))
-    for name in made:
+    resized: dict[str, Any] = dict(t5.init(new, key))
+    for name in resized:
         side, _, index = name.rpartition("_")
         if not index.isdigit():
-            made[name] = params[name]
+            resized[name] = params[name]
             continue
         had, has = (getattr(config, f"{side}_layers") for config in (old, new))
         source, adds = _source(int(index), had, has)
-        made[name] = _layer(params[f"{side}_{source}"], made[name], adds)
-    return made
+        resized[name] = _layer(params[f"{side}_{source}"], resized[name], adds)
+    return resized
 
 
 def _source(index: int, had: int, has: int) -> tuple[int, bool]:
-    """Which of `had` layers the layer `index` of `has` is made of, and whether it is to add what that one adds.
+    """Returns which old layer a new layer is made of, and whether it is to add what that one adds.
 
     >>> [_source(i, 2, 3) for i in range(3)], [_source(i, 5, 2) for i in range(2)]
     ([(0, True), (0, False), (1, True)], [(1, True), (4, True)])
@@ -82,7 +82,7 @@ def _source(index: int, had: int, has: int) -> tuple[int, bool]:
 
 
 def _layer(old: Params, new: Params, adds: bool) -> Params:
-    """A layer of the size of `new`; one that adds nothing to the residual stream if not `adds`."""
+    """Resizes a layer to the size of `new`; it adds nothing to the residual stream if not `adds`."""
     kept = None
     ff_out = old["ff"]["out"]["weight"]
     if ff_out.shape[1] > new["ff"]["out"]["weight"].shape[1]:
@@ -90,17 +90,18 @@ def _layer(old: Params, new: Params, adds: bool) -> Params:
 
     def leaf(path: tuple[Any, ...], x: Array, fresh: Array) -> Array:
         names = tuple(entry.key for entry in path)
-        if names[:2] in _OUTPUTS:
+        if names[:2] in _OUTPUTS:  # new hidden units add nothing yet, and a new layer as a whole
             fresh = jnp.zeros_like(fresh)
             if not adds:
                 return fresh
         if kept is not None and names[0] == "ff":
             return jnp.take(x, kept, axis=_HIDDEN[names[1]])
+        # The old matrix is a corner of the new one.
         return fresh.at[tuple(slice(0, n) for n in x.shape)].set(x)
 
     return jax.tree_util.tree_map_with_path(leaf, old, new)
 
 
 def _largest(out: Array, count: int) -> Int[Array, " count"]:
-    """The hidden units with the largest weights out, in their order."""
+    """Chooses the hidden units with the largest weights out, in their order."""
     return jnp.sort(jnp.argsort(jnp.sum(jnp.square(out), axis=0))[-count:])

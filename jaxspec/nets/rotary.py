@@ -16,7 +16,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 class RopeScaling(NamedTuple):
-    """How a model trained on short rows was made to read longer ones: its frequencies are lowered.
+    """The lower frequencies by which a model trained on short rows was made to read longer ones.
 
     Attributes:
         kind: "default" leaves them alone; "linear" divides all by `factor`; "llama3" and "yarn" those that turn few
@@ -25,7 +25,7 @@ class RopeScaling(NamedTuple):
         factor: the divisor.
         low, high: of llama3 and yarn: frequencies of fewer turns than low are divided, those of more than high are not.
         original: of llama3 and yarn: the context of the training.
-        whole: of yarn: whether the numbers of the frequencies where the passage begins and ends are rounded outwards.
+        truncate: of yarn: whether the numbers of the frequencies between which it passes are rounded outwards.
     """
 
     kind: str = "default"
@@ -33,7 +33,7 @@ class RopeScaling(NamedTuple):
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
-    whole: bool = True
+    truncate: bool = True
 
 
 class Rotation(NamedTuple):
@@ -44,7 +44,7 @@ class Rotation(NamedTuple):
 
 
 def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) -> np.ndarray:
-    """Radians per position, from 1 down to nearly 1 / base; float32.
+    """Returns radians per position, from 1 down to nearly 1 / base; float32 [F].
 
     >>> frequencies(4, 100.0).round(4).tolist()
     [1.0, 0.10000000149011612]
@@ -70,13 +70,13 @@ def frequencies(head_dim: int, base: float, scaling: RopeScaling | None = None) 
 
 
 def _passage(head_dim: int, base: float, scaling: RopeScaling) -> np.ndarray:
-    """Of each frequency how far it is divided, from 0 to 1, as YaRN has it."""
+    """Returns how far each frequency is divided, from 0 to 1, as YaRN has it."""
 
     def number(turns: float) -> float:
         return head_dim * math.log(scaling.original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = number(scaling.high), number(scaling.low)
-    if scaling.whole:
+    if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     width = last - first or 0.001
@@ -84,7 +84,7 @@ def _passage(head_dim: int, base: float, scaling: RopeScaling) -> np.ndarray:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """By what YaRN multiplies cosines and sines, so that attention over longer rows is as sharp.
+    """Returns what YaRN multiplies cosines and sines by, so that attention over longer rows is as sharp.
 
     >>> round(yarn_magnitude(4.0), 4)
     1.1386
@@ -93,7 +93,7 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 
 def rotation(position: Int[Array, "B T"], frequency: np.ndarray, magnitude: float = 1.0) -> Rotation:
-    """The rotation of each position, computed in float32; `magnitude` is multiplied in."""
+    """Computes the rotation of each position in float32; `magnitude` is multiplied in."""
     angle = position.astype(jnp.float32)[:, :, None] * jnp.asarray(frequency)[None, None, :]
     if magnitude == 1.0:
         return Rotation(jnp.cos(angle), jnp.sin(angle))

@@ -29,7 +29,7 @@ Past = tuple[KeysValues, ...]
 
 
 def init_params(module: nn.Module, key: Key[Array, ""], *inputs: Any, **more: Any) -> Params:
-    """A module's random parameters.
+    """Draws a module's random parameters.
 
     Each is drawn by itself, so that parameters of one shape share a program: the draws of a deep network in one
     program take XLA minutes to compile. What the module computes is not.
@@ -99,7 +99,7 @@ def with_cache(
 
 
 def check_numbers(taps: Sequence[int]) -> None:
-    """Whether taps are numbers, of whatever layers.
+    """Refuses taps that are no numbers, of whatever layers.
 
     Raises:
         ValueError: they are a string, or other things.
@@ -115,7 +115,7 @@ def check_numbers(taps: Sequence[int]) -> None:
 
 
 def check_taps(taps: Sequence[int], layers: int) -> tuple[int, ...]:
-    """The layers to tap: 0 is the residual stream after the first layer, layers - 1 that after the last.
+    """Checks the layers to tap: 0 is the residual stream after the first layer, layers - 1 that after the last.
 
     "After layer l" is transformers' `hidden_states[l + 1]`; but for the last layer, whose output transformers gives
     after the final norm, which is `Forward.features` here.
@@ -151,8 +151,8 @@ def without_cache(
     """
     after = []
     for i, layer in enumerate(layers):
-        made, _, _ = layer(x, lambda k, v: (k, v))
-        x = made if runs is None else jnp.where(runs[i][:, None, None], made, x)
+        output, _, _ = layer(x, lambda k, v: (k, v))
+        x = output if runs is None else jnp.where(runs[i][:, None, None], output, x)
         after.append(x)
     return after
 
@@ -175,7 +175,7 @@ def with_past(layers: Iterable[Layer], x: Float[Array, "B S M"], past: Past) -> 
 
 
 def last(x: Float[Array, "B P M"], prompt: Prompt) -> Float[Array, "B 1 M"]:
-    """What is at each row's last token: all that the head need read of a prompt."""
+    """Takes what is at each row's last token: all that the head need read of a prompt."""
     return jnp.take_along_axis(x, (prompt.length - 1)[:, None, None], axis=1)
 
 
@@ -186,7 +186,7 @@ def pure(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def head_of(module: nn.Module) -> Head:
-    """The `LanguageModel.head` of a network with a method `logits`."""
+    """Makes the `LanguageModel.head` of a network with a method `logits`."""
 
     def head(params: Params, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
         return nn.apply(lambda net: net.logits(features), module)({"params": params})
@@ -195,7 +195,7 @@ def head_of(module: nn.Module) -> Head:
 
 
 def embed_of(module: nn.Module) -> Embed:
-    """The `LanguageModel.embed` of a network with an `embedding`."""
+    """Makes the `LanguageModel.embed` of a network with an `embedding`."""
 
     def embed(params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
         return nn.apply(lambda net: net.embedding(tokens), module)({"params": params})
@@ -209,7 +209,7 @@ class Decoder(Protocol):
     def embed(
         self, cache: kv.KVCache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T M"]:
-        """What the first layer reads of tokens at each row's own length."""
+        """Embeds tokens for the first layer, at each row's own length."""
         ...
 
     def run(
@@ -223,16 +223,16 @@ class Decoder(Protocol):
         ...
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """The final norm."""
+        """Applies the final norm."""
         ...
 
     def logits(self, features: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        """The head."""
+        """Applies the head."""
         ...
 
 
 def layers_of(module: nn.Module, count: int) -> Layers:
-    """The `LanguageModel.layers` of a network with the methods of `Decoder`."""
+    """Makes the `LanguageModel.layers` of a network with the methods of `Decoder`."""
 
     def embed(params, cache, tokens, parent=None):
         return nn.apply(lambda net: net.embed(cache, tokens, parent), module)({"params": params})
@@ -258,7 +258,7 @@ def decoder_only(
     feature_size: int,
     taps: tuple[int, ...] = (),
 ) -> LanguageModel:
-    """The pure functions of a network that is a `Decoder`.
+    """Makes the pure functions of a network that is a `Decoder`.
 
     Args:
         module: the network.

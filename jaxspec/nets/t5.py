@@ -147,7 +147,7 @@ class DecoderLayer(nn.Module):
         attention: bool = True,
         mlp: bool = True,
     ):
-        """`update_cache` takes this step's keys and values and returns all that may be attended to."""
+        """Computes the layer; `update_cache` takes this step's keys and values, and returns all it may attend to."""
         keys = values = None
         if attention:
             y = self.attention_norm(x)
@@ -189,29 +189,29 @@ class T5(nn.Module):
             self.head = Dense(c.vocab_size, dtype=dtype)
 
     def __call__(self, prompt: Prompt, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of each decoder position, given the decoder's inputs (start token first)."""
+        """Computes the logits of each decoder position, given the decoder's inputs (start token first)."""
         return self.logits(self.features(self.streams(prompt, tokens)[-1]), training=True)
 
     def streams(
         self, prompt: Prompt, tokens: Int[Array, "B T"], runs: Bool[Array, "layers B"] | None = None
     ) -> list[Float[Array, "B T M"]]:
-        """The residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
+        """Computes the residual stream of whole rows after each decoder layer; see `stack.without_cache`."""
         mask = self.real(prompt)
         encoded = self.encode(prompt, mask)
         position = jnp.arange(tokens.shape[1])
-        distance = position[None, :] - position[:, None]
-        bias = self.decoder_bias(distance)[None]
+        distance = position[None, :] - position[:, None]  # key - query [T, T]
+        bias = self.decoder_bias(distance)[None]  # [1, H, T, T]
         visible = (distance <= 0)[None, None]
         cross = [layer.cross_keys_values(encoded) for layer in self.decoder]
         return stack.without_cache(self._decoder_layers(visible, bias, cross, mask), self.embedding(tokens), runs)
 
     def real(self, prompt: Prompt) -> Bool[Array, "B 1 1 P"]:
-        """Which of a prompt's positions hold tokens."""
+        """Tells which of a prompt's positions hold tokens."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
         return (position[None, :] < prompt.length[:, None])[:, None, None, :]
 
     def encode(self, prompt: Prompt, mask: Bool[Array, "B 1 1 P"]) -> Float[Array, "B P M"]:
-        """The encoder's output; `mask`: of `real`."""
+        """Computes the encoder's output; `mask` is that of `real`."""
         position = jnp.arange(prompt.tokens.shape[1], dtype=prompt.length.dtype)
         bias = self.encoder_bias(position[None, :] - position[:, None])[None]
         x = self.embedding(prompt.tokens)
@@ -242,7 +242,7 @@ class T5(nn.Module):
     def embed(
         self, cache: T5Cache, tokens: Int[Array, "B T"], parent: Int[Array, "B N"] | None = None
     ) -> Float[Array, "B T M"]:
-        """What the first layer reads of tokens; where they lie does not matter to it."""
+        """Embeds tokens for the first layer; where they lie does not matter to it."""
         return self.embedding(tokens)
 
     def run(
@@ -254,8 +254,8 @@ class T5(nn.Module):
     ) -> tuple[Float[Array, "B T M"], stack.Taps, T5Cache]:
         """Runs decoder layers at each row's own length, as far as the final norm."""
         length, step, capacity = cache.decoder.length, x.shape[1], cache.decoder.keys[0].shape[2]
-        mask = kv.mask(length, step, capacity, parent)[:, None]
-        bias = biases(self.decoder_bias(distances(capacity)), length, step, capacity, parent)
+        mask = kv.mask(length, step, capacity, parent)[:, None]  # [B, 1, T, S]
+        bias = biases(self.decoder_bias(distances(capacity)), length, step, capacity, parent)  # [B, H, T, S]
         layers = self._decoder_layers(mask, bias, cache.cross, cache.cross_mask)
         x, taps, grown = stack.with_cache(layers, x, cache.decoder, self.taps, parts)
         return x, taps, cache._replace(decoder=grown)
@@ -265,11 +265,11 @@ class T5(nn.Module):
         return [functools.partial(layer, cross=x, **shared) for layer, x in zip(self.decoder, cross, strict=True)]
 
     def features(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
-        """The decoder's final norm."""
+        """Applies the decoder's final norm."""
         return self.decoder_norm(x)
 
     def logits(self, features: Float[Array, "B T M"], training: bool = False) -> Float[Array, "B T V"]:
-        """The head."""
+        """Applies the head."""
         c = self.config
         scaled = features * jnp.asarray(c.dim**-0.5, features.dtype) if c.scaled_head else features
         logits = self.embedding.logits(scaled, training) if c.tied_head else self.head(scaled)
@@ -277,7 +277,7 @@ class T5(nn.Module):
 
 
 def language_model(config: T5Config, taps: Sequence[int] = ()) -> LanguageModel:
-    """A T5 as pure functions of (params, ...), for `jaxspec.decode`.
+    """Makes a T5's pure functions of (params, ...), for `jaxspec.decode`.
 
     Args:
         config: its shape.
@@ -332,11 +332,11 @@ def _language_model(config: T5Config, taps: tuple[int, ...]) -> LanguageModel:
 
 
 def encoder_params(params: Params) -> Params:
-    """Those parameters that prompts are encoded with; the decoder reads tokens with the same embedding."""
+    """Returns the parameters that prompts are encoded with; the decoder reads tokens with the same embedding."""
     return {name: value for name, value in params.items() if name.startswith("encoder") or name == "embedding"}
 
 
 def init(config: T5Config, key: Key[Array, ""]) -> Params:
-    """Random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
+    """Draws random parameters: fan-in scaled matrices, attention queries scaled down by head_dim ** -0.5."""
     tokens = jnp.zeros((1, 2), jnp.int32)
     return stack.init_params(T5(config), key, Prompt(tokens, jnp.full((1,), 2, jnp.int32)), tokens)

@@ -84,9 +84,9 @@ def _maps(
     if start is not None and own_start is not None:
         direct[start] = own_start
     to_target = [NONE] * draft_size
-    for index, found in direct.items():
-        if to_target[found] == NONE:
-            to_target[found] = index
+    for index, draft_id in direct.items():
+        if to_target[draft_id] == NONE:
+            to_target[draft_id] = index
     unknown = next((x for x in (draft.unk_token_id, draft.eos_token_id) if x is not None and x < draft_size), 0)
     spell = functools.partial(_spell, by_text, max(map(len, by_text), default=1), longest)
     to_draft = [
@@ -96,21 +96,21 @@ def _maps(
 
 
 def _spell(tokens: dict[bytes, int], widest: int, longest: int, text: bytes) -> list[int]:
-    """A text as tokens, the longest first; bytes that no token has are left out.
+    """Spells a text as tokens, the longest first; bytes that no token has are left out.
 
     >>> _spell({b"a": 0, b"ab": 1, b"b": 2}, 2, 3, b"abb?a")
     [1, 2, 0]
     """
-    found, at = [], 0
+    spelled, at = [], 0
     while at < len(text):
         size = next((n for n in range(min(widest, len(text) - at), 0, -1) if text[at : at + n] in tokens), 0)
-        found += [tokens[text[at : at + size]]] if size else []
+        spelled += [tokens[text[at : at + size]]] if size else []
         at += size or 1
-    return found[-longest:]
+    return spelled[-longest:]
 
 
 def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of every token that is not special."""
+    """Yields the bytes of every token that is not special."""
     special, letters = set(tokenizer.all_special_ids), _byte_letters()
     words = token_ids.words(tokenizer)[:size]
     # Byte-level vocabularies write a space, and every other byte, as a letter; SentencePiece's a space as one sign.
@@ -128,7 +128,7 @@ def _spelled(tokenizer: Any, size: int) -> Iterator[tuple[int, bytes]]:
 
 @functools.lru_cache
 def _byte_letters() -> dict[str, int]:
-    """The letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
+    """Lists the letter that byte-level vocabularies (GPT-2's) write for each byte: itself if it is printable.
 
     >>> letters = _byte_letters()
     >>> len(letters), letters["Ġ"], letters["a"]
@@ -140,22 +140,22 @@ def _byte_letters() -> dict[str, int]:
 
 
 def _special(draft: Any, target: Any, draft_size: int, target_size: int) -> dict[int, int]:
-    """The drafter's special token for each of the target's: with the same name, or the same role."""
+    """Pairs each of the target's special tokens with the drafter's of the same name, or the same role."""
     theirs = dict(zip(draft.all_special_tokens, draft.all_special_ids, strict=True))
-    found = {
+    pairs = {
         i: theirs[name]
         for name, i in zip(target.all_special_tokens, target.all_special_ids, strict=True)
         if name in theirs
     }
     for role in ROLES:
-        ours, own = getattr(target, role), getattr(draft, role)
-        if ours is not None and own is not None:
-            found.setdefault(ours, own)
-    return {i: own for i, own in found.items() if i < target_size and own < draft_size}
+        ours, draft_id = getattr(target, role), getattr(draft, role)
+        if ours is not None and draft_id is not None:
+            pairs.setdefault(ours, draft_id)
+    return {i: draft_id for i, draft_id in pairs.items() if i < target_size and draft_id < draft_size}
 
 
 def _beginning(draft: Any, target: Any) -> list[int]:
-    """What the drafter's tokenizer puts before a text, where the target's puts nothing."""
+    """Returns what the drafter's tokenizer puts before a text, where the target's puts nothing."""
     bos = draft.bos_token_id
     if bos is None or draft("a")["input_ids"][:1] != [bos]:
         return []

@@ -28,7 +28,7 @@ NONE = -1  # in `to_target`: the target has no such token
 
 
 def check_model(model: Any, what: str) -> None:
-    """Raises TypeError for what is no model; a drafter that reads hidden states has another way."""
+    """Refuses what is no model, by a TypeError; a drafter that reads hidden states has another way."""
     if not isinstance(model, Model):
         raise TypeError(
             f"{what} takes a jaxspec.Model, got one of type {type(model).__name__}: a drafter that uses its "
@@ -57,8 +57,13 @@ class MappedParams(NamedTuple):
 
 
 class MappedCache(NamedTuple):
-    """The model's cache, the length of each row in the target's tokens, and how many of the model's own tokens the
-    first n of these are, for every n."""
+    """The cache of a model that reads some of the target's tokens as several.
+
+    Attributes:
+        inner: the model's.
+        length: of each row, in the target's tokens.
+        ends: how many of the model's tokens the first n of these are, for every n.
+    """
 
     inner: Cache
     length: Int[Array, " B"]
@@ -105,10 +110,12 @@ def map_vocabulary(
         ([0, 1, 3, 4], -inf)
     """
     check_model(model, "map_vocabulary")
-    own = model.lm.vocab_size
+    draft_vocab = model.lm.vocab_size
     target_ids = np.asarray(to_target)
-    if target_ids.shape != (own,) or not np.issubdtype(target_ids.dtype, np.integer):
-        raise ValueError(f"to_target has shape {target_ids.shape}: expected an id for each of the model's {own} tokens")
+    if target_ids.shape != (draft_vocab,) or not np.issubdtype(target_ids.dtype, np.integer):
+        raise ValueError(
+            f"to_target has shape {target_ids.shape}: expected an id for each of the model's {draft_vocab} tokens"
+        )
     if not ((target_ids >= NONE) & (target_ids < vocab_size)).all():
         raise ValueError(f"to_target has an id out of range: expected ids from 0 to {vocab_size - 1}, -1 for none")
     real = target_ids[target_ids != NONE]
@@ -124,9 +131,9 @@ def map_vocabulary(
                 "to_draft, the tokens that each of the target's ids is to be read as"
             )
         to_draft = [[token] for token in alone.tolist()]
-    table, count = _table(to_draft, vocab_size, own)
-    if not all(0 <= token < own for token in first):
-        raise ValueError(f"first is {list(first)}: expected ids from 0 to {own - 1}")
+    table, count = _table(to_draft, vocab_size, draft_vocab)
+    if not all(0 <= token < draft_vocab for token in first):
+        raise ValueError(f"first is {list(first)}: expected ids from 0 to {draft_vocab - 1}")
     params = MappedParams(
         model.params,
         None,
@@ -142,7 +149,7 @@ def map_vocabulary(
 
 
 def with_head(model: Model, head: Head, head_params: Params, to_target: Sequence[int] | np.ndarray) -> Model:
-    """A model that reads what it has read before, and whose logits come from another head.
+    """Makes a model that reads what it has read before, and whose logits come from another head.
 
     Args:
         model: with features.
@@ -159,8 +166,8 @@ def _past_the_end(ids: np.ndarray, vocab_size: int) -> Int[Array, " W"]:
     return jnp.asarray(np.where(ids == NONE, vocab_size, ids), jnp.int32)
 
 
-def _table(rows: Sequence[Sequence[int]], vocab_size: int, own: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids as a padded table, and their lengths."""
+def _table(rows: Sequence[Sequence[int]], vocab_size: int, draft_vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pads rows of ids to a table, and counts them."""
     if len(rows) != vocab_size:
         raise ValueError(f"to_draft has {len(rows)} entries: expected one for each of the target's {vocab_size} ids")
     count = np.array([len(row) for row in rows], np.int32)
@@ -168,14 +175,14 @@ def _table(rows: Sequence[Sequence[int]], vocab_size: int, own: int) -> tuple[np
         raise ValueError(f"to_draft has nothing for id {int(np.argmin(count))}: expected at least one token")
     table = np.zeros((vocab_size, count.max()), np.int32)
     table[np.arange(table.shape[1])[None, :] < count[:, None]] = np.fromiter((x for row in rows for x in row), np.int32)
-    if table.min() < 0 or table.max() >= own:
-        raise ValueError(f"to_draft has an id out of range: expected the model's ids, 0 to {own - 1}")
+    if table.min() < 0 or table.max() >= draft_vocab:
+        raise ValueError(f"to_draft has an id out of range: expected the model's ids, 0 to {draft_vocab - 1}")
     return table, count
 
 
 @functools.lru_cache
 def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
-    """The pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
+    """Makes the pure functions of a model each of whose tokens is one of the target's; its cache is the model's own."""
     inner_head = lm.head if head is None else head
 
     def known(params: MappedParams, tokens: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -215,40 +222,41 @@ def _mapped(lm: LanguageModel, head: Head | None, vocab: int) -> LanguageModel:
         assert lm.encoder is not None
         return params._replace(model=lm.encoder.with_params(params.model, encoder))
 
-    own = None if inner_head is None else own_head
+    mapped_head = None if inner_head is None else own_head
     # With a map of tokens it would read other ones.
     encoder = None if lm.encoder is None or head is None else Encoder(encoder_params, with_encoder, prefill)
-    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=own, layers=None, encoder=encoder)
+    return lm._replace(prefill=prefill, extend=extend, vocab_size=vocab, head=mapped_head, layers=None, encoder=encoder)
 
 
 @functools.lru_cache
 def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageModel:
-    """The pure functions of a model that reads some of the target's tokens as several, after `lead` of its own."""
+    """Makes the pure functions of a model that reads some target tokens as several, after `lead` tokens of its own."""
     encoder = lm.start_token is not None
 
     def as_own(
         params: MappedParams, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
     ) -> tuple[Int[Array, "B T*R"], Int[Array, "B T"]]:
-        """Rows of the model's tokens, and where in them each of the target's ends.
+        """Spells the target's tokens in the model's, and says where in these each of the target's ends.
 
         With a = x, b = y z: before [a b a], after [x y z x . .] and [1 3 4].
         """
         assert params.to_draft is not None and params.count is not None
         batch, step = tokens.shape
-        count = jnp.where(real, params.count[tokens], 0)
+        count = jnp.where(real, params.count[tokens], 0)  # [B, T], of the model's tokens
         ends = jnp.cumsum(count, axis=1)
+        # Part r of token t goes to slot ends[t - 1] + r; parts that it does not have go past the end, and are dropped.
         part = jnp.arange(longest, dtype=ends.dtype)[None, None, :]
-        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * longest)
+        slot = jnp.where(part < count[:, :, None], (ends - count)[:, :, None] + part, step * longest)  # [B, T, R]
         empty = jnp.zeros((batch, step * longest), jnp.int32)
         row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
         return empty.at[row, slot].set(params.to_draft[tokens], mode="drop"), ends
 
     def narrowest(read: Callable[[int], Outputs], needed: Int[Array, " B"], width: int) -> Outputs:
-        """A pass over `width` tokens if no row has more, otherwise over all that there may be."""
+        """Runs a pass over `width` tokens if no row has more, otherwise over all that there may be."""
         return jax.lax.cond(jnp.max(needed) <= width, lambda: read(width), lambda: read(width * longest))
 
     def at_ends(forward: Forward, ends: Int[Array, "B T"]) -> Forward:
-        """Features and taps at the last of the tokens that each of the target's is read as."""
+        """Takes features and taps at the last of the tokens that each of the target's is read as."""
         place, taps = jnp.maximum(ends - 1, 0), forward.taps
         return forward._replace(features=_at(forward.features, place), taps=None if taps is None else _at(taps, place))
 
@@ -265,12 +273,13 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
             tokens, ends = jnp.concatenate([first, tokens], axis=1), ends + lead
 
         def read(wide: int) -> tuple[Forward, Cache]:
-            given = Prompt(tokens[:, : wide + lead], ends[:, -1])
-            forward, cache = lm.prefill(params.model, given, lead + capacity * longest)
+            row = Prompt(tokens[:, : wide + lead], ends[:, -1])
+            forward, cache = lm.prefill(params.model, row, lead + capacity * longest)
             return (forward if encoder else at_ends(forward, ends)), cache
 
         forward, cache = narrowest(read, ends[:, -1] - lead, width)
         forward = forward._replace(logits=match_vocab(forward.logits, vocab, params.to_target))
+        # From here on rows are counted in the decoder's tokens: those of a prompt are an encoder's.
         if encoder:  # the row is its start token
             length = jnp.ones_like(prompt.length)
             ends = jnp.broadcast_to(jnp.arange(2, dtype=ends.dtype)[None], (tokens.shape[0], 2))
@@ -284,11 +293,12 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
     ) -> tuple[Forward, MappedCache]:
         if parent is not None:
             raise ValueError("a model that reads one token as several takes chains only, no token trees")
-        start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]
-        own, ends = as_own(params, tokens, jnp.ones(tokens.shape, bool))
+        start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)[:, 0]  # in the model's tokens
+        spelled, ends = as_own(params, tokens, jnp.ones(tokens.shape, bool))
 
         def read(wide: int) -> tuple[Float[Array, "B T x"], Forward, Cache]:
-            forward, inner = lm.extend(params.model, cache.inner, own[:, :wide])
+            forward, inner = lm.extend(params.model, cache.inner, spelled[:, :wide])
+            # Rows of fewer tokens than `wide` have read what pads them: that is taken back.
             inner, forward = lm.rewind(inner, start + ends[:, -1]), at_ends(forward, ends)
             # A head is applied outside, where a program that does not read logits has none.
             return (forward.features if lm.head else _at(forward.logits, ends - 1)), forward._replace(logits=0), inner
@@ -303,8 +313,8 @@ def _ragged(lm: LanguageModel, vocab: int, longest: int, lead: int) -> LanguageM
         end = jnp.take_along_axis(cache.ends, length[:, None], axis=1)[:, 0]
         return cache._replace(inner=lm.rewind(cache.inner, end), length=length)
 
-    def shortest(limit: int | None, taken: int) -> int | None:
-        return None if limit is None else (limit - taken) // longest
+    def shortest(limit: int | None, lead: int) -> int | None:
+        return None if limit is None else (limit - lead) // longest
 
     return lm._replace(
         prefill=prefill,

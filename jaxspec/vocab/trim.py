@@ -87,13 +87,13 @@ def trim_vocabulary(
 
 
 def draft_tokens(model: Model) -> Int[np.ndarray, " W"] | None:
-    """The ids that a model with a trimmed head drafts, ascending; None: its head is whole."""
+    """Returns the ids that a model with a trimmed head drafts, ascending; None: its head is whole."""
     trimmed = isinstance(model.params, MappedParams) and model.params.head is not None
     return np.asarray(model.params.to_target) if trimmed else None
 
 
 def untrimmed(model: Model) -> Model:
-    """A model with its whole head again, where `trim_vocabulary` trimmed it: to be trained further, or written."""
+    """Gives a model its whole head back, where `trim_vocabulary` trimmed it: to be trained further, or written."""
     if draft_tokens(model) is None:
         return model
     lm = nets.net_of(model.config).language_model(model.config)
@@ -101,7 +101,7 @@ def untrimmed(model: Model) -> Model:
 
 
 def frequent_ids(model: Model, size: int | None, counts: Any, ids: Any = None) -> Int[np.ndarray, " W"]:
-    """The ids to draft, ascending; arguments and errors as `trim_vocabulary`'s."""
+    """Chooses the ids to draft, ascending; arguments and errors as `trim_vocabulary`'s."""
     vocab = model.lm.vocab_size
     if (ids is None) == (size is None and counts is None):
         raise ValueError("trim_vocabulary takes ids, or size and counts (one or both)")

@@ -50,7 +50,7 @@ def restore(path: Path, header: Header, dtype: str = "float32", mesh: Mesh | Non
 
 
 def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
-    """The family of the model in a file, the configuration of its network, and its tensors as that family names them.
+    """Returns the family of the model in a file, its network's configuration, and its tensors as the family names them.
 
     Raises:
         CheckpointError: the model is none of our families, its quantisation has no reader, or the file is damaged.
@@ -72,7 +72,7 @@ def open_file(path: Path, header: Header) -> tuple[Family, Any, Shard]:
 
 
 def _repeats_embedding(header: Header) -> bool:
-    """Whether the head is the embedding, up to how both are quantised: of a T5, one that was tied, and so is scaled."""
+    """Tells whether the head is the embedding, but for how both are quantised: a T5's was then tied, and is scaled."""
     head, embedding = (_stored(name, header.tensors[name]) for name in (HEAD, EMBEDDING))
     if head.shape != embedding.shape:
         return False
@@ -81,7 +81,7 @@ def _repeats_embedding(header: Header) -> bool:
 
 
 def _llama3(header: Header, table: dict[str, Any]) -> dict[str, Any]:
-    """The scaling of a Llama 3's positions, which the file has as a divisor for each frequency."""
+    """Returns the scaling of a Llama 3's positions, which the file has as a divisor for each frequency."""
     divisors = np.asarray(_stored(ROPE, header.tensors[ROPE])[:])
     head_dim = table.get("head_dim") or table["hidden_size"] // table["num_attention_heads"]
     low, high, original, factor = 1.0, 4.0, 8192, float(divisors.max())
@@ -130,7 +130,7 @@ def _shard(path: Path, header: Header, family: Family, config: Any) -> Shard:
 
 
 def _halves(x: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys from an order in which pairs are rotated to one in which halves are.
+    """Reorders rows of queries or keys, from pairs that are rotated together to halves that are.
 
     >>> _halves(np.array([0, 2, 1, 3, 4, 6, 5, 7]), heads=2).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
@@ -139,20 +139,20 @@ def _halves(x: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _names(architecture: str, family: Family, config: Any) -> dict[str, str]:
-    """The family's name of each tensor, by llama.cpp's."""
+    """Returns the family's name of each tensor, by llama.cpp's."""
     gguf = package()
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
-    known = gguf.get_tensor_name_map(arch, layers)
+    tensor_names = gguf.get_tensor_name_map(arch, layers)
     theirs = {tensor.name for tensor in family.names(config).values()}
-    named = {known.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}
+    named = {tensor_names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in theirs}
     output = {HEAD: "lm_head.weight"}  # a head of its own, or a copy of the embedding
     return output | {name: ours for name, ours in named.items() if name is not None}
 
 
 @functools.lru_cache
 def _quantisation(number: int) -> tuple[Any, int, int] | str:
-    """Of a type of tensors: the package's type, and how many entries and bytes a block has; else what it is called."""
+    """Returns the package's type of a number, and a block's entries and bytes; the name of a type it cannot undo."""
     gguf = package()
     called = f"type {number}"
     try:
@@ -171,15 +171,15 @@ def _dequantised(kind: Any, packed: np.ndarray) -> np.ndarray:
 
 
 def _stored(name: str, entry: Entry) -> Stored:
-    """A tensor of a file; its rows are read as float32."""
+    """Opens a tensor of a file; its rows are read as float32."""
     path, shape, number, offset = entry
-    known = _quantisation(number)
-    if isinstance(known, str):
+    quantisation = _quantisation(number)
+    if isinstance(quantisation, str):
         raise CheckpointError(
-            f"{path}: {name} is quantised as {known}, which the gguf package cannot undo: expected F32, F16, BF16, "
-            "Q8_0, Q4_K or another of its quantisations"
+            f"{path}: {name} is quantised as {quantisation}, which the gguf package cannot undo: expected F32, F16, "
+            "BF16, Q8_0, Q4_K or another of its quantisations"
         )
-    kind, block, size = known
+    kind, block, size = quantisation
     *rest, last = shape
     if last % block:
         raise CheckpointError(f"{path}: rows of {name} have {last} entries, expected a multiple of {block}")
@@ -199,7 +199,7 @@ def _stored(name: str, entry: Entry) -> Stored:
 
 
 def package() -> Any:
-    """The `gguf` package.
+    """Imports the `gguf` package.
 
     Raises:
         CheckpointError: it is not installed.

@@ -29,7 +29,7 @@ PART = "-{:05}-of-{:05}.gguf"  # how the name of a part of a split file ends; co
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies.
+    """The place of a tensor.
 
     Attributes:
         path: the file.
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What stands before the data; of a split file, of all its parts together.
+    """The part of a file before its data; of a split file, of all its parts together.
 
     Attributes:
         metadata: values by key; an array is a list.
@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a file that begins as these do, or is called so."""
+    """Tells whether a path is a file that begins with the format's magic bytes, or is called .gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -65,7 +65,7 @@ def is_file(path: Path) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """The name of the model in a file, without the number of a part.
+    """Returns the name of the model in a file, without the number of a part.
 
     >>> name_of(Path("folder/model-00001-of-00003.gguf"))
     'model'
@@ -74,7 +74,7 @@ def name_of(path: Path) -> str:
 
 
 def read(path: Path) -> Header:
-    """The header of a file. Of a part of a split file, that of the whole: its other parts are read beside it.
+    """Reads the header of a file; of a part of a split file, that of all parts, which lie beside it.
 
     Raises:
         CheckpointError: it is no such file, or damaged; or other parts are missing, or are not of the same file.
@@ -85,12 +85,14 @@ def read(path: Path) -> Header:
         return header
     number = header.metadata.get("split.no", 0) + 1
     ending = PART.format(number, count)
-    about = f"{path} is part {number} of {count} of a model"
+    which_part = f"{path} is part {number} of {count} of a model"
     if not path.name.endswith(ending):
-        raise CheckpointError(f"{about}: its name must end in {ending}, so that the others are found beside it")
+        raise CheckpointError(f"{which_part}: its name must end in {ending}, so that the others are found beside it")
     paths = [path.with_name(path.name.removesuffix(ending) + PART.format(i + 1, count)) for i in range(count)]
     if missing := [part.name for part in paths if not part.is_file()]:
-        raise CheckpointError(f"{about}, and beside it there is no {', '.join(missing)}: put all parts into one folder")
+        raise CheckpointError(
+            f"{which_part}, and beside it there is no {', '.join(missing)}: put all parts into one folder"
+        )
     parts = [header if part == path else _read(part) for part in paths]
     tensors: dict[str, Entry] = {}
     for i, (name, part) in enumerate(zip(paths, parts, strict=True)):
@@ -101,7 +103,7 @@ def read(path: Path) -> Header:
         tensors |= part.tensors
     expected = parts[0].metadata.get("split.tensors.count", len(tensors))
     if len(tensors) != expected:
-        raise CheckpointError(f"{about}, whose parts hold {len(tensors)} tensors, expected {expected}")
+        raise CheckpointError(f"{which_part}, whose parts hold {len(tensors)} tensors, expected {expected}")
     return Header(parts[0].metadata, tensors)
 
 
@@ -118,9 +120,9 @@ def _header(path: Path, content: mmap.mmap) -> Header:
 
     def take(form: str) -> Any:
         nonlocal at
-        found: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
+        values: tuple[Any, ...] = struct.unpack_from(f"<{form}", content, at)
         at += struct.calcsize(f"<{form}")
-        return found[0] if len(found) == 1 else found
+        return values[0] if len(values) == 1 else values
 
     def text() -> str:
         nonlocal at
@@ -135,8 +137,8 @@ def _header(path: Path, content: mmap.mmap) -> Header:
         if kind == STRING:
             return text()
         if kind != ARRAY:
-            found = take(SCALARS[kind])
-            return float(str(np.float32(found))) if SCALARS[kind] == "f" else found  # 1e-06, not 9.99999997e-07
+            scalar = take(SCALARS[kind])
+            return float(str(np.float32(scalar))) if SCALARS[kind] == "f" else scalar  # 1e-06, not 9.99999997e-07
         kind, count = take("IQ")
         if kind == STRING:
             return [text() for _ in range(count)]

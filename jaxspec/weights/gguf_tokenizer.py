@@ -44,7 +44,7 @@ NOT_ENDS = (  # where all of the first end a text, the second does not
 
 
 class Cut(NamedTuple):
-    """How a byte-level tokenizer cuts text into words.
+    """The way in which a byte-level tokenizer cuts text into words.
 
     Attributes:
         patterns: each cuts what those before it left.
@@ -76,7 +76,7 @@ CUTS = {
 
 
 def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
-    """The tokenizer of a file, as one of transformers'; None if the file holds none.
+    """Makes the tokenizer of a file, as one of transformers'; None if the file holds none.
 
     Args:
         path: of the file, for messages.
@@ -106,7 +106,7 @@ def tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens at which llama.cpp ends a text, the end-of-sequence token first: those that a key or their text says.
+    """Lists the tokens at which llama.cpp ends a text, by their keys or texts; the end-of-sequence token is first.
 
     >>> end_ids({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "<|im_end|>"]})
     (2, 3)
@@ -127,13 +127,13 @@ def _end_texts(ids: Mapping[str, int]) -> set[str]:
 
 
 def _named(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """The token of each role that a key names; none past the vocabulary."""
+    """Returns the token of each role that a key names; none past the vocabulary."""
     keys = {role: metadata.get(f"{KEY}{role}_token_id") for role in {**NAMES, **END_ROLES}}
     return {role: i for role, i in keys.items() if isinstance(i, int) and 0 <= i < len(metadata[f"{KEY}tokens"])}
 
 
 def _ids(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """The token of each role: the one that a key names, else the one that is assumed."""
+    """Returns the token of each role: the one that a key names, else the one that is assumed."""
     assumed = ASSUMED[metadata[f"{KEY}model"]]
     return {role: i for role, i in assumed.items() if i < len(metadata[f"{KEY}tokens"])} | _named(metadata)
 
@@ -196,20 +196,20 @@ def _sentencepiece(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple
 
 
 def merges_of(tokens: Sequence[str], rank: Sequence[float]) -> list[tuple[str, str]]:
-    """Merges that build each token from two others, the lowest rank first.
+    """Lists merges that build each token from two others, the lowest rank first.
 
     >>> merges_of(["a", "b", "ab", "ba", "aba"], range(5))
     [('a', 'b'), ('b', 'a'), ('ab', 'a'), ('a', 'ba')]
     """
-    known = set(tokens)
-    found = [
+    vocabulary = set(tokens)
+    merges = [
         (order, -i, i - len(token), token)
         for token, order in zip(tokens, rank, strict=True)
         for i in range(1, len(token))
-        if token[:i] in known and token[i:] in known
+        if token[:i] in vocabulary and token[i:] in vocabulary
     ]
-    found.sort(key=lambda merge: merge[:3])
-    return [(token[:-i], token[-i:]) for _, i, _, token in found]
+    merges.sort(key=lambda merge: merge[:3])
+    return [(token[:-i], token[-i:]) for _, i, _, token in merges]
 
 
 def _byte_level(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> tuple[Any, Sequence[str]]:

@@ -51,7 +51,7 @@ IN_FOLDERS = "*/*"  # where repositories keep other formats of the same weights
 
 
 def is_folder(folder: Path) -> bool:
-    """Whether there is a Hugging Face model: a folder with a config.json."""
+    """Tells whether there is a Hugging Face model: a folder with a config.json."""
     return (folder / CONFIG).is_file()
 
 
@@ -75,7 +75,7 @@ def refuse_adapter(folder: Path, name: str | Path) -> None:
 
 
 def download(name: str, revision: str | None = None, files: tuple[str, ...] = WEIGHT_FILES) -> Path:
-    """The folder of a hub id, downloaded unless it is in the cache; tokens and offline mode are huggingface_hub's.
+    """Downloads the folder of a hub id, unless it is in the cache; tokens and offline mode are huggingface_hub's.
 
     Of the formats that weights come in, the first that is there is taken: see `jaxspec.weights.tensors`.
 
@@ -130,7 +130,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 def assemble(
     folder: Path, family: Family, config: Any, shards: list[tensors.Shard], dtype: str, mesh: Mesh | None
 ) -> tuple[Params, Any]:
-    """The parameters that lie in files of tensors, as `restore` returns them; raises what it raises."""
+    """Reads the parameters that lie in files of tensors, as `restore` returns them; raises what it raises."""
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
     files = [_of_model(shard, config) for shard in shards]
     _check_layers(folder, config, files)
@@ -140,21 +140,21 @@ def assemble(
     params: dict[str, jax.Array] = {}
     for shard in files:
         for name, x in shard.read():
-            known = family.canonical(name)
-            if x.dtype.name not in FLOATS and known is not None:
+            canonical = family.canonical(name)
+            if x.dtype.name not in FLOATS and canonical is not None:
                 raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
-            for path, tensor in where.get(known or "", ()):
+            for path, tensor in where.get(canonical or "", ()):
                 params[path] = parameters.place(path, _take(x, tensor), config, mesh, dtype)
     return parameters.nested(params), config
 
 
 def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
-    """A file without the modules for multi-token prediction that may lie beside a model: `load_drafter` reads these."""
+    """Leaves out the modules for multi-token prediction that may lie beside a model: `load_drafter` reads these."""
     layers = getattr(config, "layers", 0)
 
     def is_module(name: str) -> bool:
-        found = re.match(r"model\.layers\.(\d+)\.", name)
-        return name.startswith(("mtp.", "model.mtp_layers.")) or (found is not None and int(found[1]) >= layers)
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        return name.startswith(("mtp.", "model.mtp_layers.")) or (layer is not None and int(layer[1]) >= layers)
 
     beside = {name for name in shard.shapes if is_module(name)}
     if not beside or not any("eh_proj" in name or "mtp" in name for name in beside):
@@ -168,7 +168,7 @@ def _of_model(shard: tensors.Shard, config: Any) -> tensors.Shard:
 
 
 def read_config(folder: Path) -> tuple[Family, Any]:
-    """The family that config.json names, and the configuration of its network, as it has it (see `_without_copies`).
+    """Reads the family that config.json names, and the network's configuration as it has it (see `_without_copies`).
 
     Which tokens begin and end a text is taken from where transformers takes it: see `_generation`.
 
@@ -192,12 +192,12 @@ def read_config(folder: Path) -> tuple[Family, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """An error of ours in its words; any other with its kind, which says more than its words alone."""
+    """Puts an error of ours in its words; any other with its kind, which says more than its words alone."""
     return str(error) if type(error) in (FamilyError, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tuple[int, ...]]:
-    """The keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
+    """Reads the keys of config.json that say which token a decoder's row begins with, and the ids that end a text.
 
     As in transformers, generation_config.json alone says so where there is one; otherwise config.json does, and its
     text_config what config.json leaves open. An id that the model lacks stays among the ends: it never occurs.
@@ -218,10 +218,10 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
     else:
         path = folder / CONFIG
         named = (table.get("text_config") or {}) | {key: value for key, value in table.items() if value is not None}
-    asked = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
-    if asked:
+    unread = {key: named[key] for key, none in NOT_READ.items() if named.get(key) not in (None, none, [], {})}
+    if unread:
         text = "%s asks for %s, which jaxspec does not read from there: pass what `generate` has to it as options"
-        logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in asked.items()))
+        logging.getLogger(__name__).warning(text, path, ", ".join(f"{key}={value!r}" for key, value in unread.items()))
     ends = named.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if odd := [x for x in ends if type(x) is not int]:
@@ -234,7 +234,7 @@ def _generation(folder: Path, table: dict[str, Any]) -> tuple[dict[str, int], tu
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+    """Reads a JSON file that holds an object.
 
     Raises:
         FamilyError: it holds something else.
@@ -250,7 +250,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none.
+    """Loads the tokenizer of a folder, by transformers' AutoTokenizer, chat template included; None if it has none.
 
     Raises:
         CheckpointError: there is one, but it cannot be loaded. One that brings its own code is never run.
@@ -265,7 +265,7 @@ def tokenizer(folder: str | Path) -> Any:
 
 
 def read_tokenizer(kind: Any, folder: Path, **options: Any) -> Any:
-    """A tokenizer of one of transformers' classes.
+    """Loads a tokenizer of one of transformers' classes.
 
     Raises:
         CheckpointError: it cannot be loaded; the message names a file that is no JSON.
@@ -278,7 +278,7 @@ def read_tokenizer(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with the JSON of a tokenizer, if that is it."""
+    """Says what is wrong with the JSON of a tokenizer, if that is it."""
     for path in [folder / name for name in TOKENIZER_FILES if name.endswith(".json") and (folder / name).is_file()]:
         try:
             table = read_object(path)
@@ -333,7 +333,7 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
-    """Each tensor as PyTorch has it, one at a time."""
+    """Yields each tensor as PyTorch has it, one at a time."""
     params = parameters.flat(model.params, is_leaf=int8.is_quantised)
 
     def read(path: str) -> np.ndarray:
@@ -342,13 +342,13 @@ def _theirs(model: Model, family: Family) -> Iterator[tuple[str, np.ndarray]]:
 
     for name, parts in _by_tensor(family.names(model.config)).items():
         ordered = sorted(parts, key=lambda item: item[1].part)
-        whole = np.concatenate([read(path) for path, _ in ordered])
-        whole = whole.T if ordered[0][1].transposed else whole
-        yield name, np.ascontiguousarray(whole, jnp.dtype(model.config.dtype))
+        tensor = np.concatenate([read(path) for path, _ in ordered])
+        tensor = tensor.T if ordered[0][1].transposed else tensor
+        yield name, np.ascontiguousarray(tensor, jnp.dtype(model.config.dtype))
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None:
-    """One file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
+    """Writes one file, or several of at most SHARD_BYTES with an index; each is written as soon as it is full."""
     from safetensors.numpy import save_file
 
     written: list[list[str]] = []
@@ -381,15 +381,15 @@ def write_weights(folder: Path, named: Iterable[tuple[str, np.ndarray]]) -> None
 
 
 def _by_tensor(names: dict[str, Tensor]) -> dict[str, list[tuple[str, Tensor]]]:
-    """Which of our parameters each tensor holds."""
-    found: dict[str, list[tuple[str, Tensor]]] = {}
+    """Groups our parameters by the tensor that holds them."""
+    parts: dict[str, list[tuple[str, Tensor]]] = {}
     for path, tensor in names.items():
-        found.setdefault(tensor.name, []).append((path, tensor))
-    return found
+        parts.setdefault(tensor.name, []).append((path, tensor))
+    return parts
 
 
 def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape:
-    """The shape of a tensor that holds these parameters."""
+    """Returns the shape of a tensor that holds these parameters."""
     path, tensor = parts[0]
     first, *rest = expected[path]
     shape = (first * tensor.part[1], *rest)
@@ -397,7 +397,7 @@ def _shape(expected: dict[str, Shape], parts: list[tuple[str, Tensor]]) -> Shape
 
 
 def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
-    """The parameter that lies in a tensor."""
+    """Returns the parameter that lies in a tensor."""
     i, n = tensor.part
     if n == 1 and not tensor.transposed:
         return x
@@ -409,22 +409,22 @@ def _take(x: np.ndarray | Stored, tensor: Tensor) -> np.ndarray | Stored:
 def _without_copies(
     folder: Path, family: Family, config: Any, files: list[tensors.Shard]
 ) -> tuple[Any, frozenset[str]]:
-    """The network that the files hold, and which tensors of theirs repeat another and are left out.
+    """Returns the network that the files hold, and which tensors of theirs repeat another and are left out.
 
     A head that differs from the embedding is the network's own, though config.json call it tied (transformers 5 calls
     every T5's so). What may be copies is read once more, for that; few files hold any.
     """
     embedding = family.names(config)[EMBEDDING].name
-    taken = {**family.copies, **({HEAD: embedding} if config.tied_head else {})}
+    copies = {**family.copies, **({HEAD: embedding} if config.tied_head else {})}
     held: dict[str, str] = {}
     for name in (name for shard in files for name in shard.shapes):
-        known = family.canonical(name)
-        if known is not None and (other := held.setdefault(known, name)) != name:
-            raise CheckpointError(f"{folder} holds {known} twice, as {other} and as {name}: expected it once")
-    taken = {copy: original for copy, original in taken.items() if copy in held and original in held}
-    names = {held[name] for pair in taken.items() for name in pair}
+        canonical = family.canonical(name)
+        if canonical is not None and (other := held.setdefault(canonical, name)) != name:
+            raise CheckpointError(f"{folder} holds {canonical} twice, as {other} and as {name}: expected it once")
+    copies = {copy: original for copy, original in copies.items() if copy in held and original in held}
+    names = {held[name] for pair in copies.items() for name in pair}
     digests = {name: _digest(x) for shard in files for name, x in shard.read(names)} if names else {}
-    for copy, original in taken.items():
+    for copy, original in copies.items():
         if digests[held[copy]] == digests[held[original]]:
             continue
         if copy != HEAD:
@@ -433,11 +433,11 @@ def _without_copies(
                 "embedding. Convert or download the model again"
             )
         config = dataclasses.replace(config, tied_head=False)
-    return config, frozenset(taken) - ({HEAD} if not config.tied_head else set())
+    return config, frozenset(copies) - ({HEAD} if not config.tied_head else set())
 
 
 def _digest(x: np.ndarray | Stored) -> tuple[str, Shape, bytes]:
-    """Equal for tensors that are equal bit for bit."""
+    """Returns values that are equal for tensors that are equal bit for bit."""
     digest = hashlib.sha256()
     for part in tensors.chunks(x):
         digest.update(np.ascontiguousarray(x[part]).reshape(-1).view(np.uint8).data)
@@ -457,10 +457,10 @@ def _check(
     Shapes are those of the network, which has to be traced for them: not before its names are known to be right.
     """
     have = {
-        known: shape
+        canonical: shape
         for shard in files
         for name, shape in shard.shapes.items()
-        if (known := family.canonical(name)) is not None and known not in copies
+        if (canonical := family.canonical(name)) is not None and canonical not in copies
     }
     wrong = f"{folder}: the weights are not those of the {family.title} of its {_described(folder)}:"
     if complaint := parameters.differences(dict.fromkeys(where), dict.fromkeys(have), str):
@@ -488,5 +488,5 @@ def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None
 
 
 def _described(folder: Path) -> str:
-    """What says which network the weights are of: of a GGUF file its header."""
+    """Names what says which network the weights are of: a GGUF file's header, or config.json."""
     return "header" if folder.is_file() else CONFIG

@@ -27,7 +27,7 @@ MATRICES = ("weight", "embedding")  # the names of leaves whose rows are channel
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether a leaf is a matrix of weights.
+    """Tells whether a leaf is a matrix of weights.
 
     Args:
         path: of the leaf in its tree, as `jax.tree_util` gives it; its last name says what the leaf is.
@@ -37,7 +37,7 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def as_dtype(path: tuple[Any, ...], leaf: Any, dtype: Any) -> Any:
-    """A leaf as it is kept in a dtype: matrices are cast, or quantised if it is int8; others stay."""
+    """Makes a leaf what it is in a dtype: matrices are cast, or quantised if it is int8; others stay."""
     if not is_matrix(path, leaf):
         return leaf
     return quantise_matrix(leaf) if jnp.dtype(dtype) == jnp.int8 else leaf.astype(dtype)
@@ -70,7 +70,7 @@ def dequantise(params: Params) -> Params:
 
 
 def count(params: Params) -> int:
-    """Number of weights; the scales of int8 matrices are not counted.
+    """Counts weights; the scales of int8 matrices are not counted.
 
     >>> count({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}, "bias": jnp.ones(4)})
     36
@@ -80,7 +80,7 @@ def count(params: Params) -> int:
 
 
 def computation(dtype: str) -> str:
-    """The dtype that a model computes in, whose matrices are of this one: int8 ones are for float32.
+    """Returns the dtype that a model computes in, whose matrices are of this one: int8 ones are for float32.
 
     >>> computation("int8"), computation("bfloat16")
     ('float32', 'bfloat16')
@@ -89,7 +89,7 @@ def computation(dtype: str) -> str:
 
 
 def dtype_of(params: Params, computed: str) -> str:
-    """What to call the parameters: "int8" if matrices are, else the dtype of the computation.
+    """Names the dtype of parameters: "int8" if matrices are, else the dtype of the computation.
 
     >>> dtype_of({"weight": {"int8": jnp.ones((4, 8), jnp.int8), "scale": jnp.ones((4, 1))}}, "float32")
     'int8'
@@ -99,7 +99,7 @@ def dtype_of(params: Params, computed: str) -> str:
 
 @jax.jit
 def quantise_matrix(matrix: Float[Array, "rows columns"]) -> dict[str, Array]:
-    """One matrix, whose channels are its rows. A channel of zeros has scale 1."""
+    """Quantises one matrix, whose channels are its rows. A channel of zeros has scale 1."""
     matrix = matrix.astype(jnp.float32)
     scale = jnp.max(jnp.abs(matrix), axis=1, keepdims=True) / LARGEST
     scale = jax.lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=16)
@@ -110,5 +110,5 @@ def quantise_matrix(matrix: Float[Array, "rows columns"]) -> dict[str, Array]:
 
 @jax.jit
 def dequantise_matrix(int8: Int8[Array, "rows columns"], scale: Array) -> Float[Array, "rows columns"]:
-    """The matrix that an int8 one stands for."""
+    """Returns the matrix that an int8 one stands for."""
     return int8.astype(jnp.float32) * scale

@@ -133,18 +133,18 @@ def load(
             )
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
-    made = _of_network(config, (), params, tokenizer, name)
+    model = _of_network(config, (), params, tokenizer, name)
     if drafted is None:
-        return made
-    made = _trimmed(made, drafted, name)
+        return model
+    model = _trimmed(model, drafted, name)
     if mesh is None:
-        return made
-    places = sharding.parameters(made.params, config, mesh)
-    return made._replace(params=jax.tree.map(sharding.put, made.params, places))
+        return model
+    places = sharding.parameters(model.params, config, mesh)
+    return model._replace(params=jax.tree.map(sharding.put, model.params, places))
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype that a model can be loaded in.
+    """Returns the name of a dtype that a model can be loaded in.
 
     Raises:
         ValueError: it is another one.
@@ -164,7 +164,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _pickled(model: Model) -> tuple[Any, ...]:
-    """A model as pickle stores it: its values, and the configuration that its functions are made of anew.
+    """Reduces a model to what pickle stores: its values, and the configuration that its functions are made of anew.
 
     Raises:
         TypeError: its functions are of no configuration. cloudpickle, which ray and joblib send tasks with, stores
@@ -204,7 +204,7 @@ copyreg.pickle(Model, _pickled)  # type: ignore[arg-type]
 
 
 def with_taps(target: Model, taps: Sequence[int]) -> Model:
-    """The same model, whose passes also give the outputs of some of its layers: what EAGLE-3 and DFlash read.
+    """Makes a model's passes also give the outputs of some of its layers: what EAGLE-3 and DFlash read.
 
     `load_drafter` does this where a head asks for it. A program that reads no taps computes none.
 
@@ -229,7 +229,7 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
 
 
 def format_of(folder: Path) -> str:
-    """What wrote a folder or file: one of the four; `OURS`, whose reader says what it lacks, if none of them did."""
+    """Returns what wrote a folder or file: one of the four; `OURS`, whose reader says what it lacks, if none of them did."""
     if gguf.is_file(folder):
         return GGUF
     if (folder / MANIFEST).is_file():
@@ -240,20 +240,20 @@ def format_of(folder: Path) -> str:
 
 
 def shipped() -> dict[str, Path]:
-    """The checkpoints that come with jaxspec, by name.
+    """Lists the checkpoints that come with jaxspec, by name.
 
     >>> all((folder / "manifest.toml").is_file() for folder in shipped().values())
     True
     """
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder in SHIPPED:
         for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
-            found.setdefault(manifest.parent.name, manifest.parent)
-    return found
+            by_name.setdefault(manifest.parent.name, manifest.parent)
+    return by_name
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
-    """The folder that `source` means; a model of the hub is downloaded first.
+    """Finds the folder that `source` means; a model of the hub is downloaded first.
 
     Raises:
         CheckpointError: there is none, or it is a drafter that reads hidden states.
@@ -266,11 +266,11 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     folders.recover(path)  # a checkpoint whose replacement was killed
     names = shipped()
     bare = path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
-    here = path if path.exists() else names.get(path.name) if bare else None
-    if here is not None and revision is not None:
-        raise ValueError(f"revision is {revision!r}, but {source} is {here}: only models of the hub have revisions")
-    if here is not None:
-        return here
+    existing = path if path.exists() else names.get(path.name) if bare else None
+    if existing is not None and revision is not None:
+        raise ValueError(f"revision is {revision!r}, but {source} is {existing}: only models of the hub have revisions")
+    if existing is not None:
+        return existing
     if bare and any((folder / path.name / huggingface.CONFIG).is_file() for folder in SHIPPED):
         raise CheckpointError(
             f"{source} is a drafter, which reads its target's hidden states: load it by jaxspec.load_drafter(..., "
@@ -287,7 +287,7 @@ def find(source: str | Path, revision: str | None = None) -> Path:
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Whether `source` can only be meant as owner/name: it is no path to anything that exists.
+    """Tells whether `source` can only be meant as owner/name: it is no path to anything that exists.
 
     >>> is_hub_id("google/t5-v1_1-small"), is_hub_id("checkpoints/debian"), is_hub_id("gpt2")
     (True, False, False)
@@ -307,7 +307,7 @@ def _choices() -> str:
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer of a checkpoint."""
+    """Loads the tokenizer of a checkpoint."""
     optional_imports.import_transformers()
     from transformers import PreTrainedTokenizerFast
 

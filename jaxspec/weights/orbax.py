@@ -42,7 +42,7 @@ BYTES = ("added_tokens.json", "tokenizer_config.json")  # ByT5's, which knows by
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What manifest.toml says.
+    """The content of manifest.toml.
 
     Attributes:
         format: version of the folder's layout.
@@ -170,7 +170,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """What a checkpoint says about itself; reads no weights.
+    """Reads what a checkpoint says about itself, and no weights.
 
     Raises:
         CheckpointError: there is no checkpoint, or its manifest is damaged or of another version.
@@ -180,8 +180,8 @@ def read_manifest(folder: str | Path) -> Manifest:
     path = folder / MANIFEST
     if not folder.is_dir():
         siblings = {p.parent.name for p in folder.parent.glob(f"*/{MANIFEST}")}
-        found = "a file, not a folder" if folder.exists() else "nothing there"
-        raise CheckpointError(f"no checkpoint at {folder}: {found}{suggest(folder.name, siblings)}")
+        problem = "a file, not a folder" if folder.exists() else "nothing there"
+        raise CheckpointError(f"no checkpoint at {folder}: {problem}{suggest(folder.name, siblings)}")
     if not path.is_file():
         raise CheckpointError(
             f"{folder} is no jaxspec checkpoint: it has no {MANIFEST}. "
@@ -205,7 +205,7 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 
 def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
-    """The ids that a checkpoint's head is to be trimmed to; None: its manifest lists none.
+    """Reads the ids that a checkpoint's head is to be trimmed to; None: its manifest lists none.
 
     Raises:
         CheckpointError: the file holds something else.
@@ -222,7 +222,7 @@ def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
 
 
 def cast(params: Params, dtype: Any) -> Params:
-    """Matrices as `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
+    """Casts matrices to `dtype`, int8 ones with their scales; other leaves, which compute in float32, are left alone.
 
     >>> params = {"norm": {"scale": jnp.ones(4)}, "head": {"weight": jnp.ones((8, 4))}}
     >>> {name: str(x.dtype) for name, x in parameters.flat(cast(params, jnp.bfloat16)).items()}
@@ -232,7 +232,7 @@ def cast(params: Params, dtype: Any) -> Params:
 
 
 def suggest(wanted: str, names: Iterable[str]) -> str:
-    """The end of an error message that offers the nearest of several names.
+    """Ends an error message by offering the nearest of several names.
 
     >>> suggest("debian-t5-bass", ["debian-t5-base", "gpt-6m"])
     ": did you mean 'debian-t5-base'?"
@@ -243,16 +243,16 @@ def suggest(wanted: str, names: Iterable[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 
-def tokenizer_files(there: Iterable[str]) -> tuple[str, ...]:
-    """The names of a tokenizer's files, given what is in its folder.
+def tokenizer_files(present: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of a tokenizer's files, by what is in its folder.
 
     >>> tokenizer_files(["tokenizer.json", "added_tokens.json", "params"])
     ('tokenizer.json', 'tokenizer_config.json')
     >>> tokenizer_files(["tokenizer_config.json", "added_tokens.json"])
     ('added_tokens.json', 'tokenizer_config.json')
     """
-    there = set(there)
-    return BYTES if there.issuperset(BYTES) and TOKENIZER[0] not in there else TOKENIZER
+    present = set(present)
+    return BYTES if present.issuperset(BYTES) and TOKENIZER[0] not in present else TOKENIZER
 
 
 def _copy_compact(source: Path, copy: Path) -> None:
@@ -272,13 +272,13 @@ def _check_arguments(config: Any, tokenizer_folder: Path, family: str, dtype: st
     if not isinstance(config, CONFIGS[family]):
         expected = CONFIGS[family].__name__
         raise CheckpointError(f"config is a {type(config).__name__}, family {family!r} expects a {expected}")
-    there = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
-    if absent := [file for file in tokenizer_files(there) if file not in there]:
+    present = {path.name for path in tokenizer_folder.glob("*") if path.is_file()}
+    if absent := [file for file in tokenizer_files(present) if file not in present]:
         raise CheckpointError(f"the tokenizer folder {tokenizer_folder} lacks {' and '.join(absent)}")
 
 
 def _ill_formed_tokens(ids: Any, vocab: int) -> str:
-    """What is wrong with the ids that a head is to be trimmed to; empty if nothing."""
+    """Says what is wrong with the ids that a head is to be trimmed to; empty if nothing."""
     if isinstance(ids, list) and ids and all(type(x) is int and 0 <= x < vocab for x in ids):
         return ""
     return f"is {repr(ids)[:60]}: expected a list of ids from 0 to {vocab - 1}"
@@ -307,17 +307,19 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def _write_params(folder: Path, params: Params, dtype: str) -> None:
-    """Each matrix is made what it is stored as when its turn comes, on its own devices."""
+    """Writes parameters; each matrix is made what it is stored as when its turn comes, on its own devices."""
 
     def later(path: tuple[Any, ...], x: Any) -> Any:
         def make() -> Any:
             return _as_dtype(path, jax.tree.map(parameters.apart, x), dtype)
 
-        made = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype), x)
-        if not isinstance(made, dict):
-            return orbax_arrays.Later(made.shape, made.dtype, make)
-        kinds = {kind: functools.partial(lambda kind: make()[kind], kind) for kind in made}
-        return {kind: orbax_arrays.Later(made[kind].shape, made[kind].dtype, each) for kind, each in kinds.items()}
+        abstract = jax.eval_shape(functools.partial(_as_dtype, path, dtype=dtype), x)
+        if not isinstance(abstract, dict):
+            return orbax_arrays.Later(abstract.shape, abstract.dtype, make)
+        kinds = {kind: functools.partial(lambda kind: make()[kind], kind) for kind in abstract}
+        return {
+            kind: orbax_arrays.Later(abstract[kind].shape, abstract[kind].dtype, part) for kind, part in kinds.items()
+        }
 
     orbax_arrays.write(folder, jax.tree_util.tree_map_with_path(later, params, is_leaf=int8.is_quantised))
     # It says where the folder was written, which is nobody's business; no local file system needs it.
@@ -341,7 +343,7 @@ def _abstract(config: Any, family: str) -> Params:
 
 
 def _as_dtype(path: tuple[Any, ...], x: Any, dtype: str) -> Any:
-    """A parameter in another dtype, from whichever it has; int8 matrices that are to be int8 stay as they are."""
+    """Casts a parameter from whichever dtype it has; int8 matrices that are to be int8 stay as they are."""
     if int8.is_quantised(x):
         if dtype == "int8":
             return x
@@ -364,18 +366,19 @@ def _as_float32(x: Any) -> Any:
 
 
 def _in_the_shape_of(abstract: Params, params: Params) -> Params:
-    """Orbax gives dicts and lists back; these are the same leaves in the containers of `abstract`."""
+    """Puts the leaves of Orbax's dicts and lists into the containers of `abstract`."""
     leaves = parameters.flat(params)
     return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[path] for path in parameters.flat(abstract)])
 
 
 def _differences(expected: Params, got: Params) -> str:
-    """What is missing, what is unexpected, what has another shape or type; empty if nothing."""
+    """Says what is missing, what is unexpected, what has another shape or type; empty if nothing."""
     return parameters.differences(parameters.flat(expected), parameters.flat(got), _shape)
 
 
 def _shape(x: Any) -> str:
-    """
+    """Writes a dtype and a shape.
+
     >>> _shape(jnp.ones((2, 3)))
     'float32[2, 3]'
     """

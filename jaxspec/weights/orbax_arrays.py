@@ -51,7 +51,7 @@ def write(folder: Path, tree: Params) -> None:
         async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
             for batch in batches([x.nbytes for x in values]):
                 arrays = [_global(values[i].make()) for i in batch]
-                chosen = [[found[i] for i in batch] for found in (infos, args)]
+                chosen = [[details[i] for i in batch] for details in (infos, args)]
                 for written in await super().serialize(arrays, *chosen):
                     written.result()
             return []
@@ -77,20 +77,20 @@ def read(folder: Path, check: Callable[[Params], None], place: Callable[[tuple[A
         check(tree)
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        made: list[Any] = [None] * len(leaves)
+        placed: list[Any] = [None] * len(leaves)
         for batch in batches([math.prod(x.shape) * np.dtype(x.dtype).itemsize for _, x in leaves]):
             wanted = [x if i in batch else ocp.PLACEHOLDER for i, (_, x) in enumerate(leaves)]
             item = jax.tree.unflatten(structure, wanted)
-            found = jax.tree.leaves(
+            arrays = jax.tree.leaves(
                 checkpointer.restore(folder, ocp.args.PyTreeRestore(item=item, restore_args=arguments))
             )
             for i in batch:
-                made[i], found[i] = place(leaves[i][0], found[i]), None
-    return jax.tree.unflatten(structure, made)
+                placed[i], arrays[i] = place(leaves[i][0], arrays[i]), None
+    return jax.tree.unflatten(structure, placed)
 
 
 def batches(sizes: Iterable[int]) -> Iterator[range]:
-    """Which arrays are on their way together, by their sizes in bytes: as many as `BATCH_BYTES` allows, at least one.
+    """Groups arrays that are on their way together, by their sizes in bytes: at least one, and at most `BATCH_BYTES`.
 
     >>> [list(batch) for batch in batches([2**25, 2**25, 1, 2**27, 1])]
     [[0, 1], [2], [3], [4]]
@@ -105,7 +105,7 @@ def batches(sizes: Iterable[int]) -> Iterator[range]:
 
 
 def _global(x: jax.Array) -> jax.Array:
-    """An array that all processes know of, as Orbax wants it; what each has of its own must be the same in all."""
+    """Makes an array one that all processes know of, as Orbax wants it; each must have the same values."""
     if jax.process_count() > 1 and x.is_fully_addressable:
         return sharding.put(x, NamedSharding(sharding.mesh(f"data={jax.device_count()}"), PartitionSpec()))
     return x

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 def shapes(config: Any) -> dict[str, Shape]:
-    """The shape of each of a network's parameters.
+    """Returns the shape of each of a network's parameters.
 
     >>> from jaxspec.nets.gpt import GPTConfig
     >>> found = shapes(GPTConfig(32, dim=16, ff_dim=24, layers=1, heads=2, max_positions=8))
@@ -47,7 +47,7 @@ def shapes(config: Any) -> dict[str, Shape]:
 
 
 def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dtype: str) -> Any:
-    """A parameter on its device, or its parts on those of a mesh.
+    """Places a parameter on its device, or its parts on those of a mesh.
 
     It is converted by rows, into the memory that it then stays in if the device is a CPU.
 
@@ -65,26 +65,26 @@ def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dty
     matrix = int8.is_matrix(tuple(map(jax.tree_util.DictKey, path.split("/"))), x)
     y = _converted(x, jnp.dtype(int8.computation(dtype) if matrix else "float32"))
     if matrix and dtype == "int8":
-        made = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
-        return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in made.items()}
+        parts = jax.block_until_ready(int8.quantise_matrix(y))  # waited for, so that one matrix at a time is in float32
+        return {kind: put(f"{path}/{kind}", z, config, mesh) for kind, z in parts.items()}
     return put(path, y, config, mesh) if mesh is not None else jax.block_until_ready(jax.device_put(y, may_alias=True))
 
 
 def _converted(x: np.ndarray | Stored, dtype: Any) -> np.ndarray:
-    """A copy that nothing else refers to, at an address from which a CPU device takes it over."""
+    """Copies into memory that nothing else refers to, at an address from which a CPU device takes it over."""
     if not x.shape:
         return np.array(x, dtype)
     size = int(np.prod(x.shape)) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    made = memory[start : start + size].view(dtype).reshape(x.shape)
+    copy = memory[start : start + size].view(dtype).reshape(x.shape)
     for part in chunks(x):
-        made[part] = x[part]
-    return made
+        copy[part] = x[part]
+    return copy
 
 
 def put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) -> jax.Array:
-    """A parameter on its device, or its parts on those of a mesh, as it is.
+    """Places a parameter on its device, or its parts on those of a mesh, as it is.
 
     The file's own memory is let go of: what comes from NumPy is copied, and that is waited for.
     """
@@ -94,7 +94,7 @@ def put(path: str, x: np.ndarray | jax.Array, config: Any, mesh: Mesh | None) ->
 
 
 def apart(x: Any) -> jax.Array:
-    """The same buffers as an array of its own: a copy of it on the host is let go of with it.
+    """Makes the same buffers an array of its own: a copy of it on the host is let go of with it.
 
     A `jax.Array` keeps the copy that `np.asarray` makes of it (where there is one: on one CPU device there is not) for
     as long as it lives, and so do its parts.
@@ -107,38 +107,38 @@ def apart(x: Any) -> jax.Array:
 
 @contextlib.contextmanager
 def beside(folder: Path) -> Iterator[Path]:
-    """`folders.whole`, for all processes of `jax.distributed`: the first makes the folder and puts it in place.
+    """Does what `folders.whole` does, for all processes of `jax.distributed`: the first makes the folder and moves it.
 
     None goes on before it is there. All must see the same files.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp()) / "new"
-    >>> with beside(folder) as made:
-    ...     _ = (made / "file").write_text("text")
+    >>> with beside(folder) as partial:
+    ...     _ = (partial / "file").write_text("text")
     >>> (folder / "file").read_text()
     'text'
     """
     if jax.process_count() == 1:
-        with folders.whole(folder) as made:
-            yield made
+        with folders.whole(folder) as partial:
+            yield partial
         return
     from jax.experimental import multihost_utils
 
-    with folders.whole(folder) if jax.process_index() == 0 else contextlib.nullcontext(folder) as made:
-        name = np.frombuffer(bytes(made).ljust(LONGEST_PATH, b"\0"), np.uint8)
+    with folders.whole(folder) if jax.process_index() == 0 else contextlib.nullcontext(folder) as partial:
+        name = np.frombuffer(bytes(partial).ljust(LONGEST_PATH, b"\0"), np.uint8)
         yield Path(os.fsdecode(multihost_utils.broadcast_one_to_all(name).tobytes().rstrip(b"\0")))
         multihost_utils.sync_global_devices("all have written")
     multihost_utils.sync_global_devices("it is in place")
 
 
 def flat(params: Params, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """The leaves of a tree by path; `is_leaf` as in `jax.tree.flatten`."""
+    """Returns the leaves of a tree by path; `is_leaf` as in `jax.tree.flatten`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
 def nested(by_path: dict[str, Any]) -> Params:
-    """The tree of such leaves."""
+    """Returns the tree of leaves by path."""
     from flax import traverse_util
 
     return traverse_util.unflatten_dict(by_path, sep="/")
@@ -147,7 +147,7 @@ def nested(by_path: dict[str, Any]) -> Params:
 def differences(
     want: dict[str, Any], have: dict[str, Any], shown: Callable[[Any], str] = lambda shape: str(list(shape))
 ) -> str:
-    """What is missing, what is unexpected, what is wrong, a line each; empty if nothing.
+    """Says what is missing, what is unexpected, what is wrong, a line each; empty if nothing.
 
     Args:
         want, have: by name, what is expected and what there is: shapes, or whatever `shown` takes.

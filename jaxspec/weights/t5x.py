@@ -51,7 +51,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
     config, layout, said_by = _config(checkpoint, arrays)
     config = dataclasses.replace(config, dtype=int8.computation(dtype))
     expected = entries(config, layout)
-    want, have = ({name: x.shape for name, x in found.items()} for found in (expected, arrays))
+    want, have = ({name: x.shape for name, x in named.items()} for named in (expected, arrays))
     if complaint := parameters.differences(want, have):
         raise CheckpointError(f"{checkpoint}: the arrays are not those of the T5 of {said_by}:{complaint}")
     shapes = parameters.shapes(config)
@@ -72,7 +72,7 @@ def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None
 
 
 def read_config(folder: str | Path) -> T5Config:
-    """The network of a checkpoint, or of a run's newest; reads no weights.
+    """Reads the network of a checkpoint, or of a run's newest, and no weights.
 
     Raises:
         CheckpointError: as `restore`, of what can be seen without reading weights.
@@ -83,12 +83,12 @@ def read_config(folder: str | Path) -> T5Config:
 
 
 def _ours(path: str, x: np.ndarray, shape: Shape) -> np.ndarray:
-    """T5X's kernels are [in, out] and its biases [heads, buckets]; ours are the other way round."""
+    """Transposes T5X's kernels, which are [in, out], and its biases, which are [heads, buckets]."""
     return x.reshape(shape[::-1]).T if path.endswith(("weight", "table")) else x
 
 
 def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout, str]:
-    """The network, how it is laid out, and what says so."""
+    """Returns the network, how it is laid out, and what says so."""
     inferred, layout = infer(checkpoint, arrays)
     for place in _places(checkpoint):
         if huggingface.is_folder(place):
@@ -103,13 +103,13 @@ def _config(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layo
 
 
 def _with_head_of(held: T5Config, config: T5Config) -> T5Config:
-    """What config.json says, but for the head: transformers 5 calls each tied, and T5X scales those that are."""
+    """Takes all from config.json but the head: transformers 5 calls each tied, and T5X scales those that are."""
     tied = config.tied_head and held.tied_head
     return dataclasses.replace(config, tied_head=tied, scaled_head=tied)
 
 
 def name_of(folder: Path) -> str:
-    """What to call the model: "run/checkpoint_N", since the step alone says little.
+    """Names the model "run/checkpoint_N", since the step alone says little.
 
     Raises:
         CheckpointError: as `find`.
@@ -119,7 +119,7 @@ def name_of(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """The dtype of most of a checkpoint's numbers; reads no weights.
+    """Returns the dtype of most of a checkpoint's numbers; reads no weights.
 
     Raises:
         CheckpointError: as `restore`, of what can be seen without reading weights.
@@ -131,18 +131,18 @@ def stored_dtype(folder: Path) -> str:
 
 
 def tokenizer(folder: str | Path) -> Any:
-    """The tokenizer that lies in a checkpoint's folder, or in that of its run; None if there is none.
+    """Loads the tokenizer that lies in a checkpoint's folder, or in that of its run; None if there is none.
 
     Raises:
         CheckpointError: there is one, but it cannot be loaded.
     """
     for place in _places(find(Path(folder))):
-        if (found := huggingface.tokenizer(place)) is not None:
-            return found
+        if (words := huggingface.tokenizer(place)) is not None:
+            return words
     return None
 
 
 def _places(checkpoint: Path) -> list[Path]:
-    """Where what is not T5X's own may lie."""
+    """Lists the folders in which what is not T5X's own may lie."""
     checkpoint = checkpoint.resolve()
     return [checkpoint, checkpoint.parent] if STEP.fullmatch(checkpoint.name) else [checkpoint]

@@ -59,14 +59,14 @@ class Stored(NamedTuple):
 
 
 def is_folder(folder: Path) -> bool:
-    """Whether there is a T5X checkpoint, or a run's folder, finished or not; no weights of Hugging Face's beside it."""
+    """Tells whether a folder is a T5X checkpoint or run, finished or not, without Hugging Face's weights beside it."""
     names = [folder.resolve().name, *(child.name for child in folder.iterdir())] if folder.is_dir() else []
     steps = any(STEP.fullmatch(name) or UNFINISHED.fullmatch(name) for name in names)
     return (steps or _index(folder) is not None) and not tensors.are_in(folder)
 
 
 def find(folder: Path) -> Path:
-    """The checkpoint that a folder is, or else its newest complete checkpoint_N.
+    """Finds the checkpoint that a folder is, or else its newest complete checkpoint_N.
 
     Raises:
         CheckpointError: it is unfinished, or there is none.
@@ -84,15 +84,15 @@ def find(folder: Path) -> Path:
     complete = [child for child in steps if _index(child) is not None]
     if complete:
         return max(complete, key=_step)
-    there = sorted(child.name for child in folder.iterdir())
+    names = sorted(child.name for child in folder.iterdir())
     raise CheckpointError(
         f"{folder} has no complete T5X checkpoint: expected a file {MSGPACK} or {STATE}/{METADATA}, or a checkpoint_N "
-        f"with either, which is written last; there is {some(there) or 'nothing'}"
+        f"with either, which is written last; there is {some(names) or 'nothing'}"
     )
 
 
 def arrays(checkpoint: Path) -> dict[str, Stored]:
-    """The model's arrays by T5X's names, such as "encoder/layers_0/mlp/wo/kernel", opened.
+    """Opens the model's arrays, by T5X's names, such as "encoder/layers_0/mlp/wo/kernel".
 
     Raises:
         CheckpointError: some are absent or damaged, or no arrays of numbers.
@@ -110,10 +110,10 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{index} lists no parameters: expected those of a model, below the name target")
     inside = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if name not in inside})
-    found = {name: opened[name] if name in opened else _inside(inside[name]) for name in leaves}
-    if odd := [name for name, x in found.items() if x.dtype not in FLOATS]:
-        raise CheckpointError(f"{checkpoint}: {odd[0]} is {found[odd[0]].dtype}, expected one of {', '.join(FLOATS)}")
-    return found
+    by_name = {name: opened[name] if name in opened else _inside(inside[name]) for name in leaves}
+    if odd := [name for name, x in by_name.items() if x.dtype not in FLOATS]:
+        raise CheckpointError(f"{checkpoint}: {odd[0]} is {by_name[odd[0]].dtype}, expected one of {', '.join(FLOATS)}")
+    return by_name
 
 
 class _Apart(NamedTuple):
@@ -128,7 +128,7 @@ def _step(folder: Path) -> int:
 
 
 def _index(checkpoint: Path) -> Path | None:
-    """The file that lists a checkpoint's arrays; it is written last."""
+    """Finds the file that lists a checkpoint's arrays; it is written last."""
     for root in (checkpoint / STATE, checkpoint):
         for name in (MSGPACK, METADATA):
             if (root / name).is_file():
@@ -165,7 +165,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def _apart(name: str, leaf: Any) -> _Apart:
-    """What a placeholder, or a tensorstore spec, says. All else that a spec says is left alone."""
+    """Reads what a placeholder, or a tensorstore spec, says of a name and a shape; all else is left alone."""
     if isinstance(leaf, str) and leaf.startswith(PLACEHOLDER):
         return _Apart(leaf.removeprefix(PLACEHOLDER))
     if not isinstance(leaf, dict) or leaf["driver"] != "zarr":
@@ -209,7 +209,7 @@ def _open_all(root: Path, leaves: dict[str, Any]) -> dict[str, Stored]:
 
 
 def _spec(root: Path, name: str) -> dict[str, Any]:
-    """Where an array lies. A chunk that is not there is an error: tensorstore would take it for zeros."""
+    """Says where an array lies. A chunk that is not there is an error: tensorstore would take it for zeros."""
     base = {"driver": "file", "path": f"{root.absolute()}/"}
     if (root / OCDBT).is_file():
         where = {"driver": "ocdbt", "base": base, "path": f"{name}/"}

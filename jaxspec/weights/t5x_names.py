@@ -1,4 +1,4 @@
-"""What T5X calls the parameters of a T5, and how it shapes them; and which T5 some arrays are of.
+"""The names and shapes of a T5's parameters in T5X, and the T5 that such arrays are of.
 
 T5X has two networks of a T5. In examples/t5 the biases are shared by the layers of a side; in examples/scalable_t5
 each layer has its own, layers may be stacked along axis 1, and projections are [dim, heads, head_dim].
@@ -31,7 +31,7 @@ SIDES = tuple(BLOCKS)
 
 
 class Layout(NamedTuple):
-    """What T5X's networks do differently.
+    """The differences between T5X's networks.
 
     Attributes:
         stacked: whether the layers of a side are one array, along axis 1.
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What an array of T5X's holds.
+    """The content of an array of T5X's.
 
     Attributes:
         shape: of the array.
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 def entries(config: T5Config, layout: Layout) -> dict[str, Entry]:
-    """What each of T5X's arrays is, by its name.
+    """Says what each of T5X's arrays is, by its name.
 
     >>> config = T5Config(32, dim=16, ff_dim=24, heads=2, head_dim=4, encoder_layers=3, decoder_layers=1)
     >>> entries(config, Layout())["encoder/layers_2/mlp/wo/kernel"]
@@ -67,58 +67,58 @@ def entries(config: T5Config, layout: Layout) -> dict[str, Entry]:
     >>> entries(config, Layout(stacked=True, split=True))["decoder/decoder/self_attention/out/kernel"]
     Entry(shape=(2, 1, 4, 16), paths=['decoder_0/attention/out/weight'], stacked=True)
     """
-    found = {EMBEDDING: Entry((config.vocab_size, config.dim), ["embedding/embedding"])}
+    by_name = {EMBEDDING: Entry((config.vocab_size, config.dim), ["embedding/embedding"])}
     if not config.tied_head:
-        found[HEAD] = Entry((config.dim, config.vocab_size), ["head/weight"])
+        by_name[HEAD] = Entry((config.dim, config.vocab_size), ["head/weight"])
     depth = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side in SIDES:
-        found[f"{side}/{side}_norm/scale"] = Entry((config.dim,), [f"{side}_norm/scale"])
+        by_name[f"{side}/{side}_norm/scale"] = Entry((config.dim,), [f"{side}_norm/scale"])
         inside = {name: (shape, f"{side}_{{}}/{path}") for name, (shape, path) in _layer(config, layout, side).items()}
         bias = (config.heads, config.buckets), f"{side}_bias/table"
         if layout.own_biases:
             inside[BIAS] = bias
         else:
-            found[f"{side}/{BIAS}"] = Entry(bias[0], [bias[1]])
+            by_name[f"{side}/{BIAS}"] = Entry(bias[0], [bias[1]])
         for name, (shape, path) in inside.items():
             paths = [path.format(i) for i in range(depth[side])]
             if layout.stacked:
-                found[f"{side}/{side}/{name}"] = Entry((shape[0], depth[side], *shape[1:]), paths, stacked=True)
+                by_name[f"{side}/{side}/{name}"] = Entry((shape[0], depth[side], *shape[1:]), paths, stacked=True)
                 continue
-            found |= {f"{side}/layers_{i}/{name}": Entry(shape, [path]) for i, path in enumerate(paths)}
-    return found
+            by_name |= {f"{side}/layers_{i}/{name}": Entry(shape, [path]) for i, path in enumerate(paths)}
+    return by_name
 
 
 def _layer(config: T5Config, layout: Layout, side: str) -> dict[str, tuple[Shape, str]]:
-    """A layer's arrays: shape, and path in the layer of ours."""
+    """Lists a layer's arrays: shape, and path in the layer of ours."""
     heads = (config.heads, config.head_dim) if layout.split else (config.heads * config.head_dim,)
-    found: dict[str, tuple[Shape, str]] = {}
+    by_name: dict[str, tuple[Shape, str]] = {}
     for name, norm, ours in BLOCKS[side]:
-        found[f"{norm}/scale"] = (config.dim,), f"{ours}_norm/scale"
+        by_name[f"{norm}/scale"] = (config.dim,), f"{ours}_norm/scale"
         for matrix in ("query", "key", "value"):
-            found[f"{name}/{matrix}/kernel"] = (config.dim, *heads), f"{ours}/{matrix}/weight"
-        found[f"{name}/out/kernel"] = (*heads, config.dim), f"{ours}/out/weight"
-    found["pre_mlp_layer_norm/scale"] = (config.dim,), "ff_norm/scale"
+            by_name[f"{name}/{matrix}/kernel"] = (config.dim, *heads), f"{ours}/{matrix}/weight"
+        by_name[f"{name}/out/kernel"] = (*heads, config.dim), f"{ours}/out/weight"
+    by_name["pre_mlp_layer_norm/scale"] = (config.dim,), "ff_norm/scale"
     for name, ours in ({"wi_0": "gate", "wi_1": "wi"} if config.gated else {"wi": "wi"}).items():
-        found[f"mlp/{name}/kernel"] = (config.dim, config.ff_dim), f"ff/{ours}/weight"
-    found["mlp/wo/kernel"] = (config.ff_dim, config.dim), "ff/out/weight"
-    return found
+        by_name[f"mlp/{name}/kernel"] = (config.dim, config.ff_dim), f"ff/{ours}/weight"
+    by_name["mlp/wo/kernel"] = (config.ff_dim, config.dim), "ff/out/weight"
+    return by_name
 
 
 def infer(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout]:
-    """The network whose arrays these are, as far as names and shapes say, and how it is laid out.
+    """Infers the network whose arrays these are, as far as names and shapes say, and how it is laid out.
 
     Raises:
         CheckpointError: some that tell are absent, or contradict each other.
     """
 
     def shape(name: str, rank: int) -> Shape:
-        found = arrays[name].shape if name in arrays else None
-        if found is None or len(found) != rank or 0 in found:
-            what = "is absent" if found is None else f"is {list(found)}"
+        held = arrays[name].shape if name in arrays else None
+        if held is None or len(held) != rank or 0 in held:
+            what = "is absent" if held is None else f"is {list(held)}"
             raise CheckpointError(
                 f"{checkpoint} holds no T5 of T5X's examples: {name} {what}. There is {some(list(arrays))}"
             )
-        return found
+        return held
 
     stacked = any(name.startswith("encoder/encoder/") for name in arrays)
     own_biases = not any(f"{side}/{BIAS}" in arrays for side in SIDES)
@@ -155,6 +155,6 @@ def infer(checkpoint: Path, arrays: dict[str, Stored]) -> tuple[T5Config, Layout
 
 
 def _layers(arrays: dict[str, Stored], side: str) -> int:
-    """How many layers a side has."""
+    """Counts the layers of a side."""
     start = f"{side}/layers_"
     return len({name.removeprefix(start).partition("/")[0] for name in arrays if name.startswith(start)})

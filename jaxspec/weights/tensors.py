@@ -61,7 +61,7 @@ class Stored:
 
 
 def chunks(x: np.ndarray | Stored) -> Iterator[slice]:
-    """Slices of the first axis, of about `CHUNK_BYTES` each.
+    """Yields slices of the first axis, of about `CHUNK_BYTES` each.
 
     >>> [(part.start, part.stop) for part in chunks(np.zeros((5, 2**19), np.float32))]
     [(0, 2), (2, 4), (4, 5)]
@@ -94,7 +94,7 @@ class Shard(NamedTuple):
 
 
 def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None = None) -> list[Shard]:
-    """The files of a folder's weights, opened.
+    """Opens the files of a folder's weights.
 
     Args:
         folder: where they lie.
@@ -111,12 +111,12 @@ def shards(folder: Path, formats: Mapping[str, Callable[[Path], Shard]] | None =
 
 
 def are_in(folder: Path) -> bool:
-    """Whether a folder has weights in any of the formats, complete or not."""
+    """Tells whether a folder has weights in any of the formats, complete or not."""
     return any((folder / name).is_file() or (folder / f"{name}.index.json").is_file() for name in FORMATS)
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    """The file of this name, or those that its index lists; empty if there is neither."""
+    """Lists the file of this name, or those that its index lists; empty if there is neither."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]
@@ -165,7 +165,7 @@ def _safetensors(path: Path) -> Shard:
 
 
 def from_file(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
-    """A tensor that lies in a file as it is, in C order; what was read of it does not stay in memory."""
+    """Opens a tensor that lies in a file as it is, in C order; what was read of it does not stay in memory."""
     rest = shape[1:]
     per_row = int(np.prod(rest, dtype=np.int64))
 
@@ -200,7 +200,7 @@ def _msgpack(path: Path) -> Shard:
 
 
 def torch_name(name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
-    """A tensor of a Flax checkpoint, as PyTorch names and stores it.
+    """Makes a tensor of a Flax checkpoint what PyTorch names and stores.
 
     >>> name, x = torch_name("encoder.block.0.layer.1.DenseReluDense.wo.kernel", np.ones((2, 3)))
     >>> name, x.shape
@@ -256,7 +256,7 @@ def _pickle(path: Path) -> Shard:
 
 
 def _numpy(x: Any) -> np.ndarray:
-    """A tensor as an array of its own: what is mapped must not be, since the file may change."""
+    """Copies a tensor into an array of its own: what is mapped must not be, since the file may change."""
     import torch
 
     x = x.detach()  # parameters that were saved as such
@@ -266,7 +266,7 @@ def _numpy(x: Any) -> np.ndarray:
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """The error of a file that cannot be read."""
+    """Makes the error of a file that cannot be read."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return CheckpointError(
         f"{path} ({path.stat().st_size} bytes) is no file of weights, or damaged: {reason}. Download it again"

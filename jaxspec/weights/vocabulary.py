@@ -31,7 +31,7 @@ class Vocabulary(NamedTuple):
 
 
 def load(source: str | Path) -> Vocabulary:
-    """The vocabulary of a model: of a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a hub id.
+    """Loads the vocabulary of a model: of a checkpoint of jaxspec's or of T5X's, a Hugging Face folder, or a hub id.
 
     Args:
         source: as `jaxspec.load` takes it. A model of the hub is downloaded whole. A Hugging Face folder may lack its
@@ -72,7 +72,7 @@ def load(source: str | Path) -> Vocabulary:
 
 @contextlib.contextmanager
 def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
-    """A folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or one made for the moment."""
+    """Yields a folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or a temporary one."""
     if models.format_of(vocabulary.folder) == models.OURS:
         yield vocabulary.folder
         return
@@ -82,7 +82,7 @@ def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written(tokenizer: Any) -> Iterator[Path]:
-    """A folder with a tokenizer's files, for as long as the block lasts."""
+    """Yields a folder with a tokenizer's files, for as long as the block lasts."""
     with tempfile.TemporaryDirectory() as words:
         tokenizer.save_pretrained(words, save_jinja_files=False)  # a chat template goes into the other file
         yield Path(words)

@@ -28,7 +28,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def of(table: dict) -> Family:
-    """The family of a config.json.
+    """Returns the family of a config.json.
 
     Raises:
         FamilyError: none of ours, or a variant that would compute something else.
@@ -42,12 +42,12 @@ def of(table: dict) -> Family:
     for family in FAMILIES:
         if table.get("model_type") in family.model_types:
             return family
-    known = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise FamilyError(f"model_type is {table.get('model_type')!r}, expected one of {known}")
+    expected = ", ".join(name for family in FAMILIES for name in family.model_types)
+    raise FamilyError(f"model_type is {table.get('model_type')!r}, expected one of {expected}")
 
 
 def describe(config: Any) -> tuple[Family, dict[str, Any]]:
-    """The first family whose config.json can hold all of a configuration, and that config.json.
+    """Returns the first family whose config.json can hold all of a configuration, and that config.json.
 
     What is written is read again and compared: but for the dtype, for the end tokens, which
     `weights.huggingface.save` writes, and for a T5's limit on positions, which has no place there, nothing is lost.

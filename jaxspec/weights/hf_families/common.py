@@ -1,4 +1,4 @@
-"""What a family is, and what their files share in reading a config.json."""
+"""The type of a family, and the helpers that all of them read a config.json with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FamilyError(ValueError):
 
 
 class Tensor(NamedTuple):
-    """Where a parameter of ours lies in a Hugging Face checkpoint.
+    """The place of a parameter of ours in a Hugging Face checkpoint.
 
     Attributes:
         name: of the tensor.
@@ -63,7 +63,7 @@ THEIRS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu
 
 
 def activation(name: str) -> str:
-    """Our name of an activation.
+    """Returns our name of an activation.
 
     >>> activation("gelu_new")
     'gelu'
@@ -120,7 +120,7 @@ def check(table: dict) -> None:
 
 
 def need(table: Mapping[str, Any], key: str) -> Any:
-    """An entry that has no default.
+    """Returns an entry that has no default.
 
     >>> need({"hidden_size": 64}, "vocab_size")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What Llama, Mistral, Qwen and Gemma have in common: keys of config.json, and names of tensors."""
+"""The keys of config.json and the names of tensors that Llama, Mistral, Qwen and Gemma have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, FamilyEr
 
 
 def read(table: dict, **options: Any) -> DecoderConfig:
-    """The configuration that a config.json of any of these families describes; `options` are what the family adds."""
+    """Reads the configuration of a config.json of any of these families; `options` are what the family adds."""
     only(table, partial_rotary_factor=1.0, use_bidirectional_attention=False)
     dim, heads = need(table, "hidden_size"), need(table, "num_attention_heads")
     shape = {
@@ -34,43 +34,43 @@ def read(table: dict, **options: Any) -> DecoderConfig:
 
 
 def rope(table: dict, key: str = "rope_parameters", base: float = 10_000.0) -> dict[str, Any]:
-    """Options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
+    """Reads options of the rotary positions: new files have one table, older ones a base and perhaps a scaling.
 
     >>> rope({"rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 4}})
     {'rope_base': 500000.0, 'rope_scaling': 'linear', 'rope_factor': 4.0}
     """
-    found = {
+    merged = {
         "rope_theta": table.get("rope_theta") or base,
         **(table.get("rope_scaling") or {}),
         **(table.get(key) or {}),
     }
-    only(found, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
-    kind = found.get("rope_type") or found.get("type") or "default"
+    only(merged, partial_rotary_factor=1.0, full_attention=None, sliding_attention=None)
+    kind = merged.get("rope_type") or merged.get("type") or "default"
     if kind not in (*SCALINGS, "dynamic"):
         raise FamilyError(f"the rope scaling is {kind!r}, expected one of {', '.join(SCALINGS)}, dynamic")
-    options: dict[str, Any] = {"rope_base": float(found["rope_theta"])}
+    options: dict[str, Any] = {"rope_base": float(merged["rope_theta"])}
     if kind == "dynamic":  # changes rows longer than these, whose caches would depend on how they were fed
         need(table, "max_position_embeddings")
         return options
     if kind == "yarn":
-        return options | _yarn(found, table)
+        return options | _yarn(merged, table)
     if kind != "default":
-        options |= {"rope_scaling": kind, "rope_factor": float(need(found, "factor"))}
+        options |= {"rope_scaling": kind, "rope_factor": float(need(merged, "factor"))}
     if kind == "llama3":
         options |= {
-            "rope_low": float(need(found, "low_freq_factor")),
-            "rope_high": float(need(found, "high_freq_factor")),
-            "rope_original": int(need(found, "original_max_position_embeddings")),
+            "rope_low": float(need(merged, "low_freq_factor")),
+            "rope_high": float(need(merged, "high_freq_factor")),
+            "rope_original": int(need(merged, "original_max_position_embeddings")),
         }
     return options
 
 
-def _yarn(found: dict, table: dict) -> dict[str, Any]:
-    original, longest = found.get("original_max_position_embeddings"), table.get("max_position_embeddings")
-    factor = found.get("factor") or (longest / original if longest and original else need(found, "factor"))
+def _yarn(scaling: dict, table: dict) -> dict[str, Any]:
+    original, longest = scaling.get("original_max_position_embeddings"), table.get("max_position_embeddings")
+    factor = scaling.get("factor") or (longest / original if longest and original else need(scaling, "factor"))
     original = original or need(table, "max_position_embeddings")
-    weight, overall = found.get("mscale"), found.get("mscale_all_dim")
-    magnitude = found.get("attention_factor")
+    weight, overall = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    magnitude = scaling.get("attention_factor")
     if magnitude is None:
         magnitude = yarn_magnitude(factor)
         if weight and overall:
@@ -78,16 +78,16 @@ def _yarn(found: dict, table: dict) -> dict[str, Any]:
     return {
         "rope_scaling": "yarn",
         "rope_factor": float(factor),
-        "rope_low": float(found.get("beta_slow") or 1),
-        "rope_high": float(found.get("beta_fast") or 32),
+        "rope_low": float(scaling.get("beta_slow") or 1),
+        "rope_high": float(scaling.get("beta_fast") or 32),
         "rope_original": int(original),
-        "rope_whole": found.get("truncate", True) is not False,
+        "rope_whole": scaling.get("truncate", True) is not False,
         "rope_magnitude": float(magnitude),
     }
 
 
 def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
-    """Options of local layers: what the file says of each layer, or else `otherwise`.
+    """Reads options of local layers: what the file says of each layer, or else `otherwise`.
 
     >>> windows({"sliding_window": 8, "num_hidden_layers": 4}, [True, False, True, False])
     {'window': 8, 'local': (True, False)}
@@ -104,7 +104,7 @@ def windows(table: dict, otherwise: list[bool]) -> dict[str, Any]:
 
 
 def period(flags: list[bool]) -> tuple[bool, ...]:
-    """The shortest beginning that, repeated, gives the whole.
+    """Returns the shortest beginning that, repeated, gives the list.
 
     >>> period([True, True, False, True, True, False, True])
     (True, True, False)
@@ -116,7 +116,7 @@ def period(flags: list[bool]) -> tuple[bool, ...]:
 
 
 def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
-    """The keys of config.json that these families share, as published files have them."""
+    """Writes the keys of config.json that these families share, as published files have them."""
     table: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -154,15 +154,15 @@ def write(config: DecoderConfig, model_type: str, architecture: str) -> dict[str
 
 
 def layer_types(config: DecoderConfig) -> list[str]:
-    """What config.json calls each layer."""
+    """Lists what config.json calls each layer."""
     return ["sliding_attention" if config.is_local(i) else "full_attention" for i in range(config.layers)]
 
 
 def names(config: DecoderConfig) -> dict[str, Tensor]:
-    """Where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
-    found = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
+    """Says where each parameter lies; with post-norms as Gemma calls them, else as Llama does."""
+    tensors = {EMBEDDING: "model.embed_tokens.weight", "norm/scale": "model.norm.weight"}
     if not config.tied_head:
-        found["head/weight"] = HEAD
+        tensors["head/weight"] = HEAD
     before_ff = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
     norms = {"attention_norm": "input_layernorm", "ff_norm": before_ff}
     if config.post_norms:
@@ -180,12 +180,12 @@ def names(config: DecoderConfig) -> dict[str, Tensor]:
     }
     for i in range(config.layers):
         ours, theirs = f"layers_{i}", f"model.layers.{i}"
-        found |= {f"{ours}/{norm}/scale": f"{theirs}.{name}.weight" for norm, name in norms.items()}
+        tensors |= {f"{ours}/{norm}/scale": f"{theirs}.{name}.weight" for norm, name in norms.items()}
         for part, (name, has_bias) in matrices.items():
-            found[f"{ours}/{part}/weight"] = f"{theirs}.{name}.weight"
+            tensors[f"{ours}/{part}/weight"] = f"{theirs}.{name}.weight"
             if has_bias:
-                found[f"{ours}/{part}/bias"] = f"{theirs}.{name}.bias"
-    return {path: Tensor(name) for path, name in found.items()}
+                tensors[f"{ours}/{part}/bias"] = f"{theirs}.{name}.bias"
+    return {path: Tensor(name) for path, name in tensors.items()}
 
 
 def canonical(name: str) -> str | None:

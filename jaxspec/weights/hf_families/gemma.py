@@ -29,12 +29,12 @@ _GEMMA: dict[str, Any] = {"post_norms": True, "norms_from_one": True, "scale_emb
 
 
 def read_gemma2(table: dict) -> DecoderConfig:
-    """The network of a Gemma 2: every other layer, the first included, is local."""
+    """Reads the network of a Gemma 2: every other layer, the first included, is local."""
     return _read({**_DEFAULTS, **_CAPS, **table}, pattern=2)
 
 
 def read_gemma3(table: dict) -> DecoderConfig:
-    """The network of a Gemma 3: five local layers to a global one, whose rotary positions have a base of their own.
+    """Reads the network of a Gemma 3: five local layers to a global one, whose positions have a base of their own.
 
     Of a model that also sees, only the text half is read. A soft cap of its scores is refused: transformers ignores it.
     """
@@ -42,9 +42,9 @@ def read_gemma3(table: dict) -> DecoderConfig:
     table = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072, **table}
     only(table, attn_logit_softcapping=None)
     # Either one table for each kind of layer, or the keys that published files have.
-    found = table.get("rope_parameters") or {}
-    rope = decoders.rope({**table, "rope_parameters": found.get("full_attention")}, base=1e6)
-    local = found.get("sliding_attention") or {}
+    by_layers = table.get("rope_parameters") or {}
+    rope = decoders.rope({**table, "rope_parameters": by_layers.get("full_attention")}, base=1e6)
+    local = by_layers.get("sliding_attention") or {}
     only(local, rope_type="default", partial_rotary_factor=1.0)
     local_base = local.get("rope_theta") or table.get("rope_local_base_freq") or 10_000
     pattern = table.get("sliding_window_pattern") or table.get("_sliding_window_pattern") or 6
@@ -73,12 +73,12 @@ def _tying(table: dict) -> dict[str, Any]:
 
 
 def write_gemma2(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     return decoders.write(config, "gemma2", "Gemma2ForCausalLM") | _keys(config)
 
 
 def write_gemma3(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     table = decoders.write(config, "gemma3_text", "Gemma3ForCausalLM") | _keys(config)
     return table | {"rope_local_base_freq": config.local_rope_base or config.rope_base}
 
@@ -96,7 +96,7 @@ def _keys(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _whole(number: float) -> float | int:
-    """transformers insists on an int here."""
+    """Makes a whole number an int, on which transformers insists here."""
     return int(number) if float(number).is_integer() else number
 
 

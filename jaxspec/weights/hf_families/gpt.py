@@ -10,7 +10,7 @@ from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, THEIRS, Family, 
 
 
 def read(table: dict) -> GPTConfig:
-    """The network of a config.json."""
+    """Reads the network of a config.json."""
     only(table, add_cross_attention=False)
     return GPTConfig(
         need(table, "vocab_size"),
@@ -28,7 +28,7 @@ def read(table: dict) -> GPTConfig:
 
 
 def write(config: GPTConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -47,20 +47,20 @@ def write(config: GPTConfig) -> dict[str, Any]:
 
 
 def names(config: GPTConfig) -> dict[str, Tensor]:
-    """Where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
-    found = {
+    """Says where each parameter lies: matrices are stored [in, out], queries, keys and values as one."""
+    tensors = {
         EMBEDDING: Tensor("transformer.wte.weight"),
         "position/embedding": Tensor("transformer.wpe.weight"),
         "norm/scale": Tensor("transformer.ln_f.weight"),
         "norm/bias": Tensor("transformer.ln_f.bias"),
     }
     if not config.tied_head:
-        found["head/weight"] = Tensor(HEAD)
+        tensors["head/weight"] = Tensor(HEAD)
     for i in range(config.layers):
         ours, theirs = f"layers_{i}", f"transformer.h.{i}"
         for norm, name in (("attention_norm", "ln_1"), ("ff_norm", "ln_2")):
-            found[f"{ours}/{norm}/scale"] = Tensor(f"{theirs}.{name}.weight")
-            found[f"{ours}/{norm}/bias"] = Tensor(f"{theirs}.{name}.bias")
+            tensors[f"{ours}/{norm}/scale"] = Tensor(f"{theirs}.{name}.weight")
+            tensors[f"{ours}/{norm}/bias"] = Tensor(f"{theirs}.{name}.bias")
         matrices = {
             "attention/query": ("attn.c_attn", (0, 3)),
             "attention/key": ("attn.c_attn", (1, 3)),
@@ -70,13 +70,13 @@ def names(config: GPTConfig) -> dict[str, Tensor]:
             "ff/out": ("mlp.c_proj", (0, 1)),
         }
         for part, (name, share) in matrices.items():
-            found[f"{ours}/{part}/weight"] = Tensor(f"{theirs}.{name}.weight", transposed=True, part=share)
-            found[f"{ours}/{part}/bias"] = Tensor(f"{theirs}.{name}.bias", part=share)
-    return found
+            tensors[f"{ours}/{part}/weight"] = Tensor(f"{theirs}.{name}.weight", transposed=True, part=share)
+            tensors[f"{ours}/{part}/bias"] = Tensor(f"{theirs}.{name}.bias", part=share)
+    return tensors
 
 
 def canonical(name: str) -> str | None:
-    """The first checkpoints have names without "transformer.", and causal masks among their tensors.
+    """Adds "transformer.", which names of the first checkpoints lack, and leaves out their causal masks.
 
     >>> canonical("h.0.ln_1.weight")
     'transformer.h.0.ln_1.weight'

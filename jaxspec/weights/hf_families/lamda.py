@@ -15,12 +15,12 @@ from jaxspec.weights.hf_families.common import Family, FamilyError
 
 
 def read(table: dict) -> DecoderConfig:
-    """There are no files to read."""
+    """Refuses: there are no files to read."""
     raise FamilyError("LaMDA has no published checkpoints")
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:
-    """There is no model in transformers that computes this."""
+    """Refuses: there is no model in transformers that computes this."""
     raise FamilyError("transformers has no decoder with relative positions: save a jaxspec checkpoint instead")
 
 

@@ -12,13 +12,13 @@ from jaxspec.weights.hf_families.common import Family
 
 
 def read(table: dict) -> DecoderConfig:
-    """The network of a config.json."""
+    """Reads the network of a config.json."""
     biases = bool(table.get("attention_bias", False))
     return decoders.read(table, qkv_bias=biases, out_bias=biases, ff_bias=bool(table.get("mlp_bias", False)))
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     table = decoders.write(config, "llama", "LlamaForCausalLM")
     return table | {"attention_bias": config.qkv_bias, "mlp_bias": config.ff_bias}
 

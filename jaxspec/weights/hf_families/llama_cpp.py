@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file means: the config.json of the same model.
+"""The metadata of a GGUF file as the config.json of the same model.
 
 llama.cpp names an architecture, and its sizes by keys that begin with that name (the GGUF specification lists them).
 Some facts are not among the metadata; llama.cpp's code has them for each architecture, or the tensors show them.
@@ -40,7 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def config_json(metadata: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """A config.json that `families.of` reads.
+    """Translates a file's metadata into a config.json that `hf_families.of` reads.
 
     Args:
         metadata: of the file, by key.
@@ -94,7 +94,7 @@ def _only(keys: dict[str, Any], key: str, *expected: Any) -> None:
 
 
 def _attention(keys: dict[str, Any]) -> tuple[int, int, int]:
-    """The model's width, its number of heads, and their width, which is the same for queries, keys and values."""
+    """Takes the model's width, its number of heads, and their width, which is the same for queries, keys and values."""
     dim, heads = _need(keys, "embedding_length"), _need(keys, "attention.head_count")
     common.check({"hidden_size": dim, "num_attention_heads": heads})
     width = _take(keys, "attention.key_length", dim // heads)
@@ -161,7 +161,7 @@ def _decoder(model_type: str, keys: dict[str, Any], shapes: Mapping[str, Shape])
 
 
 def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] | None:
-    """The scaling of positions: linear unless another kind is named; of YaRN, a magnitude that multiplies its own."""
+    """Takes the scaling of positions: linear unless another kind is named; YaRN's with a magnitude beside its own."""
     kind = _take(keys, "rope.scaling.type", "linear")
     factor = _take(keys, "rope.scaling.factor", _take(keys, "rope.scale_linear")) or 1.0
     original = _take(keys, "rope.scaling.original_context_length") or longest
@@ -182,8 +182,8 @@ def _rope_scaling(keys: dict[str, Any], longest: int | None) -> dict[str, Any] |
 def _gemma(model_type: str, largest: int, keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Scores are divided by the root of the heads' dimension; of the largest, as its layers show, by dim / heads."""
     table = _decoder(model_type, keys, shapes)
-    whole = table["num_hidden_layers"] == largest
-    scalar = table["hidden_size"] // table["num_attention_heads"] if whole else table["head_dim"]
+    is_largest = table["num_hidden_layers"] == largest
+    scalar = table["hidden_size"] // table["num_attention_heads"] if is_largest else table["head_dim"]
     cap = _take(keys, "final_logit_softcapping")
     return table | {"query_pre_attn_scalar": scalar, "final_logit_softcapping": cap}
 
@@ -211,7 +211,7 @@ def _gemma3(keys: dict[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]
 
 
 def _layer_types(keys: dict[str, Any], table: dict[str, Any], pattern: int) -> list[str]:
-    """Which layers attend to a window: the file's list; else all but every n-th, or, of n = 0, all."""
+    """Takes which layers attend to a window, by the file's list; else all but every n-th do, or all, if n is 0."""
     local, layers = keys.pop("attention.sliding_window_pattern", pattern), table["num_hidden_layers"]
     common.check({"num_hidden_layers": layers})
     if not isinstance(local, list):

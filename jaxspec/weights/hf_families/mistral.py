@@ -11,12 +11,12 @@ from jaxspec.weights.hf_families.common import Family
 
 
 def read(table: dict) -> DecoderConfig:
-    """The network of a config.json; where it has a window, every layer does."""
+    """Reads the network of a config.json; where it has a window, every layer does."""
     return decoders.read(table, **decoders.windows({"sliding_window": 4096, **table}, [True]))
 
 
 def write(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     table = decoders.write(config, "mistral", "MistralForCausalLM")
     return table | {"sliding_window": config.window if all(config.local) else None}
 

@@ -12,24 +12,24 @@ from jaxspec.weights.hf_families.common import Family
 
 
 def read_qwen2(table: dict) -> DecoderConfig:
-    """The network of a Qwen 2 or 2.5."""
+    """Reads the network of a Qwen 2 or 2.5."""
     return decoders.read(table, qkv_bias=True, **_windows(table))
 
 
 def read_qwen3(table: dict) -> DecoderConfig:
-    """The network of a Qwen 3; its heads' dimension is not dim / heads."""
+    """Reads the network of a Qwen 3; its heads' dimension is not dim / heads."""
     biases = bool(table.get("attention_bias", False))
     table = {"head_dim": 128, **table}
     return decoders.read(table, qkv_bias=biases, out_bias=biases, head_norms=True, **_windows(table))
 
 
 def write_qwen2(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     return decoders.write(config, "qwen2", "Qwen2ForCausalLM") | _window_keys(config)
 
 
 def write_qwen3(config: DecoderConfig) -> dict[str, Any]:
-    """The config.json of a network."""
+    """Writes the config.json of a network."""
     table = decoders.write(config, "qwen3", "Qwen3ForCausalLM") | _window_keys(config)
     return table | {"attention_bias": config.qkv_bias}
 

@@ -19,7 +19,7 @@ FEED_FORWARD = {  # config.json's feed_forward_proj: our activation, and whether
 
 
 def read(table: dict) -> T5Config:
-    """The network of a config.json.
+    """Reads the network of a config.json.
 
     Whether the head is tied and whether it is scaled are two facts. Older files have one key for both,
     tie_word_embeddings. transformers 5 writes scale_decoder_outputs for the second, and tie_word_embeddings is then
@@ -57,12 +57,12 @@ def read(table: dict) -> T5Config:
 
 
 def read_mt5(table: dict) -> T5Config:
-    """The network of an mT5, whose head is not scaled, whatever the file says."""
+    """Reads the network of an mT5, whose head is not scaled, whatever the file says."""
     return read({"feed_forward_proj": "gated-gelu", **table, "scale_decoder_outputs": False})
 
 
 def write(config: T5Config) -> dict[str, Any]:
-    """The config.json of a network. It has no place for `max_positions`."""
+    """Writes the config.json of a network. It has no place for `max_positions`."""
     kinds = {value: key for key, value in FEED_FORWARD.items()}
     return {
         "architectures": ["T5ForConditionalGeneration"],
@@ -86,25 +86,25 @@ def write(config: T5Config) -> dict[str, Any]:
 
 
 def names(config: T5Config) -> dict[str, Tensor]:
-    """Where each parameter lies."""
-    found = {EMBEDDING: SHARED}
+    """Says where each parameter lies."""
+    tensors = {EMBEDDING: SHARED}
     if not config.tied_head:
-        found["head/weight"] = HEAD
+        tensors["head/weight"] = HEAD
     ff = {"gate": "wi_0", "wi": "wi_1", "out": "wo"} if config.gated else {"wi": "wi", "out": "wo"}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        found[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
-        found[f"{side}_bias/table"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        tensors[f"{side}_norm/scale"] = f"{side}.final_layer_norm.weight"
+        tensors[f"{side}_bias/table"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         blocks = [("attention", "SelfAttention"), ("cross", "EncDecAttention")][: 1 if side == "encoder" else 2]
         for i in range(layers):
             ours, theirs = f"{side}_{i}", f"{side}.block.{i}.layer"
             for j, (block, name) in enumerate(blocks):
-                found[f"{ours}/{block}_norm/scale"] = f"{theirs}.{j}.layer_norm.weight"
+                tensors[f"{ours}/{block}_norm/scale"] = f"{theirs}.{j}.layer_norm.weight"
                 for matrix, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
-                    found[f"{ours}/{block}/{matrix}/weight"] = f"{theirs}.{j}.{name}.{letter}.weight"
-            found[f"{ours}/ff_norm/scale"] = f"{theirs}.{len(blocks)}.layer_norm.weight"
+                    tensors[f"{ours}/{block}/{matrix}/weight"] = f"{theirs}.{j}.{name}.{letter}.weight"
+            tensors[f"{ours}/ff_norm/scale"] = f"{theirs}.{len(blocks)}.layer_norm.weight"
             for matrix, name in ff.items():
-                found[f"{ours}/ff/{matrix}/weight"] = f"{theirs}.{len(blocks)}.DenseReluDense.{name}.weight"
-    return {path: Tensor(name) for path, name in found.items()}
+                tensors[f"{ours}/ff/{matrix}/weight"] = f"{theirs}.{len(blocks)}.DenseReluDense.{name}.weight"
+    return {path: Tensor(name) for path, name in tensors.items()}
 
 
 SHARED = "shared.weight"
