@@ -380,7 +380,7 @@ def test_parameters_that_are_none_are_named():
 )
 def test_a_broken_tokenizer_is_named(tmp_path, text, message):
     (tmp_path / "tokenizer.json").write_text(text)
-    for read in (huggingface.tokenizer, loading.tokenizer_of):
+    for read in (huggingface.tokenizer, orbax.tokenizer_of):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path)
 

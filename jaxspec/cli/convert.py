@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,22 +77,12 @@ def convert(
 
 def stored(folder: Path) -> tuple[str, str, dict[str, Any]]:
     """Reads a folder's format, its matrices' dtype (float32 where it is none that we write), and its description."""
-    from jaxspec.weights import gguf, huggingface, orbax, t5x
-    from jaxspec.weights import loading as front
+    from jaxspec.weights import orbax
+    from jaxspec.weights.loading import OURS, format_of
 
-    form = front.format_of(folder)
-    if form == front.T5X:
-        return form, t5x.stored_dtype(folder), {}
-    if form == front.OURS:
-        manifest = orbax.read_manifest(folder)
-        return form, manifest.dtype, manifest.about
-    if form == front.GGUF:
-        gguf.read(folder)
-        return form, "float32", {}
-    huggingface.read_config(folder)
-    table = json.loads((folder / huggingface.CONFIG).read_text(encoding="utf-8"))
-    dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
-    return form, "bfloat16" if dtype == "bfloat16" else "float32", {}
+    form = format_of(folder)
+    description = orbax.read_manifest(folder).about if form.name == OURS else {}
+    return form.name, form.open(folder).stored_dtype(), description
 
 
 def write(

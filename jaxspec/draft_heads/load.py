@@ -29,8 +29,8 @@ from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
-from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS
+from jaxspec.weights.tensors import CheckpointError
 
 TEXTS = (  # to measure on, where none are given
     "The capital of France is",

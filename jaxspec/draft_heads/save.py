@@ -22,7 +22,7 @@ from jaxspec.files import folders
 from jaxspec.weights import huggingface, parameters
 from jaxspec.weights.hf_families import describe
 from jaxspec.weights.huggingface import CONFIG
-from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.tensors import CheckpointError
 
 
 def save(

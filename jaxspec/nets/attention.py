@@ -91,7 +91,7 @@ class Attention(nn.Module):
             query = self.query_norm(query)
         if rotary is not None:
             query = rotate(query, rotary)
-        # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps, so that one product serves all.
+        # [B, K, G T, D]: a group's heads stand one after the other on the axis of steps; one product serves them all.
         query = query.reshape(B, self.kv_heads, group * T, self.head_dim)
         exact = precision(self.dtype)
         scores = jnp.einsum("bktd,bksd->bkts", query, keys, precision=exact, preferred_element_type=jnp.float32)

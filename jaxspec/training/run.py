@@ -27,7 +27,8 @@ from jaxspec.training.recipes import AnyRecipe, Distil, HeadRecipe, Recipe, Reci
 from jaxspec.training.tasks import Tasks, batches, examples
 from jaxspec.vocab import trim
 from jaxspec.weights import orbax, vocabulary
-from jaxspec.weights.loading import load, tokenizer_of
+from jaxspec.weights.loading import load
+from jaxspec.weights.orbax import tokenizer_of
 
 RECORD = "recipe.json"  # beside a run's state: whose it is
 HELDOUT_EXAMPLES = 256  # per task; enough for a loss to two digits

@@ -23,10 +23,10 @@ from jaxspec.nets import rotary
 from jaxspec.weights import gguf_tokenizer, hf_families, huggingface
 from jaxspec.weights.gguf_header import Entry, Header, is_file, name_of, read
 from jaxspec.weights.hf_families import Family, FamilyError, llama_cpp
-from jaxspec.weights.orbax import CheckpointError
-from jaxspec.weights.tensors import Shard, Stored
+from jaxspec.weights.reader import ModelFormat, Reader
+from jaxspec.weights.tensors import CheckpointError, Shard, Stored
 
-__all__ = ["is_file", "name_of", "open_file", "package", "read", "restore"]
+__all__ = ["FORMAT", "is_file", "name_of", "open_file", "package", "read", "restore"]
 
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 COMPARED, ALIKE = 1024, 0.2  # rows of both, and how far they may be apart, each quantised in its way: 4 bits lose 0.1
@@ -209,3 +209,19 @@ def package() -> Any:
 
         return gguf
     raise CheckpointError(optional_imports.missing("gguf, which reads GGUF files,", "gguf"))
+
+
+def open_model(path: Path) -> Reader:
+    """Opens a file, whose header is read once: a vocabulary of 262,144 takes seconds."""
+    header = read(path)
+    return Reader(
+        path,
+        name_of(path),
+        config=lambda: open_file(path, header)[1],
+        tokenizer=lambda: gguf_tokenizer.tokenizer(path, header.metadata),
+        params=lambda dtype, mesh: restore(path, header, dtype, mesh),
+        stored_dtype=lambda: "float32",
+    )
+
+
+FORMAT = ModelFormat("gguf", is_file, open_model)

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxspec.weights.orbax import CheckpointError
-from jaxspec.weights.tensors import damaged
+from jaxspec.weights.tensors import CheckpointError, damaged
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxspec import optional_imports
 from jaxspec.weights.hf_families.common import need
-from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights.tensors import CheckpointError
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
 SPACE = "▁"  # for a space, in vocabularies of sentencepiece

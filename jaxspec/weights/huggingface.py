@@ -28,9 +28,9 @@ from jaxspec.files import folders
 from jaxspec.weights import hf_families, int8, parameters, tensors
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST
-from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
-from jaxspec.weights.tensors import Stored
+from jaxspec.weights.reader import ModelFormat, Reader
+from jaxspec.weights.tensors import CheckpointError, Stored
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
@@ -490,3 +490,30 @@ def _check_layers(folder: Path, config: Any, files: list[tensors.Shard]) -> None
 def _described(folder: Path) -> str:
     """Names what says which network the weights are of: a GGUF file's header, or config.json."""
     return "header" if folder.is_file() else CONFIG
+
+
+def stored_dtype(folder: Path) -> str:
+    """Returns the dtype that config.json names, "bfloat16" or else "float32"; reads no weights.
+
+    Raises:
+        CheckpointError: as `read_config`.
+    """
+    read_config(folder)
+    table = read_object(folder / CONFIG)
+    dtype = table.get("dtype") or table.get("torch_dtype") or table.get("text_config", {}).get("torch_dtype")
+    return "bfloat16" if dtype == "bfloat16" else "float32"
+
+
+def open_model(folder: Path) -> Reader:
+    """Opens a folder; a model of the hub is named by who loads it."""
+    return Reader(
+        folder,
+        folder.resolve().name,
+        config=lambda: read_config(folder)[1],
+        tokenizer=lambda: tokenizer(folder),
+        params=lambda dtype, mesh: restore(folder, dtype, mesh),
+        stored_dtype=lambda: stored_dtype(folder),
+    )
+
+
+FORMAT = ModelFormat("huggingface", is_folder, open_model)

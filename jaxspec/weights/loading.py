@@ -16,17 +16,25 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jaxspec import optional_imports, sharding
-from jaxspec.core import Model, token_ids
+from jaxspec import sharding
+from jaxspec.core import Model
 from jaxspec.core.option_names import check_names
 from jaxspec.files import folders
 from jaxspec.nets import net_of
 from jaxspec.vocab.trim import draft_tokens, trim_vocabulary, untrimmed
-from jaxspec.weights import gguf, gguf_tokenizer, huggingface, int8, orbax, t5x
-from jaxspec.weights.orbax import MANIFEST, CheckpointError
+from jaxspec.weights import gguf, huggingface, int8, orbax, t5x
+from jaxspec.weights.orbax import MANIFEST
+from jaxspec.weights.reader import ModelFormat
+from jaxspec.weights.tensors import CheckpointError
 
 DTYPES = ("float32", "bfloat16", "int8")
-OURS, HUGGING_FACE, T5X, GGUF = "jaxspec", "huggingface", "t5x", "gguf"  # formats
+FORMATS: tuple[ModelFormat, ...] = (  # a path is of the first that it matches
+    gguf.FORMAT,
+    orbax.FORMAT,
+    t5x.FORMAT,
+    huggingface.FORMAT,
+)
+OURS, HUGGING_FACE = orbax.FORMAT.name, huggingface.FORMAT.name  # of what is written
 HUB_NAMES = (  # models that the hub also finds by the last part of their names, which here can only be a folder's
     *(f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
     *(f"google-t5/{name}" for name in ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b")),
@@ -108,29 +116,11 @@ def load(
     dtype = dtype_name(dtype)
     if mesh is not None:
         mesh = sharding.mesh(mesh)
-    folder, drafted = find(source, revision), None
+    folder = find(source, revision)
     huggingface.refuse_adapter(folder, source)
-    form = format_of(folder)
-    if form == T5X:
-        folder = t5x.find(folder)  # once: a run may add a newer one at any time
-        (params, config), tokenizer = t5x.restore(folder, dtype, mesh), t5x.tokenizer(folder)
-        name = t5x.name_of(folder)
-    elif form == GGUF:
-        header = gguf.read(folder)
-        tokenizer, name = gguf_tokenizer.tokenizer(folder, header.metadata), gguf.name_of(folder)
-        params, config = gguf.restore(folder, header, dtype, mesh)
-    elif form == HUGGING_FACE:
-        (params, config), tokenizer = huggingface.restore(folder, dtype, mesh), huggingface.tokenizer(folder)
-        name = str(source) if is_hub_id(source) else folder.resolve().name
-    else:
-        params, config, manifest = orbax.restore(folder, dtype, mesh)
-        tokenizer, name = tokenizer_of(folder), manifest.name
-        drafted = orbax.read_draft_tokens(folder, manifest)
-        if (ids := token_ids.size(tokenizer)) > config.vocab_size:
-            raise CheckpointError(
-                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}: "
-                "save the checkpoint again, with the tokenizer that the model was trained with"
-            )
+    reader = format_of(folder).open(folder)
+    (params, config), tokenizer, drafted = reader.params(dtype, mesh), reader.tokenizer(), reader.draft_tokens()
+    name = str(source) if is_hub_id(source) else reader.name
     if dtype != "float32" and jax.default_backend() == "cpu" and int8.count(params) >= SLOW_FROM:
         logging.getLogger(__name__).warning(SLOWER, name, dtype)
     model = _of_network(config, (), params, tokenizer, name)
@@ -228,15 +218,13 @@ def with_taps(target: Model, taps: Sequence[int]) -> Model:
     return target._replace(lm=lm)
 
 
-def format_of(folder: Path) -> str:
-    """Returns what wrote a folder or file: one of the four; `OURS`, whose reader says what it lacks, if none of them did."""
-    if gguf.is_file(folder):
-        return GGUF
-    if (folder / MANIFEST).is_file():
-        return OURS
-    if t5x.is_folder(folder):
-        return T5X
-    return HUGGING_FACE if huggingface.is_folder(folder) else OURS
+def format_of(path: Path) -> ModelFormat:
+    """Returns the format of a folder or file; jaxspec's, whose reader says what it lacks, if it is of none.
+
+    >>> format_of(shipped()["debian-t5-base"]).name
+    'jaxspec'
+    """
+    return next((form for form in FORMATS if form.matches(path)), orbax.FORMAT)
 
 
 def shipped() -> dict[str, Path]:
@@ -304,14 +292,3 @@ def _choices() -> str:
         f"the name of a shipped checkpoint ({names}), "
         "or the id of a model of the Hugging Face hub (owner/name)"
     )
-
-
-def tokenizer_of(folder: Path) -> Any:
-    """Loads the tokenizer of a checkpoint."""
-    optional_imports.import_transformers()
-    from transformers import PreTrainedTokenizerFast
-
-    if not (folder / orbax.TOKENIZER[0]).is_file():
-        return huggingface.tokenizer(folder)
-    # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
-    return huggingface.read_tokenizer(PreTrainedTokenizerFast, folder)

@@ -24,16 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec import sharding
-from jaxspec.core import Params
+from jaxspec import optional_imports, sharding
+from jaxspec.core import Params, token_ids
 from jaxspec.files import folders
 from jaxspec.files.folders import MANIFEST, some
 from jaxspec.files.strict_tables import RecipeError, build
 from jaxspec.nets import CONFIGS, NETS
-from jaxspec.weights import int8, orbax_arrays, parameters
+from jaxspec.weights import huggingface, int8, orbax_arrays, parameters
+from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError
 
-FORMAT = 1
+VERSION = 1  # of the folder's layout
 DTYPES = ("float32", "bfloat16", "int8")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 DRAFT_TOKENS = "draft_tokens.json"  # the ids that a drafter's head computes, where these are not all
@@ -123,7 +124,7 @@ def save(
             if drafted is not None:
                 (beside / DRAFT_TOKENS).write_text(json.dumps(drafted) + "\n", encoding="utf-8")
             count, files = int8.count(params), folders.fingerprints(beside)
-            _write_manifest(beside / MANIFEST, Manifest(FORMAT, name, family, dtype, count, config, files, about))
+            _write_manifest(beside / MANIFEST, Manifest(VERSION, name, family, dtype, count, config, files, about))
     return read_manifest(folder)
 
 
@@ -190,8 +191,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        if table.get("format") != FORMAT:
-            raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {FORMAT}")
+        if table.get("format") != VERSION:
+            raise RecipeError(f"format is {table.get('format')!r}, this version of jaxspec reads format {VERSION}")
         if table.get("family") not in CONFIGS:
             raise RecipeError(f"family is {table.get('family')!r}, expected one of {sorted(CONFIGS)}")
         model = build(CONFIGS[table["family"]], table.get("model", {}), "[model]")
@@ -219,6 +220,17 @@ def read_draft_tokens(folder: Path, manifest: Manifest) -> list[int] | None:
     if complaint := _ill_formed_tokens(ids, manifest.model.vocab_size):
         raise CheckpointError(f"{folder / DRAFT_TOKENS} {complaint}")
     return ids
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """Loads the tokenizer of a checkpoint."""
+    optional_imports.import_transformers()
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / TOKENIZER[0]).is_file():
+        return huggingface.tokenizer(folder)
+    # AutoTokenizer would give the same, but imports torch where that is installed: seconds.
+    return huggingface.read_tokenizer(PreTrainedTokenizerFast, folder)
 
 
 def cast(params: Params, dtype: Any) -> Params:
@@ -383,3 +395,36 @@ def _shape(x: Any) -> str:
     'float32[2, 3]'
     """
     return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
+
+
+def is_folder(folder: Path) -> bool:
+    """Tells whether there is a checkpoint: a folder with a manifest."""
+    return (folder / MANIFEST).is_file()
+
+
+def open_model(folder: Path) -> Reader:
+    """Opens a checkpoint."""
+    folder = folder.expanduser().absolute()
+    manifest = read_manifest(folder)
+
+    def tokenizer() -> Any:
+        loaded, size = tokenizer_of(folder), manifest.model.vocab_size
+        if (ids := token_ids.size(loaded)) > size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {size - 1}: "
+                "save the checkpoint again, with the tokenizer that the model was trained with"
+            )
+        return loaded
+
+    return Reader(
+        folder,
+        manifest.name,
+        config=lambda: manifest.model,
+        tokenizer=tokenizer,
+        params=lambda dtype, mesh: restore(folder, dtype, mesh)[:2],
+        stored_dtype=lambda: manifest.dtype,
+        draft_tokens=lambda: read_draft_tokens(folder, manifest),
+    )
+
+
+FORMAT = ModelFormat("jaxspec", is_folder, open_model)

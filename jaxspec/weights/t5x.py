@@ -23,12 +23,13 @@ from jax.sharding import Mesh
 from jaxspec.core import Params
 from jaxspec.nets.t5 import T5Config
 from jaxspec.weights import huggingface, int8, parameters, t5x_arrays
-from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import Shape
+from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.t5x_arrays import STEP, Stored, find, is_folder
 from jaxspec.weights.t5x_names import Layout, entries, infer
+from jaxspec.weights.tensors import CheckpointError
 
-__all__ = ["find", "is_folder", "name_of", "read_config", "restore", "stored_dtype", "tokenizer"]
+__all__ = ["FORMAT", "find", "is_folder", "name_of", "read_config", "restore", "stored_dtype", "tokenizer"]
 
 
 def restore(folder: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> tuple[Params, T5Config]:
@@ -146,3 +147,20 @@ def _places(checkpoint: Path) -> list[Path]:
     """Lists the folders in which what is not T5X's own may lie."""
     checkpoint = checkpoint.resolve()
     return [checkpoint, checkpoint.parent] if STEP.fullmatch(checkpoint.name) else [checkpoint]
+
+
+def open_model(folder: Path) -> Reader:
+    """Opens a checkpoint, or a run's newest, which is found once: the run may add a newer one at any time."""
+    checkpoint = find(folder)
+    return Reader(
+        checkpoint,
+        name_of(checkpoint),
+        config=lambda: read_config(checkpoint),
+        tokenizer=lambda: tokenizer(checkpoint),
+        params=lambda dtype, mesh: restore(checkpoint, dtype, mesh),
+        stored_dtype=lambda: stored_dtype(checkpoint),
+        tokenizer_place="in it, or in its run's folder",
+    )
+
+
+FORMAT = ModelFormat("t5x", is_folder, open_model)

@@ -33,8 +33,8 @@ import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights import tensors
-from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import FLOATS, Shape
+from jaxspec.weights.tensors import CheckpointError
 
 STEP = re.compile(r"checkpoint_(\d+)")
 UNFINISHED = re.compile(r"checkpoint_\d+\..*tmp.*")  # T5X's and Orbax's names of what is still being written

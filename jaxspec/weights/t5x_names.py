@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from jaxspec.files.folders import some
 from jaxspec.nets.t5 import T5Config
-from jaxspec.weights.orbax import CheckpointError
 from jaxspec.weights.parameters import Shape
 from jaxspec.weights.t5x_arrays import Stored
+from jaxspec.weights.tensors import CheckpointError
 
 EMBEDDING, HEAD = "token_embedder/embedding", "decoder/logits_dense/kernel"
 BIAS = "relpos_bias/rel_embedding"

@@ -1,4 +1,4 @@
-"""What the tokens of a model are, without its weights: all that tables and datastores need to know of a target."""
+"""The tokens of a model, without its weights: all that tables and datastores need to know of a target."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import jaxspec.weights.loading as models
 from jaxspec.core import token_ids
-from jaxspec.weights import gguf, gguf_tokenizer, huggingface, orbax, t5x
-from jaxspec.weights.orbax import CheckpointError
+from jaxspec.weights import huggingface, orbax
+from jaxspec.weights.tensors import CheckpointError
 
 
 class Vocabulary(NamedTuple):
-    """What a model reads and writes.
+    """The tokens that a model reads and writes.
 
     Attributes:
         folder: the model's.
@@ -41,39 +41,27 @@ def load(source: str | Path) -> Vocabulary:
         CheckpointError: there is no such model, or it has no tokenizer that can be used.
 
     Example:
-        >>> found = load("debian-t5-base")
-        >>> found.size, len(found.tokenizer), found.start_token
+        >>> vocabulary = load("debian-t5-base")
+        >>> vocabulary.size, len(vocabulary.tokenizer), vocabulary.start_token
         (8192, 8192, 0)
     """
-    folder = models.find(source)
-    form = models.format_of(folder)
-    if form == models.OURS:
-        config, tokenizer = orbax.read_manifest(folder).model, models.tokenizer_of(folder)
-    elif form == models.T5X:
-        folder = t5x.find(folder)
-        config, tokenizer = t5x.read_config(folder), t5x.tokenizer(folder)
-    elif form == models.GGUF:
-        header = gguf.read(folder)
-        _, config, _ = gguf.open_file(folder, header)
-        tokenizer = gguf_tokenizer.tokenizer(folder, header.metadata)
-    else:
-        _, config = huggingface.read_config(folder)
-        tokenizer = huggingface.tokenizer(folder)
+    path = models.find(source)
+    reader = models.format_of(path).open(path)
+    config, tokenizer = reader.config(), reader.tokenizer()
     if tokenizer is None:
         expected = ", ".join(huggingface.TOKENIZER_FILES)
-        where = "in it, or in its run's folder" if form == models.T5X else "in it"
-        raise CheckpointError(f"{folder} has no tokenizer: expected one of {expected} {where}")
+        raise CheckpointError(f"{reader.path} has no tokenizer: expected one of {expected} {reader.tokenizer_place}")
     if (ids := token_ids.size(tokenizer)) > config.vocab_size:
         raise CheckpointError(
-            f"{folder}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
+            f"{reader.path}: the tokenizer has ids up to {ids - 1}, but the model only up to {config.vocab_size - 1}"
         )
-    return Vocabulary(folder, tokenizer, config.vocab_size, getattr(config, "start_token", None))
+    return Vocabulary(reader.path, tokenizer, config.vocab_size, getattr(config, "start_token", None))
 
 
 @contextlib.contextmanager
 def tokenizer_folder(vocabulary: Vocabulary) -> Iterator[Path]:
     """Yields a folder with the tokenizer as `weights.orbax.save` copies it: a checkpoint's own, or a temporary one."""
-    if models.format_of(vocabulary.folder) == models.OURS:
+    if orbax.is_folder(vocabulary.folder):
         yield vocabulary.folder
         return
     with written(vocabulary.tokenizer) as words:
