@@ -46,12 +46,12 @@ from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
-from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
+from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, requirements_of, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
-from jaxspec.nets.attention import RMSNorm, softcap
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
+from jaxspec.nets.attention import softcap
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
 
@@ -173,26 +173,18 @@ class Markov(nn.Module):
         return self.after(x).astype(jnp.float32), memory
 
 
-class BlockDrafter(nn.Module):
+class BlockDrafter(PartlyShared):
     """The network, by parts: as `BlockHead` has them."""
 
     config: BlockConfig
 
     def setup(self):
-        config, c = self.config, self.config.layer
-        dtype = jnp.dtype(c.dtype)
-        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
-        self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=dtype), norm(), norm()
+        super().setup()
+        c, norm = self.config.layer, norm_of(self.config.layer)
+        self.fc, self.hidden_norm, self.norm = Dense(c.dim, dtype=jnp.dtype(c.dtype)), norm(), norm()
         self.layers = [DecoderLayer(c) for _ in range(c.layers)]
-        if config.own_embedding:
-            init = nn.initializers.normal(0.02)
-            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
-        if config.own_head:
-            self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
-        if config.draft_vocab is not None:
-            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
-        if config.markov_rank:
-            self.markov = Markov(config)
+        if self.config.markov_rank:
+            self.markov = Markov(self.config)
 
     def __call__(self, taps: Float[Array, "B T F"], last: Int[Array, " B"]) -> Float[Array, "B C V"]:
         """Drafts one block after whole rows, with an embedding and a head of zeros, for initialisation."""
@@ -208,8 +200,7 @@ class BlockDrafter(nn.Module):
     @nn.nowrap
     def empty(self, batch: int, capacity: int) -> kv.KVCache:
         """Makes a cache; a block may begin where a row ends, and is not cut: it has room of its own."""
-        c, slots = self.config.layer, capacity + self.config.block
-        return kv.empty(batch, c.layers, c.kv_heads, slots, c.head_dim, jnp.dtype(c.dtype))
+        return empty_cache(self.config.layer, batch, capacity + self.config.block)
 
     def read(self, forward: Forward) -> Float[Array, "B T M"]:
         """Fuses the target's taps."""
@@ -274,29 +265,20 @@ class BlockDrafter(nn.Module):
         """Embeds a block's tokens: the last one of what is before it, and mask tokens."""
         config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
         tokens = jnp.pad(last, ((0, 0), (0, config.block - 1)), constant_values=config.mask_token)
-        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
-        return embedded.astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
+        return self.embed(shared, tokens).astype(dtype) * jnp.asarray(config.embedding_scale, dtype)
 
     def logits(self, shared: SharedWithTarget, features: Float[Array, "B C M"]) -> Float[Array, "B C V"]:
-        config = self.config
-        logits = (self.head(features) if config.own_head else shared.logits(features)).astype(jnp.float32)
-        logits = logits * config.logits_scale
-        if config.logits_cap is not None:
-            logits = softcap(logits, config.logits_cap)
-        return self._wide(logits)
+        logits = self.draft_logits(shared, features) * self.config.logits_scale
+        cap = self.config.logits_cap
+        return self.widened(logits if cap is None else softcap(logits, cap))
 
     def correct(self, previous: Int[Array, " B"], features: Float[Array, "B M"], memory: Float[Array, "B R"]):
         added, memory = self.markov(previous[:, None], features[:, None], memory[:, None])
         if self.config.draft_vocab is not None:
             # Where the drafter has no token the logits are -inf already: nothing is to be added there.
-            added = self._wide(added)
+            added = self.widened(added)
             added = jnp.where(added == -jnp.inf, 0.0, added)
         return added[:, 0], memory[:, 0]
-
-    def _wide(self, logits: Float[Array, "B C W"]) -> Float[Array, "B C V"]:
-        if self.config.draft_vocab is None:
-            return logits
-        return in_target_vocabulary(logits, self.vocabulary, self.config.layer.vocab_size)
 
 
 class BlockHead(NamedTuple):
@@ -335,7 +317,6 @@ class BlockHead(NamedTuple):
 def head(config: BlockConfig) -> BlockHead:
     """Makes a block drafter's pure functions, for `drafters.block`."""
     net = BlockDrafter(config)
-    shared = not config.own_embedding, not config.own_head
     return BlockHead(
         read=stack.pure(net, BlockDrafter.read),
         empty=net.empty,
@@ -346,7 +327,7 @@ def head(config: BlockConfig) -> BlockHead:
         correct=stack.pure(net, BlockDrafter.correct) if config.markov_rank else None,
         memory=config.markov_rank,
         count=config.count,
-        requirements=TargetRequirements(config.layer.vocab_size, config.hidden_size, config.taps, *shared),
+        requirements=requirements_of(config, config.hidden_size, config.taps),
     )
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -24,14 +23,12 @@ from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, same_fields, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
-from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary
+from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
-from jaxspec.nets.attention import Attention, FeedForward, RMSNorm
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, norm_of
 from jaxspec.nets.dense import Dense
-from jaxspec.nets.embedding import Embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,30 +103,28 @@ class EagleSizes(LayerSizes):
 # --- the network
 
 
-class FirstLayer(nn.Module):
-    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state."""
+class FirstLayer(DecoderLayer):
+    """The first layer: EAGLE-1's attention reads its input as it is, EAGLE-3's the token and the hidden state.
 
-    config: EagleConfig
+    Attributes:
+        joins: whether it joins these, as EAGLE-3's.
+        norm_before_residual: see `EagleConfig`.
+    """
+
+    joins: bool = False
+    norm_before_residual: bool = False
 
     def setup(self):
-        c, dtype = self.config.layer, jnp.dtype(self.config.layer.dtype)
-        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
-        self.ff_norm = norm()
-        if self.config.taps:
-            self.embedding_norm, self.hidden_norm = norm(), norm()
-        self.attention = Attention(
-            *(c.heads, c.kv_heads, c.head_dim, c.dim, (c.query_scalar or c.head_dim) ** -0.5),
-            *(c.qkv_bias, c.out_bias, c.attention_cap, norm if c.head_norms else None),
-            dtype=dtype,
-        )
-        self.ff = FeedForward(c.dim, c.ff_dim, c.activation, gated=True, use_bias=c.ff_bias, dtype=dtype)
+        super().setup()  # the norm before attention is not called, and so has no parameters
+        if self.joins:
+            self.embedding_norm, self.hidden_norm = norm_of(self.config)(), norm_of(self.config)()
 
     def __call__(self, x, update_cache: stack.UpdateCache, embedded: Float[Array, "B T M"], inputs: AttentionInputs):
         y = x
-        if self.config.taps:
+        if self.joins:
             hidden = self.hidden_norm(x)
             y = jnp.concatenate([self.embedding_norm(embedded), hidden], axis=-1)
-            x = hidden if self.config.norm_before_residual else x
+            x = hidden if self.norm_before_residual else x
         keys, values = update_cache(*self.attention.keys_values(y, inputs.rotary))
         x = x + self.attention(y, keys, values, inputs.mask, inputs.bias, inputs.rotary)
         return x + self.ff(self.ff_norm(x)), keys, values
@@ -141,19 +136,11 @@ class Eagle(Recurrent):
     config: EagleConfig
 
     def setup(self):
-        config, c = self.config, self.config.layer
-        dtype = jnp.dtype(c.dtype)
-        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
-        self.fc = Dense(c.dim, config.fc_bias, dtype)
-        if config.own_embedding:
-            init = nn.initializers.normal(0.02)
-            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
-        if config.own_head:
-            self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
-        if config.draft_vocab is not None:
-            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
-        rest = [DecoderLayer(c) for _ in range(c.layers - 1)]
-        self.layers = [FirstLayer(config), *rest]
+        super().setup()
+        config, c, norm = self.config, self.config.layer, norm_of(self.config.layer)
+        self.fc = Dense(c.dim, config.fc_bias, jnp.dtype(c.dtype))
+        first = FirstLayer(c, joins=bool(config.taps), norm_before_residual=config.norm_before_residual)
+        self.layers = [first, *(DecoderLayer(c) for _ in range(c.layers - 1))]
         if config.taps:
             self.norm = norm()
             if config.norm_before_fc:
@@ -181,10 +168,9 @@ class Eagle(Recurrent):
         position: Int[Array, "#B T"],
         inputs: AttentionInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
-        config, dtype = self.config, jnp.dtype(self.config.layer.dtype)
-        embedded = (self.embedding(tokens) if config.own_embedding else shared.embed(tokens)).astype(dtype)
-        hidden = hidden.astype(dtype)
-        if not config.taps:
+        dtype = jnp.dtype(self.config.layer.dtype)
+        embedded, hidden = self.embed(shared, tokens).astype(dtype), hidden.astype(dtype)
+        if not self.config.taps:
             hidden = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         first, *rest = self.layers
         first = functools.partial(first, embedded=embedded)
@@ -194,20 +180,14 @@ class Eagle(Recurrent):
         return self.norm(x) if self.config.norm_output and self.config.taps else x
 
     def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        config = self.config
-        x = self.norm(hidden) if config.taps and not config.norm_output else hidden
-        logits = (self.head(x) if config.own_head else shared.logits(x)).astype(jnp.float32)
-        if config.draft_vocab is None:
-            return logits
-        return in_target_vocabulary(logits, self.vocabulary, config.layer.vocab_size)
+        is_raw = self.config.taps and not self.config.norm_output
+        return self.widened(self.draft_logits(shared, self.norm(hidden) if is_raw else hidden))
 
 
 @functools.lru_cache
 def head(config: EagleConfig) -> RecurrentHead:
     """Makes an EAGLE head's pure functions, for `drafters.eagle`."""
-    shared = not config.own_embedding, not config.own_head
-    requirements = TargetRequirements(config.layer.vocab_size, config.hidden_size, config.taps, *shared)
-    return recurrent.functions(Eagle(config), requirements)
+    return recurrent.functions(Eagle(config), requirements_of(config, config.hidden_size, config.taps))
 
 
 def init(config: EagleConfig, key: Key[Array, ""]) -> Params:

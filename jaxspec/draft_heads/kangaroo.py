@@ -28,8 +28,7 @@ from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.drafters.self_speculative import ExitAdapter, early_exit
 from jaxspec.nets import stack
-from jaxspec.nets.attention import RMSNorm
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, empty_cache, norm_of, rotation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Net(nn.Module):
     def setup(self):
         c = self.config.layer
         self.layers = [DecoderLayer(c) for _ in range(c.layers)]
-        self.norm = RMSNorm(c.epsilon, c.norms_from_one, jnp.dtype(c.dtype))
+        self.norm = norm_of(c)()
 
     def __call__(self, x: Float[Array, "B T M"], cache: kv.KVCache, parent: Int[Array, "B N"] | None = None):
         """Reads T further positions of each row."""
@@ -100,14 +99,11 @@ def head(config: ExitAdapterConfig) -> ExitAdapter:
     """Makes an adapter's pure functions, for `drafters.early_exit`."""
     module, c = Net(config), config.layer
 
-    def empty(batch: int, capacity: int) -> kv.KVCache:
-        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
-
     def extend(params: Params, cache, hidden, parent=None):
         return module.apply({"params": params}, hidden, cache, parent)
 
     requirements = TargetRequirements(c.vocab_size, c.dim, config.taps, head=True)
-    return ExitAdapter(empty, extend, kv.rewind, requirements)
+    return ExitAdapter(functools.partial(empty_cache, c), extend, kv.rewind, requirements)
 
 
 def init(config: ExitAdapterConfig, key: Key[Array, ""]) -> Params:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from typing import ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -33,14 +33,12 @@ from jaxspec.draft_heads import formats, recurrent
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, LayerSizes, trimmable
 from jaxspec.draft_heads.recurrent import Recurrent, RecurrentHead
-from jaxspec.draft_heads.target import SharedWithTarget
+from jaxspec.draft_heads.target import SharedWithTarget, requirements_of
 from jaxspec.draft_heads.training import Training, logits_of_head
-from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
+from jaxspec.drafters.hidden_states import DraftHead
 from jaxspec.nets import stack
-from jaxspec.nets.attention import RMSNorm
-from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer
+from jaxspec.nets.decoder import AttentionInputs, DecoderConfig, DecoderLayer, norm_of
 from jaxspec.nets.dense import Dense
-from jaxspec.nets.embedding import Embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +60,7 @@ class MTPConfig:
     zero_first: bool = False
     own_embedding: bool = False
     own_head: bool = False
+    draft_vocab: ClassVar[None] = None  # always the target's
 
     def __post_init__(self):
         if self.layer.positions != "rotary" or any(self.layer.local) or self.layer.layers != 1:
@@ -88,17 +87,11 @@ class MTP(Recurrent):
     config: MTPConfig
 
     def setup(self):
-        config, c = self.config, self.config.layer
-        dtype = jnp.dtype(c.dtype)
-        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        super().setup()
+        c, norm = self.config.layer, norm_of(self.config.layer)
         self.embedding_norm, self.hidden_norm, self.norm = norm(), norm(), norm()
-        self.fc = Dense(c.dim, dtype=dtype)
+        self.fc = Dense(c.dim, dtype=jnp.dtype(c.dtype))
         self.layer = DecoderLayer(c)
-        if config.own_embedding:
-            init = nn.initializers.normal(0.02)
-            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
-        if config.own_head:
-            self.head = Dense(c.vocab_size, dtype=dtype)
 
     def joined(
         self,
@@ -108,28 +101,24 @@ class MTP(Recurrent):
         position: Int[Array, "#B T"],
         inputs: AttentionInputs,
     ) -> tuple[Float[Array, "B T M"], list[stack.Layer]]:
-        config = self.config
-        embedded = self.embedding(tokens) if config.own_embedding else shared.embed(tokens)
-        if config.zero_first:
+        embedded = self.embed(shared, tokens)
+        if self.config.zero_first:
             embedded = jnp.where((position == 0)[..., None], 0.0, embedded)
         pair = self.embedding_norm(embedded), self.hidden_norm(hidden)
-        x = self.fc(jnp.concatenate(pair[::-1] if config.hidden_first else pair, axis=-1))
+        x = self.fc(jnp.concatenate(pair[::-1] if self.config.hidden_first else pair, axis=-1))
         return x, [functools.partial(self.layer, inputs=inputs)]
 
     def fed_on(self, x: Float[Array, "B T M"]) -> Float[Array, "B T M"]:
         return self.norm(x) if self.config.feeds_normed else x
 
     def logits(self, shared: SharedWithTarget, hidden: Float[Array, "B T M"]) -> Float[Array, "B T V"]:
-        x = hidden if self.config.feeds_normed else self.norm(hidden)
-        return (self.head(x) if self.config.own_head else shared.logits(x)).astype(jnp.float32)
+        return self.draft_logits(shared, hidden if self.config.feeds_normed else self.norm(hidden))
 
 
 @functools.lru_cache
 def head(config: MTPConfig) -> RecurrentHead:
     """Makes a module's pure functions, for `drafters.mtp`."""
-    c = config.layer
-    requirements = TargetRequirements(c.vocab_size, c.dim, (), not config.own_embedding, not config.own_head)
-    return recurrent.functions(MTP(config), requirements)
+    return recurrent.functions(MTP(config), requirements_of(config, config.layer.dim))
 
 
 def init(config: MTPConfig, key: Key[Array, ""]) -> Params:

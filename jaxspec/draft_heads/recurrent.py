@@ -44,12 +44,12 @@ from jaxspec.core import (
     token_rows,
 )
 from jaxspec.core import kv_cache as kv
-from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
+from jaxspec.draft_heads.target import PartlyShared, SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.drafters.sequential import Logits, sequential
 from jaxspec.nets import stack
-from jaxspec.nets.decoder import AttentionInputs, rotation_of
+from jaxspec.nets.decoder import AttentionInputs, empty_cache, rotation_of
 from jaxspec.rules.common import take_position
 
 
@@ -79,10 +79,8 @@ class RecurrentHead(NamedTuple):
 # --- the network
 
 
-class Recurrent(nn.Module):
+class Recurrent(PartlyShared):
     """Such a network, by halves; `config.layer` is the shape of its layers."""
-
-    config: Any
 
     def read(self, forward: Forward) -> Float[Array, "B T D"]:
         """Makes what is paired with tokens, of the target's pass."""
@@ -116,8 +114,7 @@ class Recurrent(nn.Module):
     @nn.nowrap
     def empty(self, batch: int, capacity: int) -> kv.KVCache:
         """Makes a cache without pairs."""
-        c = self.config.layer
-        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+        return empty_cache(self.config.layer, batch, capacity)
 
     def extend(
         self,

@@ -9,11 +9,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core import Head, LanguageModel, Model, Params
-from jaxspec.drafters.hidden_states import DraftHead
+from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
+from jaxspec.nets.dense import Dense
+from jaxspec.nets.embedding import Embedding
 
 
 class SharedWithTarget(NamedTuple):
@@ -64,6 +67,46 @@ def in_target_vocabulary(
     """
     wide = jnp.full((*logits.shape[:2], size), -jnp.inf, logits.dtype)
     return wide.at[:, :, vocabulary].set(logits)
+
+
+class PartlyShared(nn.Module):
+    """A network that has an embedding, a head and a vocabulary of its own, or uses its target's, as its `config` says.
+
+    `config` has `own_embedding`, `own_head` and `draft_vocab`, and a `layer`, whose `dim` and `vocab_size` these have.
+    """
+
+    config: Any
+
+    def setup(self):
+        config, c = self.config, self.config.layer
+        dtype = jnp.dtype(c.dtype)
+        if config.own_embedding:
+            init = nn.initializers.normal(0.02)
+            self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=init)
+        if config.own_head:
+            self.head = Dense(config.draft_vocab or c.vocab_size, dtype=dtype)
+        if config.draft_vocab is not None:
+            self.vocabulary = self.param("vocabulary", lambda _: jnp.arange(config.draft_vocab, dtype=jnp.int32))
+
+    def embed(self, shared: SharedWithTarget, tokens: Int[Array, "B T"]) -> Float[Array, "B T M"]:
+        """Embeds tokens."""
+        return self.embedding(tokens) if self.config.own_embedding else shared.embed(tokens)
+
+    def draft_logits(self, shared: SharedWithTarget, features: Float[Array, "B T M"]) -> Float[Array, "B T W"]:
+        """Makes float32 logits of the ids that are drafted."""
+        return (self.head(features) if self.config.own_head else shared.logits(features)).astype(jnp.float32)
+
+    def widened(self, logits: Float[Array, "B T W"]) -> Float[Array, "B T V"]:
+        """Puts logits of the ids that are drafted into the target's vocabulary."""
+        if self.config.draft_vocab is None:
+            return logits
+        return in_target_vocabulary(logits, self.vocabulary, self.config.layer.vocab_size)
+
+
+def requirements_of(config: Any, hidden_size: int, taps: tuple[int, ...] = ()) -> TargetRequirements:
+    """Returns what a `PartlyShared` network expects of its target, whose hidden states it reads."""
+    shared = not config.own_embedding, not config.own_head
+    return TargetRequirements(config.layer.vocab_size, hidden_size, taps, *shared)
 
 
 class TrimmedParams(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -132,12 +132,24 @@ def rotation_of(config: DecoderConfig, position: Int[Array, "B T"]) -> Rotation 
     return rotary.rotation(position, rotary.frequencies(c.head_dim, c.rope_base, scaling), c.rope_magnitude)
 
 
+def norm_of(config: DecoderConfig) -> Callable[[], RMSNorm]:
+    """Makes norms of a configuration's kind."""
+    return functools.partial(RMSNorm, config.epsilon, config.norms_from_one, jnp.dtype(config.dtype))
+
+
+def empty_cache(config: DecoderConfig, batch: int, capacity: int) -> kv.KVCache:
+    """Makes an empty cache for a configuration's layers."""
+    c = config
+    return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, jnp.dtype(c.dtype))
+
+
 class DecoderLayer(nn.Module):
+    """Attention and a gated feed-forward block, each after a norm."""
+
     config: DecoderConfig
 
     def setup(self):
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
-        norm = functools.partial(RMSNorm, c.epsilon, c.norms_from_one, dtype)
+        c, dtype, norm = self.config, jnp.dtype(self.config.dtype), norm_of(self.config)
         self.attention_norm, self.ff_norm = norm(), norm()
         if c.post_norms:
             self.attention_post_norm, self.ff_post_norm = norm(), norm()
@@ -186,7 +198,7 @@ class Decoder(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = Embedding(c.vocab_size, c.dim, dtype=dtype, embedding_init=nn.initializers.normal(0.02))
         self.layers = [DecoderLayer(c) for _ in range(c.layers)]
-        self.norm = RMSNorm(c.epsilon, c.norms_from_one, dtype)
+        self.norm = norm_of(c)()
         if c.positions == "relative":
             self.bias = RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional=False)
         if not c.tied_head:
@@ -278,11 +290,7 @@ def language_model(config: DecoderConfig, taps: Sequence[int] = ()) -> LanguageM
 
 @functools.lru_cache
 def _language_model(config: DecoderConfig, taps: tuple[int, ...]) -> LanguageModel:
-    c, dtype = config, jnp.dtype(config.dtype)
-
-    def empty(batch: int, capacity: int) -> kv.KVCache:
-        return kv.empty(batch, c.layers, c.kv_heads, capacity, c.head_dim, dtype)
-
+    c, empty = config, functools.partial(empty_cache, config)
     return stack.decoder_only(Decoder(c, taps), init, c, empty, c.layers, c.vocab_size, c.max_positions, c.dim, taps)
 
 
