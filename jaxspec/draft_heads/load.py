@@ -23,13 +23,11 @@ from jaxspec.draft_heads.formats import D2T, FamilyError, Format, layers_of, tar
 from jaxspec.draft_heads.kind import in_dtype, shape_of
 from jaxspec.draft_heads.training import VOCABULARY
 from jaxspec.drafters.hidden_states import DraftHead
-from jaxspec.files import folders
 from jaxspec.nets import stack
 from jaxspec.weights import huggingface, int8, orbax, parameters, tensors
 from jaxspec.weights import loading as models
 from jaxspec.weights.hf_families import common
 from jaxspec.weights.huggingface import CONFIG
-from jaxspec.weights.parameters import FLOATS
 from jaxspec.weights.tensors import CheckpointError
 
 TEXTS = (  # to measure on, where none are given
@@ -207,11 +205,7 @@ def _check_name(folder: Path, target: Model) -> None:
 
 def shipped() -> dict[str, Path]:
     """Lists the drafters that come with jaxspec, by name."""
-    drafters: dict[str, Path] = {}
-    for folder in models.SHIPPED:
-        for config in sorted(folder.glob(f"*/{CONFIG}")):
-            drafters.setdefault(config.parent.name, config.parent)
-    return drafters
+    return models.shipped(CONFIG)
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
@@ -221,17 +215,12 @@ def find(source: str | Path, revision: str | None = None) -> Path:
         CheckpointError: there is none.
         ValueError: a revision is given of something that is not of the hub.
     """
-    path = Path(source).expanduser()
-    folders.recover(path)
-    if not path.exists() and path.parts[-2:-1] in ((), ("checkpoints",)):
-        path = shipped().get(path.name, path)
-    if path.exists():
-        if revision is not None:
-            raise ValueError(
-                f"revision is {revision!r}, but {source} is a folder: only models of the hub have revisions"
-            )
+    path = models.local(source, shipped())
+    if path is not None and revision is not None:
+        raise ValueError(f"revision is {revision!r}, but {source} is a folder: only models of the hub have revisions")
+    if path is not None:
         return path
-    if path.name in models.shipped():
+    if Path(source).name in models.shipped():
         raise CheckpointError(f"{source} is a model: load it by jaxspec.load, and pass it as the drafter")
     if not models.is_hub_id(source):
         names = ", ".join(shipped()) or "none in this installation"
@@ -313,8 +302,7 @@ def _placed(
                 ids = _ids(np.asarray(x), form, shape.vocab_size, f"{shard.path}: {canonical}")
                 yield path, parameters.put(path, ids, shape, mesh)
                 continue
-            if x.dtype.name not in FLOATS:
-                raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
+            parameters.check_float(shard.path, name, x.dtype.name)
             yield path, parameters.place(path, x, shape, mesh, dtype)
 
 

@@ -43,12 +43,13 @@ from jaxspec.draft_heads import formats
 from jaxspec.draft_heads.at_once import draw_in_a_row, reader_at_once
 from jaxspec.draft_heads.formats import Format, Shapes, TargetShape
 from jaxspec.draft_heads.kind import Kind, same_fields, trimmable
-from jaxspec.draft_heads.target import SharedWithTarget, in_target_vocabulary, shared_with, zeros
+from jaxspec.draft_heads.target import SharedWithTarget, shared_with, zeros
 from jaxspec.draft_heads.training import DraftStarts, Training
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements, check_target, on_path
 from jaxspec.nets import stack
 from jaxspec.nets.dense import Dense
 from jaxspec.rules.common import take_position
+from jaxspec.sampling import match_vocab
 
 BLOCKS = ("residual", "feed_forward")
 
@@ -177,7 +178,7 @@ class Heads(nn.Module):
             embedded = [shared.embed(tokens[:, :, i]).astype(x.dtype) for i in range(tokens.shape[2])]
             x = jnp.concatenate([x, *embedded], axis=-1)
         logits = self.heads[index](x, shared)
-        return logits if c.draft_vocab is None else in_target_vocabulary(logits, self.vocabulary, c.vocab_size)
+        return logits if c.draft_vocab is None else match_vocab(logits, c.vocab_size, self.vocabulary)
 
 
 class ParallelHeads(NamedTuple):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -52,15 +49,8 @@ def save(
         table = form.write(config, _verifier(target), tokens)
     except FamilyError as error:
         raise CheckpointError(f"the drafter cannot be written: {error}") from error
-    with parameters.beside(folder) as beside:
-        named = _theirs(config, params, form)
-        if jax.process_index() > 0:
-            collections.deque(named, maxlen=0)
-            return folder
-        text = json.dumps(table | {"torch_dtype": shape.dtype}, indent=2)
-        (beside / CONFIG).write_text(text + "\n", encoding="utf-8")
-        huggingface.write_weights(beside, named)
-    return folder
+    tables = {CONFIG: table | {"torch_dtype": shape.dtype}}
+    return huggingface.write_folder(folder, tables, _theirs(config, params, form))
 
 
 def _verifier(target: Model) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jaxspec.core import Head, LanguageModel, Model, Params
 from jaxspec.drafters.hidden_states import DraftHead, TargetRequirements
 from jaxspec.nets.dense import Dense
 from jaxspec.nets.embedding import Embedding
+from jaxspec.sampling import match_vocab
 
 
 class SharedWithTarget(NamedTuple):
@@ -52,23 +53,6 @@ def zeros(dim: int, vocab: int) -> SharedWithTarget:
     )
 
 
-def in_target_vocabulary(
-    logits: Float[Array, "B T W"], vocabulary: Int[Array, " W"], size: int
-) -> Float[Array, "B T V"]:
-    """Puts -inf for ids that the drafter does not have.
-
-    Args:
-        logits: of the drafter's ids.
-        vocabulary: the target's id of each of them.
-        size: of the target's vocabulary.
-
-    >>> in_target_vocabulary(jnp.array([[[1.0, 2.0]]]), jnp.array([0, 3]), 4).tolist()
-    [[[1.0, -inf, -inf, 2.0]]]
-    """
-    wide = jnp.full((*logits.shape[:2], size), -jnp.inf, logits.dtype)
-    return wide.at[:, :, vocabulary].set(logits)
-
-
 class PartlyShared(nn.Module):
     """A network that has an embedding, a head and a vocabulary of its own, or uses its target's, as its `config` says.
 
@@ -100,7 +84,7 @@ class PartlyShared(nn.Module):
         """Puts logits of the ids that are drafted into the target's vocabulary."""
         if self.config.draft_vocab is None:
             return logits
-        return in_target_vocabulary(logits, self.vocabulary, self.config.layer.vocab_size)
+        return match_vocab(logits, self.config.layer.vocab_size, self.vocabulary)
 
 
 def requirements_of(config: Any, hidden_size: int, taps: tuple[int, ...] = ()) -> TargetRequirements:

@@ -28,7 +28,7 @@ from jaxspec.files import folders
 from jaxspec.weights import hf_families, int8, parameters, tensors
 from jaxspec.weights.hf_families import Family, FamilyError, Tensor
 from jaxspec.weights.hf_families.common import EMBEDDING, HEAD, LARGEST
-from jaxspec.weights.parameters import FLOATS, Shape
+from jaxspec.weights.parameters import Shape
 from jaxspec.weights.reader import ModelFormat, Reader
 from jaxspec.weights.tensors import CheckpointError, Stored
 
@@ -141,9 +141,10 @@ def assemble(
     for shard in files:
         for name, x in shard.read():
             canonical = family.canonical(name)
-            if x.dtype.name not in FLOATS and canonical is not None:
-                raise CheckpointError(f"{shard.path}: {name} is {x.dtype.name}, expected one of {', '.join(FLOATS)}")
-            for path, tensor in where.get(canonical or "", ()):
+            if canonical is None:
+                continue
+            parameters.check_float(shard.path, name, x.dtype.name)
+            for path, tensor in where.get(canonical, ()):
                 params[path] = parameters.place(path, _take(x, tensor), config, mesh, dtype)
     return parameters.nested(params), config
 
@@ -316,18 +317,32 @@ def save(model: Model, folder: str | Path, *, overwrite: bool = False) -> Path:
         raise CheckpointError(f"{model.name or 'the model'} cannot be saved for transformers: {error}") from error
     ids = {name: getattr(model.tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     table |= {name: value for name, value in ids.items() if value is not None} | {"torch_dtype": model.config.dtype}
+    tables = {CONFIG: table}
+    if ends := getattr(model.config, "end_tokens", ()):
+        kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
+        tables[GENERATION] = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
+    return write_folder(folder, tables, _theirs(model, family), model.tokenizer)
+
+
+def write_folder(
+    folder: Path, tables: dict[str, dict], named: Iterable[tuple[str, np.ndarray]], tokenizer: Any = None
+) -> Path:
+    """Writes a folder of JSON files, weights and perhaps a tokenizer, whole or not at all.
+
+    Args:
+        folder: where to.
+        tables: what the JSON files hold, by their names; one is config.json.
+        named: tensors by their names, one at a time. Under `jax.distributed` all processes go through them.
+        tokenizer: one of transformers'.
+    """
     with parameters.beside(folder) as beside:
-        named = _theirs(model, family)
         if jax.process_index() > 0:
             collections.deque(named, maxlen=0)  # takes part in sending what the first process writes
             return folder
-        (beside / CONFIG).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-        if ends := getattr(model.config, "end_tokens", ()):
-            kept = ("bos_token_id", "pad_token_id", "decoder_start_token_id")  # transformers then reads no config.json
-            generation = {key: table[key] for key in kept if key in table} | {"eos_token_id": list(ends)}
-            (beside / GENERATION).write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(beside)
+        for file, table in tables.items():
+            (beside / file).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(beside)
         write_weights(beside, named)
     return folder
 

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +227,28 @@ def format_of(path: Path) -> ModelFormat:
     return next((form for form in FORMATS if form.matches(path)), orbax.FORMAT)
 
 
-def shipped() -> dict[str, Path]:
-    """Lists the checkpoints that come with jaxspec, by name.
+def shipped(marker: str = MANIFEST) -> dict[str, Path]:
+    """Lists the checkpoints that come with jaxspec, by name; with another marker, the folders with such a file.
 
     >>> all((folder / "manifest.toml").is_file() for folder in shipped().values())
     True
     """
     by_name: dict[str, Path] = {}
     for folder in SHIPPED:
-        for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
-            by_name.setdefault(manifest.parent.name, manifest.parent)
+        for file in sorted(folder.glob(f"*/{marker}")):
+            by_name.setdefault(file.parent.name, file.parent)
     return by_name
+
+
+def local(source: str | Path, shipped: Mapping[str, Path]) -> Path | None:
+    """Returns the path that `source` is, or the shipped folder that it names, bare or after "checkpoints/"."""
+    path = Path(source).expanduser()
+    folders.recover(path)  # a checkpoint whose replacement was killed
+    return path if path.exists() else shipped.get(path.name) if _is_bare(path) else None
+
+
+def _is_bare(path: Path) -> bool:
+    return path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
 
 
 def find(source: str | Path, revision: str | None = None) -> Path:
@@ -250,16 +261,13 @@ def find(source: str | Path, revision: str | None = None) -> Path:
     """
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"source is of type {type(source).__name__}: expected a folder, a file, or the name of a model")
-    path = Path(source).expanduser()
-    folders.recover(path)  # a checkpoint whose replacement was killed
-    names = shipped()
-    bare = path.parts[-2:-1] in ((), ("checkpoints",)) and not path.is_absolute()
-    existing = path if path.exists() else names.get(path.name) if bare else None
+    names, path = shipped(), Path(source)
+    existing = local(source, names)
     if existing is not None and revision is not None:
         raise ValueError(f"revision is {revision!r}, but {source} is {existing}: only models of the hub have revisions")
     if existing is not None:
         return existing
-    if bare and any((folder / path.name / huggingface.CONFIG).is_file() for folder in SHIPPED):
+    if _is_bare(path) and path.name in shipped(huggingface.CONFIG):
         raise CheckpointError(
             f"{source} is a drafter, which reads its target's hidden states: load it by jaxspec.load_drafter(..., "
             "target=...), or as head:NAME on the command line"

@@ -23,7 +23,7 @@ from jaxspec.files import folders
 from jaxspec.files.folders import some
 from jaxspec.nets import net_of
 from jaxspec.weights import int8
-from jaxspec.weights.tensors import Stored, chunks
+from jaxspec.weights.tensors import CheckpointError, Stored, chunks
 
 LONGEST_PATH = 4096  # in bytes, of folders that processes tell each other of
 ALIGNMENT = 64  # in bytes, of memory that jax's CPU devices take without a copy
@@ -44,6 +44,16 @@ def shapes(config: Any) -> dict[str, Shape]:
         path: x.shape
         for path, x in flat(jax.eval_shape(lambda: net_of(config).init(config, jax.random.key(0)))).items()
     }
+
+
+def check_float(where: Path, name: str, dtype: str) -> None:
+    """Refuses what stored weights cannot be.
+
+    Raises:
+        CheckpointError: the dtype is none of `FLOATS`.
+    """
+    if dtype not in FLOATS:
+        raise CheckpointError(f"{where}: {name} is {dtype}, expected one of {', '.join(FLOATS)}")
 
 
 def place(path: str, x: np.ndarray | Stored, config: Any, mesh: Mesh | None, dtype: str) -> Any:

@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxspec.files.folders import some
 from jaxspec.weights import tensors
-from jaxspec.weights.parameters import FLOATS, Shape
+from jaxspec.weights.parameters import Shape, check_float
 from jaxspec.weights.tensors import CheckpointError
 
 STEP = re.compile(r"checkpoint_(\d+)")
@@ -111,8 +111,8 @@ def arrays(checkpoint: Path) -> dict[str, Stored]:
     inside = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     opened = _open_all(index.parent, {name: leaf for name, leaf in leaves.items() if name not in inside})
     by_name = {name: opened[name] if name in opened else _inside(inside[name]) for name in leaves}
-    if odd := [name for name, x in by_name.items() if x.dtype not in FLOATS]:
-        raise CheckpointError(f"{checkpoint}: {odd[0]} is {by_name[odd[0]].dtype}, expected one of {', '.join(FLOATS)}")
+    for name, x in by_name.items():
+        check_float(checkpoint, name, x.dtype)
     return by_name
 
 
