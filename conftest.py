@@ -158,7 +158,7 @@ def bounded_memory(most_memory):
         libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         if hasattr(libc, "malloc_trim"):  # glibc keeps what is freed
             libc.malloc_trim(0)
-        most_memory[0] = max(MOST_MEMORY, resident() + MOST_MEMORY // 2)
+        most_memory[0] = max(MOST_MEMORY, resident() + MOST_MEMORY // 8)
 
 
 @pytest.fixture
